@@ -1,8 +1,10 @@
-//! The embedding worker: holds the batches in flight, looks up the rows of their ids and pools them. On the
-//! way back it turns gradients of pooled embeddings into gradients of rows (Persia §4.1).
+//! The embedding worker: holds the batches in flight, looks up the rows of their ids and pools
+//! them. In the backward pass it turns gradients of pooled embeddings into gradients of rows
+//! (Persia §4.1).
 //!
-//! Loaders put pieces of batches here, and any dense worker may fetch one. With a barrier its rank decides
-//! which pieces it fetches, without one the coordinator decides.
+//! Loaders put pieces of batches here, and any dense worker may fetch a piece. In modes with a
+//! barrier, the rank of a dense worker determines its pieces. In modes without one, the coordinator
+//! assigns them.
 
 mod pieces;
 mod positions;
@@ -33,20 +35,20 @@ use crate::pieces::{Piece, Pieces};
 use crate::prepared_ids::PreparedIds;
 use crate::rows::{LookedUp, Rows};
 
-/// See the module's text.
+/// See the module documentation.
 pub struct EmbeddingWorker {
     layout: Arc<FeatureLayout>,
     compression: Compression,
     pieces: Arc<Pieces>,
     rows: Rows,
-    /// One permit a core. Further work queues, and the time in the queue tells whether there are enough
-    /// embedding workers.
+    /// One permit a core. Work without a permit queues. The time in the queue shows whether there
+    /// are enough embedding workers.
     cores: Semaphore,
     metrics: EmbeddingWorkerMetrics,
 }
 
 impl EmbeddingWorker {
-    /// Without parameter servers: [`Self::connect`] gives them.
+    /// Creates a worker that does not know the parameter servers yet: see [`Self::connect`].
     #[must_use]
     pub fn new(plan: &JobPlan, metrics: EmbeddingWorkerMetrics) -> Self {
         let layout = Arc::new(plan.layout.clone());
@@ -60,13 +62,14 @@ impl EmbeddingWorker {
         }
     }
 
-    /// Sets where the parameter servers are, and where to ask when that has changed. Earlier look-ups wait
-    /// for this.
+    /// Sets the parameter servers, and the directory that returns newer placements. Look-ups wait
+    /// until then.
     pub fn connect(&self, placement: Placement, directory: Directory) {
         self.rows.connect(placement, directory);
     }
 
-    /// The worker as others call it: a layer in front of it gives the replies of repeated requests again.
+    /// The service that other roles call. A layer in front of the worker repeats the replies of
+    /// repeated requests.
     #[must_use]
     pub fn service(self: &Arc<Self>) -> Arc<dyn Service> {
         Arc::new(Remembering::new(Arc::clone(self), Arc::clone(&self.pieces)))
@@ -117,7 +120,8 @@ impl EmbeddingWorker {
 
     async fn backward(&self, request: v1::Backward, tensors: Vec<Tensor>) -> Result<Frame, RoleError> {
         let key = BatchKey::read("backward", request.batch)?;
-        // A predecessor of this worker may have answered the look-up. The loader then sends the piece again.
+        // If the predecessor of this worker answered the look-up, the piece may not be here. The
+        // loader then sends it again.
         let piece = self.pieces.fetch("backward", key).await?;
         let samples = piece.prepared.samples();
         let mut tensors = tensors.into_iter();
@@ -130,7 +134,7 @@ impl EmbeddingWorker {
         Ok(message::reply::<v1::Backward>(&reply, Vec::new()))
     }
 
-    /// Computes on a core of its own as soon as one is free.
+    /// Runs `work` on a blocking thread once a core is free.
     async fn work<T: Send + 'static>(
         &self,
         what: &'static str,

@@ -1,8 +1,9 @@
-//! The pieces of batches that an embedding worker holds between a loader and a dense worker, and its
-//! memory of replies about them.
+//! The pieces of batches that an embedding worker holds between a loader and a dense worker. Also
+//! its replies to requests about these pieces.
 //!
-//! A piece stays until its gradients are in: a replacement of a dense worker may fetch it again. It stays
-//! longer where the replacement could not get the piece as its predecessor received it.
+//! The worker holds a piece until the parameter servers have its gradients, because a replacement
+//! of a dense worker may fetch it again. It holds the piece longer if the delivery to the
+//! predecessor is not stored.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -31,10 +32,10 @@ use crate::replies::Replies;
 pub(crate) struct Piece {
     pub(crate) prepared: PreparedIds,
     pub(crate) global_samples: u32,
-    /// Dense features, labels, and groups if there are any.
+    /// Dense features and labels, and group ids if the data has groups.
     pub(crate) rest: Vec<Tensor>,
-    /// Of an evaluation: whether a dense worker has fetched it. The dense worker fetches it again if the
-    /// reply is lost with its connection.
+    /// In an evaluation: whether a dense worker has fetched the piece. The dense worker fetches it
+    /// again if a lost connection takes the reply with it.
     is_evaluated: AtomicBool,
 }
 
@@ -44,7 +45,7 @@ impl Piece {
     }
 }
 
-/// See the module's text.
+/// See the module documentation.
 pub(crate) struct Pieces {
     window: u64,
     /// How long a request waits for its piece.
@@ -52,7 +53,7 @@ pub(crate) struct Pieces {
     held: Mutex<HashMap<BatchKey, Arc<Piece>>>,
     replies: Mutex<Replies>,
     positions: Mutex<Positions>,
-    /// Notified when a piece comes, a position moves, or gradients are in.
+    /// Notified when a piece arrives, a position moves, or gradients are acknowledged.
     changed: Notify,
     metrics: EmbeddingWorkerMetrics,
 }
@@ -70,14 +71,15 @@ impl Pieces {
         }
     }
 
-    /// Waits until a piece may come in. The wait lasts as long as training is paused, be it for an
-    /// evaluation of hours or for a worker without a node; the coordinator watches the job's progress.
+    /// Waits until the piece may enter. The wait has no deadline, because training may pause for
+    /// hours: for an evaluation, or for a worker without a node. The coordinator watches the job's
+    /// progress.
     pub(crate) async fn admitted(&self, key: BatchKey) {
         self.wait(|| self.lock_positions().admits(key, self.window).then_some(())).await;
     }
 
-    /// Takes a piece in. Loaders repeat a piece after a loader died or a connection was lost: repeats change
-    /// nothing.
+    /// Adds a piece. Loaders repeat a piece after a loader died or a connection was lost. A
+    /// repeated piece changes nothing.
     pub(crate) fn put(&self, key: BatchKey, piece: Piece) {
         if self.lock_replies().acknowledgement(key).is_some() || self.lock_positions().is_over(key) {
             return;
@@ -89,12 +91,13 @@ impl Pieces {
         }
     }
 
-    /// The piece that a dense worker asks for. Waits for it, and lets the pieces up to it in.
+    /// Waits for the piece that a dense worker requests, and returns it. The request also moves the
+    /// window, so that more pieces may enter.
     ///
     /// # Errors
-    /// The piece does not come in time. For training that is within the patience of a call. A piece of an
-    /// evaluation is waited for as long as others make progress: loaders bring the pieces of all dense
-    /// workers, and a replacement may be far behind.
+    /// The piece does not arrive in time. A training piece must arrive within the patience of a
+    /// call. For a piece of an evaluation, the wait continues while other pieces make progress:
+    /// loaders send the pieces of all dense workers, and a replacement may be far behind.
     pub(crate) async fn fetch(&self, message: &'static str, key: BatchKey) -> Result<Arc<Piece>, RoleError> {
         self.lock_positions().move_to(key, self.window);
         self.changed.notify_waiters();
@@ -109,12 +112,13 @@ impl Pieces {
         })
     }
 
-    /// Whether the gradients of a piece are in.
+    /// Whether the parameter servers have the gradients of a piece.
     pub(crate) fn is_acknowledged(&self, key: BatchKey) -> bool {
         self.lock_replies().acknowledgement(key).is_some()
     }
 
-    /// A dense worker fetched this piece: pieces that no dense worker will fetch any more are dropped.
+    /// Records that a dense worker fetched this piece. Drops the pieces that no dense worker can
+    /// fetch any longer.
     pub(crate) fn fetched(&self, key: BatchKey, piece: &Piece, has_barrier: bool) {
         match key.position {
             BatchPosition::Evaluation { at_step, number } => {
@@ -130,9 +134,9 @@ impl Pieces {
         }
     }
 
-    /// Piece `piece` of batch `number` of an evaluation was fetched. Its earlier batches go if they were
-    /// fetched long before, and all pieces of earlier evaluations. Others stay: another dense worker may be
-    /// far behind.
+    /// Drops pieces after piece `piece` of batch `number` of an evaluation was fetched. These are
+    /// all pieces of other evaluations, and this dense worker's pieces that it fetched long before.
+    /// The remaining pieces stay: another dense worker may be far behind.
     fn drop_evaluated(&self, at_step: GlobalStep, number: u64, piece: u32) {
         self.retain(|key, held| match key.position {
             BatchPosition::Train(_) => true,
@@ -150,8 +154,8 @@ impl Pieces {
         self.metrics.batches_in_flight.sub((before - held.len()) as i64);
     }
 
-    /// The piece's gradients are in. First the reply is kept, so that a repeated piece is not taken in again
-    /// in between.
+    /// Records that the parameter servers have the piece's gradients. Stores the reply before it
+    /// removes the piece. Otherwise a repeated piece could enter in between.
     fn acknowledge(&self, key: BatchKey, request: &v1::Backward, reply: v1::BackwardReply) {
         let rank = request.push.as_ref().map(|push| push.rank);
         let stays = {
@@ -165,8 +169,9 @@ impl Pieces {
         }
     }
 
-    /// The reply to a repeated fetch. Where the gradients are in and the piece is not kept as it was
-    /// delivered, it says so and has no tensors, unless the piece itself is here and can be looked up again.
+    /// The reply to a repeated fetch. It is the stored delivery, if there is one. Without a
+    /// delivery, a piece with acknowledged gradients gets a reply without tensors. `None` if the
+    /// worker must look the piece up.
     fn recall_delivery(&self, key: BatchKey, has_barrier: bool) -> Option<Frame> {
         let replies = self.lock_replies();
         let answered = replies.acknowledgement(key).is_some();
@@ -180,7 +185,7 @@ impl Pieces {
         Some(message::reply::<v1::Forward>(&forwarded, tensors))
     }
 
-    /// Waits until `ready` gives something; checks again at every change.
+    /// Waits until `ready` returns a value. Checks again at every change.
     async fn wait<T>(&self, ready: impl Fn() -> Option<T>) -> T {
         loop {
             let changed = self.changed.notified();
@@ -191,7 +196,7 @@ impl Pieces {
         }
     }
 
-    /// As [`Self::wait`], until nothing has changed for as long as a call may take.
+    /// Like [`Self::wait`], but returns `None` once nothing has changed for the patience of a call.
     async fn wait_while_others_progress<T>(&self, ready: impl Fn() -> Option<T>) -> Option<T> {
         loop {
             let changed = self.changed.notified();
@@ -215,7 +220,7 @@ impl Pieces {
     }
 }
 
-/// A request about a piece whose reply is kept.
+/// A request about a piece whose reply is stored.
 pub(crate) enum PieceRequest {
     Forward { key: BatchKey, has_barrier: bool },
     Backward { key: BatchKey, request: v1::Backward },
@@ -258,7 +263,7 @@ impl Memory for Pieces {
         match key {
             PieceRequest::Forward { key, has_barrier } => {
                 let mut replies = self.lock_replies();
-                // A reply without tensors delivers nothing.
+                // A reply without tensors is not a delivery.
                 if replies.keeps_deliveries()
                     && !reply.tensors.is_empty()
                     && let Ok(forwarded) = v1::Forwarded::decode(reply.meta.clone())
@@ -281,16 +286,17 @@ fn decode<R: Request>(frame: &Frame) -> Result<R, Refusal> {
     R::decode(frame.meta.clone()).map_err(|error| message::refuse_malformed(format!("{}: {error}", name())))
 }
 
-/// Whether a dense worker may still fetch a piece when batch `number` of training has been fetched.
+/// Whether a dense worker may still fetch a piece after batch `number` of training was fetched.
 ///
-/// Short batches have pieces without rows, which dense workers fetch only where there is a barrier. With a
-/// barrier no dense worker is far behind the others: a piece behind them came again because an embedding
-/// worker died that its gradients were with. A piece of an evaluation that comes again after the evaluation
-/// is over is never fetched.
+/// Short batches have pieces without rows. Dense workers fetch these only in modes with a barrier.
+/// In these modes no dense worker is far behind the others. An older piece was repeated because the
+/// embedding worker with its gradients died.
+///
+/// A piece of an evaluation that arrives again after the evaluation is never fetched.
 fn may_be_fetched(position: BatchPosition, number: u64, window: u64, has_rows: bool, has_barrier: bool) -> bool {
     match position {
-        // A replacement fetches the last staleness + 2 batches again, and another dense worker is
-        // staleness + 1 ahead: less than two windows.
+        // A replacement fetches the last staleness + 2 batches again. Another dense worker is
+        // staleness + 1 ahead. Together that is less than two windows.
         BatchPosition::Train(batch) if has_barrier => batch + 2 * window >= number,
         BatchPosition::Train(batch) => has_rows || batch + window >= number,
         BatchPosition::Evaluation { .. } => false,
@@ -302,7 +308,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_that_came_again_late_are_dropped() {
+    fn pieces_repeated_too_late_are_dropped() {
         let kept =
             |batch, has_rows, has_barrier| may_be_fetched(BatchPosition::Train(batch), 100, 8, has_rows, has_barrier);
         assert_eq!([83, 84, 99, 120].map(|batch| kept(batch, true, true)), [false, true, true, true]);

@@ -1,9 +1,12 @@
-//! From the ids of a batch to pooled embeddings and back: pure arithmetic, called by the embedding worker.
+//! Turns the ids of a batch into pooled embeddings, and gradients of the embeddings into gradients
+//! of rows. This is pure arithmetic, which the embedding worker calls.
 //!
-//! [`PreparedIds`] holds one piece of a batch: per row group the keys to look up, ascending and without duplicates (ascending
-//! keys are ascending slots, so that a parameter server's share is a run), and per feature which of those rows each sample
-//! pools. Additions happen in the order of a feature's unique ids, which the batch alone fixes: results do not depend on how
-//! many embedding workers, parameter servers or threads there are.
+//! [`PreparedIds`] holds one piece of a batch. For each row group it has the keys to look up,
+//! ascending and without duplicates. Ascending keys mean ascending slots, so a parameter server's
+//! share is a few runs of keys. For each feature it has the rows that each sample pools.
+//!
+//! Additions follow the order of a feature's unique ids, which depends on the batch alone. Results
+//! therefore do not depend on the number of embedding workers, parameter servers or threads.
 
 use rectrain_kinds::Pooling;
 use rectrain_protocol::layout::{FeatureLayout, Pooled};
@@ -12,13 +15,13 @@ use rectrain_wire::ids::{SampleIndices, UniqueIds};
 #[derive(Debug)]
 struct FeatureIds {
     unique: UniqueIds,
-    /// For each unique id: its row among the group's keys.
+    /// The row of each unique id, as an index into the group's keys.
     rows: Vec<u32>,
-    /// For each sample the weight of its rows; none if it is 1.
+    /// The weight of the rows of each sample. `None` if every weight is 1.
     weights: Option<Vec<f32>>,
 }
 
-/// See the module's text.
+/// See the module documentation.
 #[derive(Debug)]
 pub struct PreparedIds {
     samples: usize,
@@ -27,7 +30,8 @@ pub struct PreparedIds {
 }
 
 impl PreparedIds {
-    /// `unique` in the order of `layout.features`, each over `samples` samples.
+    /// Prepares a piece of `samples` samples. `unique` has one entry a feature, in the order of
+    /// `layout.features`.
     #[must_use]
     pub fn new(samples: usize, unique: Vec<UniqueIds>, layout: &FeatureLayout) -> Self {
         let mut order: Vec<Vec<(u64, u32, u32)>> = vec![Vec::new(); layout.group_dims.len()];
@@ -48,19 +52,19 @@ impl PreparedIds {
         Self { samples, keys, features }
     }
 
-    /// Samples of the piece.
+    /// The number of samples of the piece.
     #[must_use]
     pub fn samples(&self) -> usize {
         self.samples
     }
 
-    /// For each group the keys to look up: ascending, no duplicates.
+    /// The keys to look up by group: ascending, without duplicates.
     #[must_use]
     pub fn keys(&self) -> &[Vec<u64>] {
         &self.keys
     }
 
-    /// Pools looked-up rows: `rows[g]` is [keys of group g, row dim of g].
+    /// Pools looked-up rows. `rows[g]` is `[keys of group g, row dim of g]`.
     #[must_use]
     pub fn pool(&self, rows: &[Vec<f32>], layout: &FeatureLayout) -> Pooled {
         let width = layout.embedding_width;
@@ -81,7 +85,8 @@ impl PreparedIds {
         Pooled { embeddings, linear }
     }
 
-    /// The way back: gradients of what [`Self::pool`] gave become gradients of the rows, per group [keys, row dim].
+    /// The transpose of [`Self::pool`]: turns gradients of pooled embeddings into gradients of the
+    /// rows. Each group's result is `[keys, row dim]`.
     #[must_use]
     pub fn scatter(&self, gradients: &Pooled, layout: &FeatureLayout) -> Vec<Vec<f32>> {
         let width = layout.embedding_width;
@@ -125,7 +130,8 @@ impl FeatureIds {
     }
 }
 
-/// Sorts a group's (key, feature, unique id) by key, tells each feature the rows of its ids, and returns the distinct keys.
+/// Sorts a group's (key, feature, unique id) triples by key and returns the distinct keys. Also
+/// sets the rows of each feature's ids.
 fn rank_keys(mut group: Vec<(u64, u32, u32)>, features: &mut [FeatureIds]) -> Vec<u64> {
     group.sort_unstable();
     let mut keys: Vec<u64> = Vec::with_capacity(group.len());
@@ -138,7 +144,7 @@ fn rank_keys(mut group: Vec<(u64, u32, u32)>, features: &mut [FeatureIds]) -> Ve
     keys
 }
 
-/// 1/n or 1/√n for a sample with n values; `None` if every weight is 1.
+/// The weight of each sample: 1/n or 1/√n for a sample with n values. `None` if every weight is 1.
 fn weights(unique: &UniqueIds, samples: usize, pooling: Pooling) -> Option<Vec<f32>> {
     if pooling == Pooling::Sum {
         return None;
@@ -169,7 +175,8 @@ mod tests {
 
     use super::*;
 
-    /// Three features over four samples: two of one group, one with several values; the first two share a key.
+    /// Three features over four samples. The first two are in one group and share keys. The last
+    /// two have samples with several values.
     fn example() -> (FeatureLayout, Vec<Vec<Vec<u64>>>) {
         let place = |group, dim, offset, pooling| FeaturePlace { group, dim, offset, pooling };
         let layout = FeatureLayout {

@@ -1,9 +1,10 @@
-//! The replies that an embedding worker keeps: pieces as dense workers received them, and acknowledgements
-//! of their gradients. A dense worker that repeats a request gets the same reply. A replacement of a dead
-//! dense worker gets the reply that its predecessor got.
+//! The replies that an embedding worker stores: pieces as it delivered them to dense workers, and
+//! acknowledgements of their gradients. A dense worker that retries a request gets the same reply.
+//! A replacement of a dead dense worker gets the reply of its predecessor.
 //!
-//! Kept pieces are bounded by the batches that dense workers may be at; without a barrier, by the batches
-//! that each of them may not have reported.
+//! The number of stored deliveries is bounded. In modes with a barrier, the bound follows from how
+//! far apart the dense workers can be. In modes without one, it follows from the number of batches
+//! that each dense worker may not have reported yet.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
@@ -13,24 +14,24 @@ use rectrain_protocol::limits::UNREPORTED;
 use rectrain_protocol::plan::JobPlan;
 use rectrain_wire::Tensor;
 
-/// Acknowledgements that are kept at least.
+/// The least number of acknowledgements that are stored.
 const ACKNOWLEDGEMENTS: usize = 1024;
 
-/// A piece as a dense worker received it.
+/// A piece as the embedding worker delivered it to a dense worker.
 pub(crate) type Delivery = (v1::Forwarded, Vec<Tensor>);
 
-/// See the module's text.
+/// See the module documentation.
 pub(crate) struct Replies {
     most_acknowledged: usize,
     acknowledged: HashMap<BatchKey, v1::BackwardReply>,
     /// Keys of `acknowledged`, oldest first.
     oldest: VecDeque<BatchKey>,
-    /// With a barrier: batches behind the last delivered one whose pieces are kept. 0 keeps none, in any
-    /// mode.
+    /// In modes with a barrier: deliveries of this many batches, up to the newest, are stored. 0
+    /// stores no deliveries in any mode.
     keep: u64,
-    /// Pieces by batch and number.
+    /// Deliveries by batch and piece.
     delivered: BTreeMap<(u64, u32), Delivery>,
-    /// Without a barrier: the last pieces of each dense worker, and their acknowledgements.
+    /// In modes without a barrier: the last pieces of each dense worker.
     last: HashMap<u32, VecDeque<BatchKey>>,
     last_acknowledged: HashMap<BatchKey, v1::BackwardReply>,
 }
@@ -38,8 +39,9 @@ pub(crate) struct Replies {
 impl Replies {
     pub(crate) fn of(plan: &JobPlan) -> Self {
         let staleness = plan.modes.iter().map(|mode| mode.staleness()).max().unwrap_or(0);
-        // Dense workers fetch staleness + 1 batches ahead of the one that they train. That one may be ahead
-        // of the batch that a replacement trains again. A single dense worker is never replaced.
+        // Dense workers fetch staleness + 1 batches ahead of the one that they train. That batch
+        // may be ahead of the one that a replacement trains again. A single dense worker is never
+        // replaced.
         let keep = if plan.replicas.dense_worker > 1 { staleness.max(1) + 3 } else { 0 };
         Self::keeping(keep, ((keep + 1) * u64::from(plan.pieces())) as usize)
     }
@@ -56,12 +58,12 @@ impl Replies {
         }
     }
 
-    /// Whether deliveries are kept at all.
+    /// Whether any deliveries are stored.
     pub(crate) fn keeps_deliveries(&self) -> bool {
         self.keep > 0
     }
 
-    /// A dense worker receives this piece.
+    /// Stores the delivery of a piece to a dense worker.
     pub(crate) fn deliver(&mut self, key: BatchKey, has_barrier: bool, delivery: Delivery) {
         let Some(place) = place(key).filter(|_| self.keep > 0) else { return };
         self.delivered.insert(place, delivery);
@@ -70,7 +72,8 @@ impl Replies {
         }
     }
 
-    /// The parameter servers have the piece's gradients; without a barrier, from dense worker `rank`.
+    /// Stores the acknowledgement of the piece's gradients. In modes without a barrier, `rank` is
+    /// the dense worker that sent them.
     pub(crate) fn acknowledge(&mut self, key: BatchKey, rank: Option<u32>, reply: v1::BackwardReply) {
         if let Some(rank) = rank.filter(|_| self.keep > 0) {
             self.acknowledge_last(key, rank, reply.clone());
@@ -97,24 +100,24 @@ impl Replies {
         }
     }
 
-    /// The acknowledgement of the piece's gradients, if they are in and it is kept.
+    /// The acknowledgement of the piece's gradients, if it is stored.
     pub(crate) fn acknowledgement(&self, key: BatchKey) -> Option<&v1::BackwardReply> {
         self.acknowledged.get(&key).or_else(|| self.last_acknowledged.get(&key))
     }
 
-    /// The piece as a dense worker received it, if that is kept.
+    /// The piece as it was delivered, if that is stored.
     pub(crate) fn delivery(&self, key: BatchKey) -> Option<&Delivery> {
         self.delivered.get(&place(key)?)
     }
 
-    /// Whether a replacement may fetch this piece although its gradients are in: the piece as the
-    /// predecessor received it is not here.
+    /// Whether a replacement may fetch this piece although its gradients are acknowledged. This is
+    /// so if no delivery of the piece is stored.
     pub(crate) fn is_needed_again(&self, key: BatchKey) -> bool {
         self.keep > 0 && self.delivery(key).is_none()
     }
 }
 
-/// The batch and the piece, if it belongs to training.
+/// The batch and piece of a training piece. `None` for a piece of an evaluation.
 fn place(key: BatchKey) -> Option<(u64, u32)> {
     match key.position {
         BatchPosition::Train(number) => Some((number, key.piece)),
@@ -135,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn with_a_barrier_the_last_batches_are_kept() {
+    fn with_a_barrier_the_last_deliveries_are_stored() {
         let mut replies = Replies::keeping(2, 0);
         for number in 0..4 {
             replies.deliver(key(number), true, delivery(number as u32));
@@ -149,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn without_one_each_dense_worker_keeps_its_last_pieces() {
+    fn without_a_barrier_each_dense_worker_has_its_last_deliveries() {
         let mut replies = Replies::keeping(2, 0);
         replies.deliver(key(0), false, delivery(1));
         replies.acknowledge(key(0), Some(0), v1::BackwardReply { steps: vec![7], ..v1::BackwardReply::default() });
@@ -167,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_single_dense_worker_costs_acknowledgements_only() {
+    fn for_a_single_dense_worker_no_deliveries_are_stored() {
         let mut replies = Replies::keeping(0, 0);
         replies.deliver(key(0), true, delivery(1));
         assert!(replies.delivery(key(0)).is_none());

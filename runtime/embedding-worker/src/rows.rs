@@ -1,4 +1,4 @@
-//! The rows of a piece, looked up and updated on the parameter servers that hold them.
+//! The rows of a piece: reads and updates them on the parameter servers that own them.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -22,22 +22,22 @@ use tokio::sync::{Notify, OnceCell};
 
 use crate::prepared_ids::PreparedIds;
 
-/// How often a look-up fetches the slot map again, and the pause if the coordinator has no newer one yet.
+/// How often a look-up retries after a change of the slot map, and the pause before a retry.
 const MAP_ATTEMPTS: usize = 100;
 const MAP_PAUSE: Duration = Duration::from_millis(20);
 
-/// The rows of a piece as the parameter servers have them.
+/// The rows of a piece as the parameter servers returned them.
 pub(crate) struct LookedUp {
-    /// By row group: `[keys, row dim]`. `None` where a server has applied the step and no longer has the
-    /// rows from before it.
+    /// By row group: `[keys, row dim]`. `None` if a server has applied the step and no longer has
+    /// the rows from before it.
     pub(crate) rows: Option<Vec<Vec<f32>>>,
-    /// The step of each server, without a barrier.
+    /// In modes without a barrier: the step of each server.
     pub(crate) steps: Vec<u64>,
-    /// In `sync`: every server has applied the step already.
+    /// In `sync`: whether every server has already applied the step.
     pub(crate) is_applied: bool,
 }
 
-/// The parameter servers, as far as this embedding worker knows where the slots are.
+/// The parameter servers, with the slot map that this embedding worker knows.
 pub(crate) struct Rows {
     layout: Arc<FeatureLayout>,
     compression: Compression,
@@ -61,18 +61,18 @@ impl Rows {
         }
     }
 
-    /// Sets where the parameter servers are, and where to ask when that has changed. Earlier look-ups wait
-    /// for this.
+    /// Sets the parameter servers, and the directory that returns newer placements. Look-ups wait
+    /// until then.
     pub(crate) fn connect(&self, placement: Placement, directory: Directory) {
-        // A second roster of the same job is the same roster.
+        // A repeated roster of the same job is equal to the first.
         if self.directory.set(directory).is_ok() {
             *self.lock_placement() = Some(Arc::new(placement));
         }
         self.connected.notify_waiters();
     }
 
-    /// Looks up the rows of a piece. Fetches the slot map again as often as a server says that it is old.
-    /// With a barrier, `step` is the step that trains the piece.
+    /// Looks up the rows of a piece. Fetches the slot map again while servers refuse it as stale.
+    /// In a mode with a barrier, `step` is the step that trains the piece.
     pub(crate) async fn look_up(
         &self,
         key: BatchKey,
@@ -84,9 +84,10 @@ impl Rows {
             let placement = self.placement().await?;
             match self.look_up_at(&placement, key, step, prepared).await {
                 Err(error) if is_stale(&error) => self.fetch_placement(&placement).await?,
-                // A server ends when its slots have left, perhaps before this worker hears of it.
+                // A server exits once it has handed over its slots, perhaps before this worker gets
+                // the new map.
                 Err(RoleError::Wire(error)) if is_gone(&error) && self.is_superseded(&placement).await => {}
-                // It was killed, and may return with its rows: the next call waits for it.
+                // The server was killed and may restart with its rows. The next call waits for it.
                 Err(RoleError::Wire(WireError::Closed { .. })) if started.elapsed() < self.patience => {
                     tokio::time::sleep(MAP_PAUSE).await;
                 }
@@ -97,13 +98,14 @@ impl Rows {
         self.look_up_at(&placement, key, step, prepared).await
     }
 
-    /// Asks every parameter server, also one that holds none of the keys: with a barrier, each holds the
-    /// look-up back until this step may be read. A server that has applied the step gives its earlier reply
-    /// again.
+    /// Sends the look-up to every parameter server, even if it has none of the keys. In a mode with
+    /// a barrier, each server delays the reply until this step may be read. A server that has
+    /// applied the step repeats its earlier reply.
     ///
     /// # Errors
-    /// Some servers have applied the step and others have not, and one of the former no longer has its
-    /// earlier reply. Gradients that the latter still need can then not be computed any more.
+    /// Some servers have applied the step and others have not, and one of those servers no longer
+    /// has its earlier reply. The gradients that the other servers still need are then lost for
+    /// good.
     async fn look_up_at(
         &self,
         placement: &Placement,
@@ -139,12 +141,12 @@ impl Rows {
         Ok(LookedUp { rows: Some(rows), steps, is_applied })
     }
 
-    /// Sends the rows' gradients to the servers that the rows were looked up on.
+    /// Sends the gradients of the rows to the servers that the rows came from.
     ///
     /// # Errors
-    /// A server refuses the slot map. Another server may have taken its part already, so the job continues
-    /// from its last checkpoint. That does not happen while training is correct: the map changes only at a
-    /// step boundary.
+    /// A server refuses the slot map. Another server may already have accepted its share, so the
+    /// job restarts from its last checkpoint. The map changes only at a step boundary, so this
+    /// indicates a bug.
     pub(crate) async fn update(
         &self,
         key: BatchKey,
@@ -168,8 +170,8 @@ impl Rows {
                 }
                 Ok(tensors)
             };
-            // A server knows gradients by their step and piece, or by their batch and token, so a repeated
-            // call changes nothing.
+            // A server identifies gradients by step and piece, or by batch and token. A retry
+            // therefore changes nothing.
             calls.push(message::call_server(channel, update, tensors));
         }
         let mut all = v1::BackwardReply::default();
@@ -197,7 +199,8 @@ impl Rows {
         })
     }
 
-    /// Gets a newer placement than `old`, which a server has refused; pauses if there is none yet.
+    /// Fetches a placement newer than `old`, which a server has refused. Pauses if there is none
+    /// yet.
     async fn fetch_placement(&self, old: &Placement) -> Result<(), RoleError> {
         let Some(directory) = self.directory.get() else { return Err(RoleError::Stopped) };
         if self.placement().await?.epoch() > old.epoch() {
@@ -211,7 +214,7 @@ impl Rows {
         Ok(())
     }
 
-    /// Whether a newer placement than `old` is in force; adopts it.
+    /// Fetches and adopts the current placement. Returns whether it is newer than `old`.
     async fn is_superseded(&self, old: &Placement) -> bool {
         let Some(directory) = self.directory.get() else { return false };
         directory.fetch().await.is_ok_and(|fetched| {
@@ -220,7 +223,7 @@ impl Rows {
         })
     }
 
-    /// Says whether the placement is newer than the known one.
+    /// Adopts a placement if it is newer than the known one, and returns whether it is.
     fn adopt(&self, fetched: Placement) -> bool {
         let mut placement = self.lock_placement();
         let is_newer = placement.as_ref().is_none_or(|known| known.epoch() < fetched.epoch());
@@ -235,8 +238,8 @@ impl Rows {
     }
 }
 
-/// In `sync`, after an embedding worker and a dense worker died together, and a parameter server that had
-/// answered their look-up as well.
+/// The error of [`Rows::look_up_at`]. It occurs in `sync` after three processes died together: an
+/// embedding worker, a dense worker, and a parameter server that had answered their look-up.
 fn applied_by_some(some: usize, servers: usize) -> RoleError {
     let reason = format!(
         "{some} of {servers} parameter servers have applied the step and the others lack gradients that cannot be computed again"
@@ -244,12 +247,12 @@ fn applied_by_some(some: usize, servers: usize) -> RoleError {
     RoleError::Inconsistent { message: "lookup", reason }
 }
 
-/// `[group][server]` → runs of the group's keys.
+/// The runs of each group's keys by server: `[group][server]`.
 fn runs(map: &SlotMap, prepared: &PreparedIds) -> Vec<Vec<Vec<Range<usize>>>> {
     prepared.keys().iter().map(|keys| map.split(keys)).collect()
 }
 
-/// The token on its way to one server.
+/// A token push for one server: it has only this server's step.
 fn token_push_to(push: &v1::TokenPush, server: usize) -> Result<v1::TokenPush, RoleError> {
     let pulled_at = push.pulled_at.get(server).copied().ok_or_else(|| RoleError::Inconsistent {
         message: "backward",
@@ -258,7 +261,7 @@ fn token_push_to(push: &v1::TokenPush, server: usize) -> Result<v1::TokenPush, R
     Ok(v1::TokenPush { pulled_at: vec![pulled_at], ..push.clone() })
 }
 
-/// The runs of `values` ([n, dim]), one after the other.
+/// Concatenates the runs of `values` (`[n, dim]`).
 fn gather<T: Copy>(values: &[T], runs: &[Range<usize>], dim: usize) -> Vec<T> {
     let mut gathered = Vec::with_capacity(runs.iter().map(Range::len).sum::<usize>() * dim);
     for run in runs {
@@ -267,7 +270,7 @@ fn gather<T: Copy>(values: &[T], runs: &[Range<usize>], dim: usize) -> Vec<T> {
     gathered
 }
 
-/// The inverse of [`gather`] over all servers.
+/// Reverses [`gather`] over all servers.
 fn merge(mut parts: Vec<Vec<f32>>, runs: &[Vec<Range<usize>>], keys: usize, dim: usize) -> Result<Vec<f32>, RoleError> {
     for (part, runs) in parts.iter().zip(runs) {
         let expected = runs.iter().map(Range::len).sum::<usize>() * dim;
