@@ -96,8 +96,8 @@ impl Pieces {
     ///
     /// # Errors
     /// The piece does not arrive in time. A training piece must arrive within the patience of a
-    /// call. For a piece of an evaluation, the wait continues while other pieces make progress:
-    /// loaders send the pieces of all dense workers, and a replacement may be far behind.
+    /// call. For a piece of an evaluation, the wait continues while other pieces make progress.
+    /// Loaders send the pieces of all dense workers, and a replacement may be far behind.
     pub(crate) async fn fetch(&self, message: &'static str, key: BatchKey) -> Result<Arc<Piece>, RoleError> {
         self.lock_positions().move_to(key, self.window);
         self.changed.notify_waiters();

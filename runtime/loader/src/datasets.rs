@@ -1,5 +1,5 @@
-//! The training data and the test data, each opened when it is first wanted. The opened data is shared, so
-//! that a reader knows how far earlier readers have counted rows.
+//! The training data and the test data. Each is opened at its first use and then shared, so that a
+//! reader knows the rows that earlier readers have counted.
 
 use rectrain_data::{Dataset, SourceConfig};
 use rectrain_protocol::blocking::blocking;
@@ -7,7 +7,7 @@ use rectrain_protocol::error::RoleError;
 use rectrain_protocol::plan::JobPlan;
 use tokio::sync::OnceCell;
 
-/// See the module's text.
+/// See the module documentation.
 #[derive(Default)]
 pub(crate) struct Datasets {
     train: OnceCell<Dataset>,
@@ -20,8 +20,10 @@ impl Datasets {
         Ok(dataset.clone())
     }
 
+    /// The test data.
+    ///
     /// # Errors
-    /// The plan has no test data, or a file is found by the paths of both parts.
+    /// The plan has no test data, or a file belongs to both the training data and the test data.
     pub(crate) async fn test(&self, plan: &JobPlan) -> Result<Dataset, RoleError> {
         let dataset = self.test.get_or_try_init(|| self.open_test(plan)).await?;
         Ok(dataset.clone())
@@ -37,7 +39,7 @@ impl Datasets {
     }
 }
 
-/// Opening reads headers and lists objects, so it may wait for disks and networks.
+/// Opens the data. This reads headers and lists objects, so it may wait for disks and networks.
 async fn open(plan: &JobPlan, source: &SourceConfig) -> Result<Dataset, RoleError> {
     let (source, schema) = (source.clone(), plan.schema.clone());
     Ok(blocking("opening of the data", move || Dataset::open(source, schema)).await??)
@@ -49,7 +51,8 @@ mod tests {
 
     use super::*;
 
-    /// Trains on the `.csv` files of `folder`, and tests on the files of it that `test` names.
+    /// A plan that trains on the `.csv` files of `folder`, and tests on the files that `test` names
+    /// there.
     fn plan(folder: &Path, test: &str) -> JobPlan {
         let folder = folder.display();
         let manifest = format!(
@@ -62,14 +65,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_part_is_opened_once_and_kept() {
+    async fn each_part_is_opened_once() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::create_dir(folder.path().join("test")).unwrap();
         let files = ["train.csv", "test/test.csv"].map(|name| folder.path().join(name));
         files.iter().for_each(|file| std::fs::write(file, "label,user\n1,a\n0,b\n").unwrap());
         let (plan, datasets) = (plan(folder.path(), "test/test.csv"), Datasets::default());
         assert_eq!(datasets.test(&plan).await.unwrap().files().len(), 1);
-        // To open it again would fail.
+        // Opening the data again would fail.
         files.iter().for_each(|file| std::fs::remove_file(file).unwrap());
         assert_eq!(datasets.train(&plan).await.unwrap().files().len(), 1);
         assert_eq!(datasets.test(&plan).await.unwrap().files().len(), 1);

@@ -1,4 +1,4 @@
-//! Leases of chunks, for training and for evaluation alike.
+//! Leases of chunks, both for training and for evaluation.
 
 use rectrain_data::Batch;
 use rectrain_modes::GlobalStep;
@@ -13,9 +13,9 @@ use crate::Loader;
 /// A kind of pass over data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Pass {
-    /// Over the training data, epoch by epoch.
+    /// A pass over the training data, epoch by epoch.
     Training,
-    /// Over the test data, once an evaluation.
+    /// A pass over the test data, one for each evaluation.
     Evaluation,
 }
 
@@ -41,7 +41,8 @@ impl Lease {
         }
     }
 
-    /// The epoch, from 0. Every evaluation reads the same rows in the same order.
+    /// The epoch, from 0. Evaluations always use epoch 0, so each reads the same rows in the same
+    /// order.
     pub(crate) fn epoch(&self) -> u32 {
         match self {
             Self::Training(lease) => lease.epoch,
@@ -59,7 +60,7 @@ impl Lease {
         }
     }
 
-    /// Batches of the chunk that are needed at most: training may end within a chunk.
+    /// The most batches of the chunk to send. Training may end within a chunk.
     pub(crate) fn max_batches(&self) -> u64 {
         match self {
             Self::Training(lease) => lease.max_batches,
@@ -67,7 +68,8 @@ impl Lease {
         }
     }
 
-    /// Batches that were trained before, and pieces of the batch after those: they are not sent.
+    /// The number of batches at the start that were already trained, and of such pieces of the next
+    /// batch. They are not sent.
     pub(crate) fn skip(&self) -> (u64, u32) {
         match self {
             Self::Training(lease) => (lease.skip_batches, lease.skip_pieces),
@@ -75,7 +77,7 @@ impl Lease {
         }
     }
 
-    /// Which embedding worker gets which piece.
+    /// The round-robin assignment of pieces to embedding workers.
     pub(crate) fn turns(&self) -> Result<RoundRobin, RoleError> {
         match self {
             Self::Training(lease) => RoundRobin::read("lease", &lease.turns),
@@ -85,8 +87,8 @@ impl Lease {
 }
 
 impl Loader {
-    /// The next chunk of a pass; `None` at its end. The coordinator holds the request for a while when it
-    /// has no chunk yet, and then has the loader ask again.
+    /// Leases the next chunk of a pass. `None` at its end. If the coordinator has no chunk yet, it
+    /// delays its reply for a while, and then the loader asks again.
     pub(crate) async fn lease(&self, pass: Pass) -> Result<Option<Lease>, RoleError> {
         loop {
             let leased = match pass {
@@ -123,8 +125,8 @@ impl Loader {
         })
     }
 
-    /// Reports what was found in a chunk, and drops connections to embedding workers that were replaced
-    /// since.
+    /// Reports the rows of a chunk to the coordinator. The reply has the number of replaced
+    /// embedding workers. The loader reconnects if that has grown.
     pub(crate) async fn report(&self, lease: &Lease, rows: Option<&Batch>, skipped_rows: u64) -> Result<(), RoleError> {
         let loader = self.index;
         let samples = rows.map_or(0, |rows| rows.samples as u64);
@@ -145,7 +147,7 @@ impl Loader {
     }
 }
 
-/// The coordinator's answer to a request for a lease.
+/// The coordinator's reply to a request for a lease.
 enum Leased {
     Chunk(Lease),
     Finished,

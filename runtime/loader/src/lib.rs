@@ -1,9 +1,9 @@
-//! The loader: leases chunks of data from the coordinator, reads them, cuts them into global batches and
-//! each batch into pieces (local batches). It sends every piece, its ids without duplicates, to an
-//! embedding worker (Persia §4.1). It only calls others.
+//! The loader: leases chunks of data from the coordinator and reads them. It cuts them into global
+//! batches, and each batch into pieces (local batches). It removes duplicate ids and sends each
+//! piece to an embedding worker (Persia §4.1). No other role calls a loader.
 //!
-//! Three loops run side by side: a pass over the training data, passes over the test data for evaluations,
-//! and [`repeats`], which sends again what dead members held.
+//! Three loops run concurrently. One passes over the training data, and one over the test data for
+//! evaluations. The third sends pieces of dead processes again ([`repeats`]).
 
 mod datasets;
 mod lease;
@@ -30,10 +30,10 @@ use self::lease::Pass;
 use self::progress::while_reporting_progress;
 use self::send::{ReadChunk, Selection};
 
-/// Chunks that are read and not yet sent.
+/// The number of chunks that are read ahead of sending.
 const CHUNKS_AHEAD: usize = 1;
 
-/// The peers that a loader calls.
+/// The roles that a loader calls.
 #[derive(Clone)]
 pub struct LoaderPeers {
     /// The coordinator.
@@ -42,37 +42,38 @@ pub struct LoaderPeers {
     pub embedding_workers: Arc<EmbeddingWorkers>,
 }
 
-/// See the module's text.
+/// See the module documentation.
 pub struct Loader {
     plan: Arc<JobPlan>,
     index: u32,
     peers: LoaderPeers,
     metrics: LoaderMetrics,
     datasets: Datasets,
-    /// Set when the coordinator has accepted the list of training files.
+    /// Set once the coordinator has accepted the list of training files.
     files_accepted: OnceCell<()>,
 }
 
-/// A chunk as it was read.
+/// The result of reading a chunk.
 struct Read {
     reader: ChunkReader,
     /// `None` past the end of the data.
     rows: Option<Batch>,
-    /// Bad rows that were left out.
+    /// The number of bad rows that were skipped.
     skipped: u64,
 }
 
 impl Loader {
-    /// Loader number `index`.
+    /// Creates loader number `index`.
     #[must_use]
     pub fn new(plan: Arc<JobPlan>, index: u32, peers: LoaderPeers, metrics: LoaderMetrics) -> Self {
         Self { plan, index, peers, metrics, datasets: Datasets::default(), files_accepted: OnceCell::new() }
     }
 
-    /// Loads until the coordinator has no more leases, for training and for evaluation.
+    /// Loads until the coordinator has no further leases, for training or for evaluation.
     ///
     /// # Errors
-    /// The data cannot be read as the manifest says; a peer cannot be reached or refuses.
+    /// The data does not match the manifest or cannot be read, or a peer is unreachable or refuses
+    /// a request.
     pub async fn run(self) -> Result<(), RoleError> {
         let training = self.load(Pass::Training);
         let evaluating = self.load(Pass::Evaluation);
@@ -81,7 +82,7 @@ impl Loader {
         futures::future::try_join4(training, evaluating, repeating, probing).await.map(|_| ())
     }
 
-    /// Reads the chunks of a pass and sends them, one chunk read ahead.
+    /// Reads the chunks of a pass and sends them. Reads one chunk ahead.
     async fn load(&self, pass: Pass) -> Result<(), RoleError> {
         if pass == Pass::Evaluation && self.plan.test.is_none() {
             return Ok(());
@@ -117,7 +118,7 @@ impl Loader {
         Ok(())
     }
 
-    /// The data of a pass, opened once. A part of many files takes long to open.
+    /// The data of a pass, opened once. Many files take long to open.
     async fn dataset(&self, pass: Pass) -> Result<Dataset, RoleError> {
         match pass {
             Pass::Training => {
@@ -129,15 +130,15 @@ impl Loader {
         }
     }
 
-    /// Tells the coordinator which files were found: all loaders must find the same.
+    /// Reports the training files to the coordinator. All loaders must find the same files.
     async fn report_files(&self, dataset: &Dataset) -> Result<(), RoleError> {
         let (files, digest) = (dataset.files().len() as u64, dataset.files_digest());
         let found = v1::FilesFound { loader: self.index, files, digest };
         self.peers.coordinator.call(found, Vec::new(), CALL_DEADLINE).await.map(drop)
     }
 
-    /// Reads the beginning of test data that has files of its own, so that its errors are reported before
-    /// hours of training. Test data within the training files is not probed.
+    /// Reads the beginning of test data with files of its own. The loader then reports errors
+    /// before hours of training. Test data within the training files is not probed.
     async fn probe_test_data(&self) -> Result<(), RoleError> {
         let own_files = self.plan.test.as_ref().is_some_and(|test| test.paths != self.plan.train.paths);
         if !own_files || self.index != 0 || self.plan.tests_on_the_next_slice {
@@ -164,7 +165,7 @@ impl Loader {
         Ok(Read { reader, rows, skipped })
     }
 
-    /// Awaits `reading`, and reports to the coordinator now and then that it makes progress.
+    /// Awaits `reading`, and regularly reports its progress to the coordinator.
     async fn reporting_progress<T>(&self, reading: impl Future<Output = T>) -> Result<T, RoleError> {
         let report = || async {
             let reading = v1::Reading { loader: self.index };
@@ -173,7 +174,7 @@ impl Loader {
         while_reporting_progress(reading, progress::REPORT_EVERY, rectrain_data::passed, report).await
     }
 
-    /// How the chunks of an epoch are read. Only training data is shuffled.
+    /// The settings to read an epoch. Only training data is shuffled.
     fn read_plan(&self, pass: Pass, epoch: u32, read_ahead_chunks: usize) -> ReadPlan {
         ReadPlan {
             chunk_rows: self.plan.global_batch_rows * self.plan.batches_per_chunk,

@@ -1,14 +1,15 @@
-//! Progress reports of reading that takes long.
+//! Progress reports during long reads.
 
 use std::pin::pin;
 use std::time::Duration;
 
 use rectrain_protocol::error::RoleError;
 
-/// Reading that takes longer than this is reported, as often.
+/// The time after which a read is reported, and the interval of further reports.
 pub(crate) const REPORT_EVERY: Duration = Duration::from_secs(5);
 
-/// Awaits `reading`. Meanwhile calls `report` whenever `passed` has risen within the last `every`.
+/// Awaits `reading`. Meanwhile calls `report` after each interval `every` in which `passed` has
+/// risen.
 pub(crate) async fn while_reporting_progress<T, Report: Future<Output = Result<(), RoleError>>>(
     reading: impl Future<Output = T>,
     every: Duration,

@@ -1,8 +1,8 @@
-//! Pieces that dead members held, read and sent again.
+//! Reads and sends again the pieces that dead processes held.
 //!
-//! Repeats of training are sent side by side: a piece may wait for a piece of another repeat to be trained,
-//! and there are few. Repeats of an evaluation may be all of the test data: [`EvaluationRepeats`] orders
-//! them.
+//! The loader sends repeats of training concurrently. They are few, and a piece may have to wait
+//! until a piece of another repeat is trained. Repeats of an evaluation may be the whole test data,
+//! so [`EvaluationRepeats`] orders them.
 
 use std::collections::BTreeMap;
 
@@ -19,29 +19,29 @@ use crate::lease::{Lease, Pass};
 use crate::send::{ReadChunk, Selection};
 use crate::{Loader, Read};
 
-/// The pieces that were lost together: those of an embedding worker, or of dense workers.
+/// The pieces that were lost together: an embedding worker, or ranges of the dense workers' pieces.
 type Loss = (Option<u32>, Vec<(u32, u32)>);
 
-/// Chunks of an evaluation to read and send again.
+/// The chunks of an evaluation to read and send again.
 ///
-/// Chunks of the same loss go one at a time in data order, except that an earlier chunk may overtake the one
-/// being sent: that one may wait for a piece of the earlier chunk. Different losses do not wait for each
-/// other.
+/// The chunks of one loss are sent one at a time in data order. An earlier chunk may overtake the
+/// one being sent, which may be waiting for a piece of the earlier chunk. Different losses do not
+/// wait for each other.
 #[derive(Default)]
 struct EvaluationRepeats {
-    /// By loss, first batch, and a number of its own.
+    /// By loss, first batch, and a unique number.
     waiting: BTreeMap<(Loss, u64, u64), v1::RepeatReply>,
-    /// The loss and the first batch of chunks that are being sent, by their numbers.
+    /// The chunks that are being sent, by their numbers: loss and first batch.
     sending: BTreeMap<u64, (Loss, u64)>,
     at_step: u64,
     added: u64,
-    /// The reader of the last chunk that was sent: the next one continues behind it.
+    /// The reader of the chunk that was sent last. The next chunk continues with it.
     reader: Option<ChunkReader>,
 }
 
 impl EvaluationRepeats {
-    /// Adds a chunk of the evaluation at a step. Says whether it belongs to a later evaluation than the
-    /// chunks before, which are then dropped.
+    /// Adds a chunk of the evaluation at a step. Returns whether this evaluation is later than the
+    /// previous chunks, which are then dropped.
     fn add(&mut self, at_step: u64, first_batch: u64, reply: v1::RepeatReply) -> bool {
         let is_later = at_step > self.at_step;
         if is_later {
@@ -55,11 +55,11 @@ impl EvaluationRepeats {
         is_later
     }
 
-    /// A chunk that may be sent now, with its number.
+    /// The next chunk that may be sent, with its number.
     fn next(&mut self) -> Option<(u64, v1::RepeatReply, Option<ChunkReader>)> {
         let is_behind =
             |loss: &Loss, first_batch: u64| self.sending.values().any(|(of, sent)| of == loss && *sent < first_batch);
-        // Chunks of a loss stand together, the first one first.
+        // The map orders by loss, then by first batch.
         let next = self.waiting.keys().find(|(loss, first_batch, _)| !is_behind(loss, *first_batch))?.clone();
         let reply = self.waiting.remove(&next)?;
         let (loss, first_batch, number) = next;
@@ -74,8 +74,9 @@ impl EvaluationRepeats {
 }
 
 impl Loader {
-    /// Reads and sends again what dead embedding workers, dense workers or loaders held. Continues until
-    /// nothing more can be lost: others wait for the pieces that this loader has taken over.
+    /// Reads and sends again the pieces that dead embedding workers, dense workers or loaders held.
+    /// Continues until nothing can be lost any longer. Other processes wait for the pieces that
+    /// this loader has taken over.
     pub(crate) async fn repeat_lost_pieces(&self) -> Result<(), RoleError> {
         let (mut training, mut evaluating) = (FuturesUnordered::new(), FuturesUnordered::new());
         let mut evaluation = EvaluationRepeats::default();
@@ -94,7 +95,7 @@ impl Loader {
                         Some(Repeat::Evaluation(lease)) => {
                             let (at_step, first_batch) = (lease.at_step, lease.first_batch);
                             if evaluation.add(at_step, first_batch, reply) {
-                                // The evaluation before is over.
+                                // The previous evaluation is over.
                                 evaluating.clear();
                             }
                         }
@@ -112,7 +113,7 @@ impl Loader {
         }
     }
 
-    /// The next chunk to repeat; `None` when training has ended.
+    /// The next chunk to repeat. `None` once training has ended.
     async fn next_repeat(&self) -> Result<Option<v1::RepeatReply>, RoleError> {
         loop {
             let request = v1::RepeatRequest { loader: self.index };
@@ -125,8 +126,8 @@ impl Loader {
         }
     }
 
-    /// Reads a chunk and sends the lost pieces of it. `reader` is the reader of an earlier chunk, if there
-    /// is one; gives the reader back.
+    /// Reads a chunk and sends its lost pieces. Uses `reader` if it is given, and returns the
+    /// reader for the next chunk.
     async fn repeat(
         &self,
         reply: v1::RepeatReply,
@@ -167,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn evaluation_chunks_go_in_order_and_an_earlier_one_overtakes() {
+    fn evaluation_chunks_are_sent_in_order_unless_an_earlier_one_comes() {
         let mut repeats = EvaluationRepeats::default();
         for first_batch in [0, 10, 20] {
             assert_eq!(add(&mut repeats, 5, first_batch), first_batch == 0);
@@ -175,7 +176,8 @@ mod tests {
         assert_eq!((next(&mut repeats), next(&mut repeats)), (Some(1), None));
         repeats.sent(1, None);
         assert_eq!((next(&mut repeats), next(&mut repeats)), (Some(2), None));
-        // Each of two embedding workers may lack a piece that the other's dense workers wait for.
+        // Two embedding workers may each lack a piece that a dense worker of the other one waits
+        // for.
         add(&mut repeats, 5, 10);
         add(&mut repeats, 5, 0);
         assert_eq!([(); 3].map(|()| next(&mut repeats)), [Some(5), None, None]);
@@ -184,13 +186,13 @@ mod tests {
         repeats.sent(4, None);
         repeats.sent(2, None);
         assert_eq!((next(&mut repeats), next(&mut repeats)), (Some(3), None));
-        // Another loss does not wait for this one.
+        // A different loss does not wait for this one.
         let of_a_worker = v1::RepeatReply { embedding_worker: Some(1), ..v1::RepeatReply::default() };
         for first_batch in [40, 30] {
             repeats.add(5, first_batch, of_a_worker.clone());
         }
         assert_eq!((next(&mut repeats), next(&mut repeats)), (Some(7), None));
-        // The next evaluation waits for nothing of this one.
+        // The next evaluation does not wait for this one.
         assert!(add(&mut repeats, 9, 30));
         assert_eq!(next(&mut repeats), Some(8));
     }

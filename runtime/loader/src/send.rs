@@ -1,4 +1,4 @@
-//! Chunks on their way to the embedding workers: cut into global batches, and these into pieces.
+//! Sends chunks to the embedding workers, cut into global batches and pieces.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,17 +18,17 @@ use rectrain_wire::ids::{Scratch, UniqueIds};
 use crate::Loader;
 use crate::lease::Lease;
 
-/// The pieces of a chunk that are sent.
+/// Selects the pieces of a chunk to send.
 #[derive(Clone, Default)]
 pub(crate) struct Selection {
-    /// Pieces of this embedding worker; `None` selects all.
+    /// Only pieces of this embedding worker. `None` selects all.
     embedding_worker: Option<u32>,
-    /// These pieces of each global batch; none selects all.
+    /// Only these pieces of each global batch. An empty list selects all.
     pieces: Vec<Range<u32>>,
 }
 
 impl Selection {
-    /// The pieces that a member lost.
+    /// Selects the pieces that a dead process held.
     pub(crate) fn lost(reply: &v1::RepeatReply) -> Self {
         let pieces = reply.pieces.iter().map(|range| range.start..range.end).collect();
         Self { embedding_worker: reply.embedding_worker, pieces }
@@ -40,7 +40,7 @@ impl Selection {
     }
 }
 
-/// The rows of a chunk, and where its pieces go.
+/// The rows of a chunk, and the destinations of its pieces.
 pub(crate) struct ReadChunk {
     first: BatchPosition,
     max_batches: u64,
@@ -81,8 +81,8 @@ impl Loader {
         Ok(())
     }
 
-    /// Sends pieces of one global batch. Waits until embedding workers have taken every piece in: that
-    /// bounds the batches in flight. A short batch has pieces without rows.
+    /// Sends pieces of one global batch. Waits until embedding workers have accepted every piece,
+    /// which bounds the batches in flight. A short batch has pieces without rows.
     async fn send_batch(
         &self,
         pieces: impl Iterator<Item = Piece>,
@@ -111,13 +111,13 @@ impl Loader {
         let samples = rows.samples as u32;
         let tensors = blocking("removal of duplicate ids", move || tensors_of(rows)).await??;
         let put = v1::PutBatch { batch: Some(key.write()), samples, global_samples: global_samples as u32 };
-        // An embedding worker that has left needs no pieces any more, though a piece may be sent twice. A
-        // present one takes the piece in when training gets there.
+        // If the job no longer has this embedding worker, the piece is a repeat and already
+        // trained: skip it. A present worker accepts the piece once training is near enough.
         self.peers.embedding_workers.call_if_present(embedding_worker, put, tensors, WHOLE_JOB).await.map(drop)
     }
 }
 
-/// The tensors of a piece: ids, then dense features, labels and groups.
+/// The tensors of a piece: ids, then dense features, labels, and group ids if there are any.
 fn tensors_of(piece: Batch) -> Result<Vec<Tensor>, RoleError> {
     let mut scratch = Scratch::default();
     let mut tensors = Vec::with_capacity(3 * piece.sparse.len() + 3);

@@ -2,8 +2,8 @@
 //!
 //! Once a step is applied, the store no longer has the rows that the step began with. A replacement
 //! of a dense worker may still have to compute the step. This happens if its predecessor died
-//! before the workers had summed the dense gradients of the step, and the embedding worker that
-//! knew the piece died too. The replacement then gets the same rows as its predecessor, to the bit.
+//! before the workers had summed the dense gradients. The embedding worker that knew the piece must
+//! have died too. The replacement then gets the same rows as its predecessor, to the bit.
 //!
 //! No worker computes a step before the last applied one. The gradients of the next step come from
 //! workers that have already summed the dense gradients of the last one.

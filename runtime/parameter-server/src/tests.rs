@@ -122,7 +122,7 @@ impl Tried {
         reply.outcome
     }
 
-    /// The observable state except for memory use: a digest of the slots, a digest of the
+    /// The observable state except for memory use. It has a digest of the slots, a digest of the
     /// parameters and optimizer state, the number of rows, and the applied counts.
     async fn standing(&self) -> (Vec<u8>, Vec<u8>, u64, v1::Applied) {
         let digest = self.server.digest().await.unwrap();

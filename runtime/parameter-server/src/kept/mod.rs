@@ -1,15 +1,16 @@
 //! The durable state of a parameter server, in a directory of shared memory that outlives the
 //! process.
 //!
-//! The directory has the rows, the progress of the current update, the gradients that were
-//! acknowledged but not applied, and the position of the mode. A killed server that restarts on the
-//! same machine resumes from this state. To the other roles it looks as if it had only been slow.
+//! The directory has the rows, the progress of the current update, and the gradients that were
+//! acknowledged but not applied. It also has the mode with its first step and the slot map. A
+//! killed server that restarts on the same machine resumes from this state. To the other roles it
+//! looks as if it had only been slow.
 //!
 //! ```text
 //! directory ─┬─ rows-0 …, update      the store: rectrain_embedding::Store::in_shared_memory
-//! ├─ gradients/STEP-PIECE   modes with a barrier: one file a piece, until the step is applied
-//! ├─ …                      modes without a barrier: see [`tokens`]
-//! └─ standing.json          attempt, mode, first step, slot map; recovery requires it
+//!            ├─ gradients/STEP-PIECE  modes with a barrier: a file each, until its step is applied
+//!            ├─ …                     modes without a barrier: see `tokens`
+//!            └─ standing.json         attempt, mode, first step, slot map; recovery requires it
 //! ```
 //!
 //! A file gets its final name only when it is complete. Nothing is synced to disk: the state must

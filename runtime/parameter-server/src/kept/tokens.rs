@@ -3,10 +3,10 @@
 //! the dense partition.
 //!
 //! ```text
-//! directory ─┬─ row-pushes/NUMBER, dense-pushes/NUMBER   pushes in order, until their step is
-//! applied
-//! ├─ row-steps/STEP                           the rows' buffer after it, and changed keys
-//! └─ partition                                parameters, optimizer, counts, its buffer
+//! directory ─┬─ row-pushes/NUMBER    in order, until their step is applied
+//!            ├─ dense-pushes/NUMBER  likewise
+//!            ├─ row-steps/STEP       position of the rows' buffer after the step, and changed keys
+//!            └─ partition            parameters, optimizer state, counts, position of its buffer
 //! ```
 //!
 //! A step of the rows is applied once the update log says so. Its file in `row-steps` is written
