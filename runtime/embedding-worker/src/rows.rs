@@ -103,9 +103,9 @@ impl Rows {
     /// applied the step repeats its earlier reply.
     ///
     /// # Errors
-    /// Some servers have applied the step and others have not, and one of those servers no longer
-    /// has its earlier reply. The gradients that the other servers still need are then lost for
-    /// good.
+    /// Some servers have applied the step and others have not. One that has applied it no longer
+    /// has its earlier reply. The gradients that the other servers still need can then no longer be
+    /// computed.
     async fn look_up_at(
         &self,
         placement: &Placement,

@@ -68,8 +68,8 @@ impl Lease {
         }
     }
 
-    /// The number of batches at the start that were already trained, and of such pieces of the next
-    /// batch. They are not sent.
+    /// How many batches at the start of the chunk are already trained, and how many pieces of the
+    /// batch after them. They are not sent.
     pub(crate) fn skip(&self) -> (u64, u32) {
         match self {
             Self::Training(lease) => (lease.skip_batches, lease.skip_pieces),

@@ -1,6 +1,6 @@
-//! A parameter server's part in checkpoints. It freezes its rows at a step boundary, writes them
-//! during training, and restores the rows of its slots. In modes without a barrier it also freezes
-//! and writes its partition of the dense parameters.
+//! A parameter server's part in checkpoints. It freezes its rows, writes them during training, and
+//! restores the rows of its slots. In modes without a barrier it also freezes and writes its
+//! partition of the dense parameters.
 
 use std::sync::Arc;
 

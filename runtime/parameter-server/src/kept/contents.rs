@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 
 use crate::shared::Contribution;
 
-/// An unfinished file.
+/// A buffered writer of a file.
 pub(crate) type Writer = BufWriter<std::fs::File>;
 
 /// Writes a header after its length.
