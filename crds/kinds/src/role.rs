@@ -76,6 +76,13 @@ impl Role {
         !matches!(self, Self::EmbeddingWorker)
     }
 
+    /// The name of one member in sentences.
+    #[must_use]
+    pub fn singular(self) -> &'static str {
+        let plural = self.plural();
+        plural.strip_suffix('s').unwrap_or(plural)
+    }
+
     /// The role with this [`Self::name`].
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {

@@ -3,7 +3,8 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{ArgMatches, Args, Command as ClapCommand, FromArgMatches, Parser, Subcommand, ValueEnum};
 use rectrain_crds::defaults::TERMINATION_GRACE_SECONDS;
 use rectrain_crds::{Override, SetKind};
 use rectrain_kinds::Role;
@@ -70,14 +71,9 @@ pub(crate) enum Command {
     },
     /// Run the coordinator of a job that runs in several processes
     Coordinator(CoordinatorArgs),
-    /// Run one parameter server of a job
-    Ps(MemberArgs),
-    /// Run one embedding worker of a job
-    EmbeddingWorker(MemberArgs),
-    /// Run one dense worker of a job
-    DenseWorker(MemberArgs),
-    /// Run one loader of a job
-    Loader(MemberArgs),
+    /// Run one member of a job
+    #[command(flatten)]
+    Member(MemberCommand),
     /// Show the status of a job in a cluster
     #[cfg(feature = "cluster")]
     Status(RunningJob),
@@ -175,7 +171,8 @@ pub(crate) enum ModeCommand {
 pub(crate) struct ScaleArgs {
     /// The role to scale
     #[arg(value_enum)]
-    pub(crate) role: ScaledRole,
+    #[arg(value_parser = member_role())]
+    pub(crate) role: Role,
     /// The new number of members; the present number of parameter servers rebalances their rows by
     /// load and bytes
     pub(crate) replicas: u32,
@@ -185,27 +182,9 @@ pub(crate) struct ScaleArgs {
     pub(crate) job: Option<String>,
 }
 
-#[derive(Debug, Clone, Copy, ValueEnum)]
-pub(crate) enum ScaledRole {
-    /// Parameter servers
-    Ps,
-    /// Embedding workers
-    EmbeddingWorker,
-    /// Dense workers
-    DenseWorker,
-    /// Loaders
-    Loader,
-}
-
-impl From<ScaledRole> for Role {
-    fn from(role: ScaledRole) -> Self {
-        match role {
-            ScaledRole::Ps => Self::Ps,
-            ScaledRole::EmbeddingWorker => Self::EmbeddingWorker,
-            ScaledRole::DenseWorker => Self::DenseWorker,
-            ScaledRole::Loader => Self::Loader,
-        }
-    }
+/// Parses the name of a role whose members join a coordinator.
+fn member_role() -> impl TypedValueParser<Value = Role> {
+    PossibleValuesParser::new(Role::MEMBERS.map(Role::name)).try_map(|name| Role::named(&name).ok_or("it is no role"))
 }
 
 /// A job that runs on this machine or in a cluster.
@@ -456,6 +435,45 @@ pub(crate) struct MemberArgs {
     pub(crate) stay: bool,
 }
 
+/// One subcommand for each role whose members join a coordinator. They take the same arguments.
+#[derive(Debug)]
+pub(crate) struct MemberCommand {
+    pub(crate) role: Role,
+    pub(crate) args: MemberArgs,
+}
+
+impl FromArgMatches for MemberCommand {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let subcommand = matches.subcommand().and_then(|(name, matches)| Some((Role::named(name)?, matches)));
+        let Some((role, matches)) = subcommand else {
+            return Err(clap::Error::new(clap::error::ErrorKind::MissingSubcommand));
+        };
+        Ok(Self { role, args: MemberArgs::from_arg_matches(matches)? })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+impl Subcommand for MemberCommand {
+    fn augment_subcommands(command: ClapCommand) -> ClapCommand {
+        command.subcommands(Role::MEMBERS.map(|role| {
+            let about = format!("Run one {} of a job", role.singular());
+            MemberArgs::augment_args(ClapCommand::new(role.name()).about(about))
+        }))
+    }
+
+    fn augment_subcommands_for_update(command: ClapCommand) -> ClapCommand {
+        Self::augment_subcommands(command)
+    }
+
+    fn has_subcommand(name: &str) -> bool {
+        Role::MEMBERS.into_iter().any(|role| role.name() == name)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -464,5 +482,17 @@ mod tests {
     fn the_command_line_is_consistent() {
         use clap::CommandFactory;
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_role_of_members_has_a_subcommand() {
+        for role in Role::MEMBERS {
+            let line = ["rectrain", role.name(), "job.yaml", "--index", "3", "--coordinator", "tcp://127.0.0.1:1"];
+            let Command::Member(member) = Cli::try_parse_from(line).unwrap().command else { panic!("{role}") };
+            assert_eq!((member.role, member.args.index), (role, 3));
+            let line = ["rectrain", "scale", role.name(), "2"];
+            let Command::Scale(scale) = Cli::try_parse_from(line).unwrap().command else { panic!("{role}") };
+            assert_eq!((scale.role, scale.replicas), (role, 2));
+        }
     }
 }

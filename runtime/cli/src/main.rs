@@ -61,10 +61,7 @@ fn execute(command: Command) -> Result<(), Failure> {
         Command::Checkpoint { command } => checkpoint::run(&command),
         Command::Devices { json } => devices::show(json),
         Command::Coordinator(args) => role::coordinate(&args),
-        Command::Ps(args) => role::run_member(rectrain_kinds::Role::Ps, &args),
-        Command::EmbeddingWorker(args) => role::run_member(rectrain_kinds::Role::EmbeddingWorker, &args),
-        Command::DenseWorker(args) => role::run_member(rectrain_kinds::Role::DenseWorker, &args),
-        Command::Loader(args) => role::run_member(rectrain_kinds::Role::Loader, &args),
+        Command::Member(member) => role::run_member(member.role, &member.args),
         #[cfg(feature = "cluster")]
         Command::Status(job) => cluster::status(&job),
         #[cfg(feature = "cluster")]

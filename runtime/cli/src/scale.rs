@@ -11,7 +11,7 @@ use crate::failure::Failure;
 use crate::running;
 
 pub(crate) fn scale(args: &ScaleArgs) -> Result<(), Failure> {
-    let role = Role::from(args.role);
+    let role = args.role;
     crate::failure::runtime()?.block_on(async {
         let (name, mut client) = match &args.job {
             Some(job) => (job.clone(), running::connect(job).await?.ok_or_else(|| not_here(job))?),
