@@ -1,14 +1,16 @@
-//! The training algorithms as pure state machines: values in, decisions out. Nothing here holds a socket, a clock or a
-//! thread, so that the same code runs in the roles, under a simulated network and in a test's hand.
+//! The training algorithms as pure state machines: values in, decisions out. Nothing here holds a
+//! socket, a clock or a thread. The same code therefore runs in the roles, under a simulated
+//! network and in unit tests.
 //!
-//! - [`StepGate`]: a parameter server's half of `sync` and `hybrid` — when a look-up may be answered, when a step's
-//!   gradients are applied, and in which order.
-//! - [`sum_by_key`]: how the ranks' gradients of one step become one update.
-//! - [`RingAllReduce`]: how dense workers sum their flat gradient buffers.
-//! - [`DataLedger`]: the coordinator's account of the training data: the chunks on lease, the global
-//!   step at which each begins, and the end of training. [`Chunks`] is its seam to a kind of source.
-//! - [`EvaluationPoints`]: before which batches the model is evaluated.
-//! - [`migration`]: which parameter server holds which slot, and how slots move between them while training goes on.
+//! - [`barrier`]: the modes with a barrier, `sync` and `hybrid`.
+//! - [`gba`]: the modes without a barrier, based on tokens.
+//! - [`switch`]: the switch from one mode to another at a global-step boundary.
+//! - [`DataLedger`]: the coordinator's account of the training data: the leased chunks, the global
+//!   step at which each begins, and the end of training. [`Chunks`] is its interface to a kind of
+//!   source.
+//! - [`EvaluationPoints`]: the batches before which the model is evaluated.
+//! - [`migration`]: which parameter server holds which slot, and how slots move between them while
+//!   training continues.
 
 mod assignment;
 pub mod barrier;
@@ -71,7 +73,8 @@ impl fmt::Display for Rank {
     }
 }
 
-/// The rows of a global batch of `samples` that rank `rank` of `ranks` trains: contiguous, in order, sizes differing by at most one.
+/// The rows of a global batch of `samples` that rank `rank` of `ranks` trains. Shares are
+/// contiguous and in rank order, and their sizes differ by at most one.
 #[must_use]
 pub fn share_of_batch(samples: usize, rank: Rank, ranks: u32) -> std::ops::Range<usize> {
     let (rank, ranks) = (rank.0 as usize, ranks.max(1) as usize);

@@ -1,13 +1,17 @@
-//! The switch between synchronous training and the modes without a barrier (§4.1; design: one optimizer state for both). It
-//! happens at a global-step boundary and moves flat dense parameters and optimizer state, nothing else:
+//! The switch between synchronous training and the modes without a barrier (§4.1; design: one
+//! optimizer state for both). It happens at a global-step boundary. It moves only the flat dense
+//! parameters and optimizer state:
 //!
-//! 1. *draining*: nothing is handed out beyond the boundary; what is out is trained; buffers end empty;
-//! 2. *moving*: the account of rows proves the boundary; each server's partition is published to it (towards a mode on the
-//!    parameter servers) or read back from it (towards `sync`); a lost message or a restarted process is answered by the same
-//!    order again, which changes nothing if it was carried out;
-//! 3. training goes on in the other mode at the very next step and row. Hyper-parameters are not part of any message.
+//! 1. *draining*: the coordinator hands out nothing beyond the boundary. Workers train the batches
+//!    already handed out, and the gradient buffers end empty.
+//! 2. *moving*: the row ledger proves the boundary. Towards a mode on the parameter servers, the
+//!    dense workers publish each server's partition to it. Towards `sync`, they read it back. After
+//!    a lost message or a process restart, the coordinator sends the same order again. An order
+//!    that was already carried out changes nothing.
+//! 3. Training continues in the other mode at the very next step and row. No message carries
+//!    hyper-parameters.
 //!
-//! Called by the coordinator. A copy of the state is what it journals.
+//! The coordinator calls this state machine and journals a copy of its state.
 
 use std::collections::BTreeSet;
 
@@ -20,7 +24,7 @@ use crate::{
     TrainingMode,
 };
 
-/// A mode, and the dense workers that train in it.
+/// A mode and the dense workers that train in it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RunMode {
     /// The mode with its settings.
@@ -31,34 +35,35 @@ pub struct RunMode {
     pub local_rows: u32,
 }
 
-/// Where one mode ends and the next begins.
+/// The point at which one mode ends and the next begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Boundary {
-    /// All steps before it are applied, none from it on.
+    /// All steps before this one are applied; this and later steps are not.
     pub step: GlobalStep,
-    /// All rows before it are settled, none from it on was touched.
+    /// All rows before this one are settled; this and later rows are untouched.
     pub next_row: u64,
 }
 
-/// What the coordinator has others do. Each may be sent again until its answer is there.
+/// An order from the coordinator. The coordinator may send it again until the answer arrives.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Order {
-    /// Apply what is left in the buffer: the data is at its end. Answer: [`Dispatcher::flushed`].
+    /// Apply the gradients left in the buffer, because the data has ended. Answer:
+    /// [`Dispatcher::flushed`].
     Flush { server: Server },
-    /// The dense workers send this server its partition of the flat parameters and optimizer state; it begins at `at` in `mode`.
-    /// If the mode before was on the servers as well, the server keeps what it has and only begins anew.
-    /// Answer: [`TrainingRun::moved`].
+    /// The dense workers send this server its partition of the flat parameters and optimizer state.
+    /// The server starts at `at` in `mode`. If the previous mode was on the servers as well, the
+    /// server keeps its partition and only restarts at `at`. Answer: [`TrainingRun::moved`].
     Publish { server: Server, at: Boundary, mode: RunMode },
     /// The dense workers read this server's partition back. Answer: [`TrainingRun::moved`].
     ReadBack { server: Server, at: Boundary },
-    /// Training goes on; workers join.
+    /// Training continues, and workers join.
     Start { mode: RunMode, at: Boundary },
 }
 
-/// Requests and messages that cannot be.
+/// Requests and messages that the run rejects.
 #[derive(Debug, thiserror::Error, PartialEq)]
 pub enum SwitchError {
-    /// One switch at a time.
+    /// A run makes one switch at a time.
     #[error("the training mode cannot be switched while another switch is under way")]
     UnderWay,
     /// M·B_a is not the global batch of synchronous training.
@@ -67,39 +72,39 @@ pub enum SwitchError {
          would change the learning problem. Use M = global batch / local batch"
     )]
     GlobalBatch { gradients: u32, local_rows: u32, global_rows: u32 },
-    /// The coordinator's own account forbids it.
+    /// The row ledger cannot prove the boundary.
     #[error("the training mode cannot be switched here: {0}")]
     Ledger(#[from] RowLedgerError),
-    /// The mode's settings cannot be.
+    /// The mode's settings are invalid.
     #[error("the training mode cannot be switched: {0}")]
     Mode(#[from] DispatchError),
-    /// A message that contradicts what was handed out with a barrier.
+    /// A message contradicts the steps that the coordinator handed out with a barrier.
     #[error(transparent)]
     Barrier(#[from] BarrierError),
 }
 
-/// Where a run is.
+/// The phase of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum SwitchPhase {
-    /// In its mode.
+    /// Training in its mode.
     Training,
-    /// Coming to rest, to go on as `to`.
+    /// Draining up to the next boundary, before training continues as `to`.
     Draining {
-        /// The mode to come.
+        /// The next mode.
         to: RunMode,
     },
-    /// At rest, parameters on their way.
+    /// Paused while the parameters move.
     Moving {
-        /// The mode to come.
+        /// The next mode.
         to: RunMode,
-        /// Where.
+        /// The boundary.
         at: Boundary,
         /// Servers whose partition has not been moved.
         missing: BTreeSet<Server>,
     },
 }
 
-/// What a run is made of.
+/// The sizes of a run that hold in every mode.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct RunPlan {
     /// G: rows of a global batch.
@@ -110,7 +115,8 @@ pub struct RunPlan {
     pub in_flight_limit: usize,
 }
 
-/// The coordinator half of the mode in force; while training is paused, the parts that outlive it.
+/// The coordinator half of the current mode. While training is paused: the parts that outlive a
+/// mode.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 enum Side {
     Barrier(Box<BarrierCoordinator>),
@@ -144,7 +150,7 @@ impl Side {
     }
 }
 
-/// See the module's text.
+/// The training run as a state machine; see the module's documentation.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct TrainingRun {
     plan: RunPlan,
@@ -154,12 +160,14 @@ pub struct TrainingRun {
 }
 
 impl TrainingRun {
-    /// A run that begins at `at` in `mode`; carry out the [`Self::pending_orders`]. Data is announced later.
+    /// A run that starts at `at` in `mode`. Carry out the [`Self::pending_orders`]. Data is
+    /// announced later, with [`Self::extend_data`].
     pub fn new(plan: RunPlan, mode: RunMode, at: Boundary) -> Result<Self, SwitchError> {
         Self::resume(plan, mode, at.step, RowCounts { trained_rows: at.next_row, ..RowCounts::default() })
     }
 
-    /// As [`Self::new`], for a run that goes on before `step` where an earlier run rested, with the rows before it accounted for.
+    /// As [`Self::new`], for a run that continues before `step`, where an earlier run paused.
+    /// `rows` counts the rows that the earlier run settled.
     pub fn resume(plan: RunPlan, mode: RunMode, step: GlobalStep, rows: RowCounts) -> Result<Self, SwitchError> {
         let at = Boundary { step, next_row: rows.trained_rows + rows.dropped_rows };
         let plan = RunPlan { servers: plan.servers.max(1), global_rows: plan.global_rows.max(1), ..plan };
@@ -186,7 +194,7 @@ impl TrainingRun {
         Vec::new()
     }
 
-    /// No more data will come.
+    /// No more data will be announced.
     pub fn close_data(&mut self) -> Answers {
         match &mut self.side {
             Side::Paused { data, .. } => data.close(),
@@ -195,8 +203,8 @@ impl TrainingRun {
         Vec::new()
     }
 
-    /// With a barrier: the next global batch and its step. `None` while there is no data, while draining,
-    /// and in other modes.
+    /// With a barrier: the next global batch and its step. `None` while there is no data, while
+    /// draining, and in other modes.
     pub fn next_sync_step(&mut self) -> Result<Option<(GlobalStep, Batch)>, SwitchError> {
         match &mut self.side {
             Side::Barrier(half) => Ok(half.next_step_to_train()?),
@@ -204,7 +212,7 @@ impl TrainingRun {
         }
     }
 
-    /// With a barrier: this step is applied everywhere. Said twice, it changes nothing.
+    /// With a barrier: `step` is applied everywhere. A repeated call changes nothing.
     pub fn sync_step_applied(&mut self, step: GlobalStep) -> Result<(), SwitchError> {
         match &mut self.side {
             Side::Barrier(half) => Ok(half.step_applied(step)?),
@@ -217,7 +225,8 @@ impl TrainingRun {
         if let Side::Tokens(dispatcher) = &mut self.side { Some(dispatcher) } else { None }
     }
 
-    /// Asks for a switch. Ask [`Self::advance`] after this and after every message, until it begins to move.
+    /// Requests a switch. After this and after every message, call [`Self::advance`] until the run
+    /// is moving.
     pub fn switch_to(&mut self, to: RunMode) -> Result<(), SwitchError> {
         if self.phase == SwitchPhase::Training && to == self.mode {
             return self.validate(to);
@@ -225,8 +234,9 @@ impl TrainingRun {
         self.rest(to)
     }
 
-    /// Asks for a rest at the next boundary, for an evaluation or at the end of the data, from which training goes on in `to`: the
-    /// mode it is in, or another. As for [`Self::switch_to`], [`Self::advance`] says when it rests; [`Self::moved`] ends the rest.
+    /// Requests a pause at the next boundary, for an evaluation or at the end of the data. Training
+    /// then continues in `to`, which is the present mode or another. As for [`Self::switch_to`],
+    /// [`Self::advance`] reports when training has paused. [`Self::moved`] ends the pause.
     pub fn rest(&mut self, to: RunMode) -> Result<(), SwitchError> {
         if self.phase != SwitchPhase::Training {
             return Err(SwitchError::UnderWay);
@@ -239,7 +249,9 @@ impl TrainingRun {
         Ok(())
     }
 
-    /// Whether training has come to rest; if so, what moves now. An error means that the account cannot prove the boundary.
+    /// Checks whether training has drained to a boundary, and if so returns the orders that move
+    /// the parameters. Before that, it may return orders to flush. An error means that the row
+    /// ledger cannot prove the boundary.
     pub fn advance(&mut self) -> Result<Vec<Order>, SwitchError> {
         let SwitchPhase::Draining { to } = self.phase else { return Ok(Vec::new()) };
         let Some(step) = self.side.half().and_then(CoordinatorHalf::paused_at) else {
@@ -254,7 +266,8 @@ impl TrainingRun {
         Ok(self.pending_orders())
     }
 
-    /// A server's partition has been moved. Said twice, it changes nothing. The last one starts the mode.
+    /// A server's partition has been moved. A repeated call changes nothing. The last missing
+    /// server starts the next mode.
     pub fn moved(&mut self, server: Server) -> Result<Vec<Order>, SwitchError> {
         let SwitchPhase::Moving { to, at, missing } = &mut self.phase else { return Ok(Vec::new()) };
         missing.remove(&server);
@@ -266,7 +279,8 @@ impl TrainingRun {
         Ok(vec![Order::Start { mode: to, at }])
     }
 
-    /// What is ordered and not answered: to be sent after a restart of the coordinator or of whoever should have carried it out.
+    /// The orders without an answer yet. Send them again after the coordinator or a process that
+    /// should have carried one out restarts.
     #[must_use]
     pub fn pending_orders(&self) -> Vec<Order> {
         match &self.phase {
@@ -281,7 +295,8 @@ impl TrainingRun {
         }
     }
 
-    /// There are so many servers from here on. Only at rest, when no server fills a step; says whether it is.
+    /// Sets the number of parameter servers. Possible only while paused, when no server is filling
+    /// a step. Returns whether the number was set.
     pub fn set_servers(&mut self, servers: u32) -> bool {
         let SwitchPhase::Moving { missing, .. } = &mut self.phase else { return false };
         self.plan.servers = servers.max(1);
@@ -289,25 +304,26 @@ impl TrainingRun {
         true
     }
 
-    /// Where the run is.
+    /// The phase of the run.
     #[must_use]
     pub fn phase(&self) -> &SwitchPhase {
         &self.phase
     }
 
-    /// The mode it is in, or was in until it came to rest.
+    /// The current mode, or while paused the mode until the pause.
     #[must_use]
     pub fn mode(&self) -> RunMode {
         self.mode
     }
 
-    /// The dispatcher, in the modes without a barrier, to look at.
+    /// The dispatcher, in the modes without a barrier, for reading only.
     #[must_use]
     pub fn current_dispatcher(&self) -> Option<&Dispatcher> {
         if let Side::Tokens(dispatcher) = &self.side { Some(dispatcher) } else { None }
     }
 
-    /// With a barrier the step to be handed out next, without one the step that the slowest server is filling.
+    /// With a barrier: the step to be handed out next. Without: the step that the slowest server is
+    /// filling.
     #[must_use]
     pub fn next_step(&self) -> GlobalStep {
         match &self.side {
@@ -316,7 +332,7 @@ impl TrainingRun {
         }
     }
 
-    /// The first row that was never handed out.
+    /// The first row that has not been handed out.
     #[must_use]
     pub fn next_row(&self) -> u64 {
         match &self.side {
@@ -326,7 +342,7 @@ impl TrainingRun {
         }
     }
 
-    /// The account of rows.
+    /// The row ledger.
     #[must_use]
     pub fn ledger(&self) -> &RowLedger {
         match &self.side {
@@ -359,7 +375,7 @@ impl TrainingRun {
         Ok(())
     }
 
-    /// Takes data and account out of the mode that ends before `step`.
+    /// Takes the data list and the row ledger out of the mode that ends before `step`.
     fn take_parts(&mut self, step: GlobalStep) -> (DataList, RowLedger) {
         let nothing = Side::Paused { step, data: DataList::new(1, 0), ledger: RowLedger::default() };
         std::mem::replace(&mut self.side, nothing).into_parts()

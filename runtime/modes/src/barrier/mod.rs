@@ -1,8 +1,9 @@
 //! Training with a barrier in every step: `sync` and `hybrid` (Persia §3).
 //!
-//! - [`BarrierCoordinator`]: which global batch is which step, and which steps are applied.
-//! - [`StepGate`]: a parameter server's half: when a look-up may be answered, when a step's gradients are
-//!   applied, and in which order.
+//! - [`BarrierCoordinator`]: assigns the global batches to steps, and tracks the steps that are
+//!   applied.
+//! - [`StepGate`]: a parameter server's half. It decides when to answer a look-up, and when and in
+//!   which order to apply a step's gradients.
 //! - [`StepWindow`]: how far a dense worker fetches and pushes ahead.
 //! - [`sum_by_key`]: how the ranks' gradients of one step become one update.
 //! - [`RingAllReduce`]: how dense workers sum their flat gradient buffers.

@@ -1,6 +1,7 @@
-//! How the gradients of a full buffer become one gradient (§4.1, algorithm 2 lines 19–23). Dense: weighted sum / M. Embeddings,
-//! key by key: weighted sum / the number of workers that met the key, where a key's gradients are stale by the step at which
-//! that key was last updated. Called by the parameter server with what a [`crate::gba::GradientServer`] hands out.
+//! Makes one gradient of the gradients of a full buffer (§4.1, algorithm 2 lines 19–23). Dense
+//! parameters: weighted sum / M. Embeddings, key by key: weighted sum / the number of workers that
+//! met the key. The staleness of a key's gradients counts from the step at which that key was last
+//! updated. The parameter server calls this with the pairs of a [`crate::gba::GradientServer`].
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -11,7 +12,8 @@ use crate::barrier::SparseGradients;
 use crate::gba::Decay;
 use crate::{GlobalStep, Rank};
 
-/// The dense weighted sum of a buffer, added up pair by pair, so that a server need not keep M gradients.
+/// The dense weighted sum of a buffer. It is added up pair by pair, so a server need not keep M
+/// gradients.
 #[derive(Clone, Debug, Default)]
 pub struct DenseSum {
     sum: Vec<f32>,
@@ -19,7 +21,8 @@ pub struct DenseSum {
 }
 
 impl DenseSum {
-    /// Adds `weight` · `gradient`; a gradient of weight 0 is left out. All gradients have the same length.
+    /// Adds `weight` · `gradient`, and skips a gradient of weight 0. All gradients have the same
+    /// length.
     pub fn add(&mut self, weight: f32, gradient: &[f32]) {
         if weight == 0.0 {
             return;
@@ -33,7 +36,8 @@ impl DenseSum {
         self.counted += 1;
     }
 
-    /// The sum / `divisor`, leaving nothing behind; `None` if every gradient was left out: the step then changes no parameter.
+    /// Returns the sum / `divisor` and resets the sum. `None` if every gradient was skipped: the
+    /// step then changes no dense parameter.
     pub fn take_mean(&mut self, divisor: u32) -> Option<Vec<f32>> {
         if std::mem::take(&mut self.counted) == 0 {
             return None;
@@ -52,36 +56,37 @@ pub fn aggregate_dense<'a>(pairs: impl IntoIterator<Item = (f32, &'a [f32])>, di
     sum.take_mean(divisor)
 }
 
-/// At which step a key changed last. Implemented by what stores the rows.
+/// The step at which each key last changed. The store of the rows implements it.
 pub trait KeySteps {
-    /// The first global step that reads the key's present value: the one after the step that last updated it. `None` if no step
-    /// has.
+    /// The first global step that reads the key's present value: one after the step that last
+    /// updated the key. `None` if no step has updated it.
     fn changed(&self, key: u64) -> Option<GlobalStep>;
-    /// The step before `step` updates the key.
+    /// Records that the step before `step` updates the key.
     fn set_changed(&mut self, key: u64, step: GlobalStep);
 }
 
-/// [`KeySteps`] in a map of its own.
+/// [`KeySteps`] in a separate map.
 #[derive(Clone, Debug, Default)]
 pub struct LastUpdates {
     by_key: HashMap<u64, GlobalStep>,
 }
 
 impl LastUpdates {
-    /// Forgets keys whose gradients cannot be stale any more: those last changed at step `oldest` + `tolerance` or before, where
-    /// no gradient with a token below `oldest` is still to come. With a decay's [`tolerance`](Decay::tolerance) this changes no weight.
+    /// Drops keys whose gradients can no longer be stale: those last changed at or before step
+    /// `oldest` + `tolerance`. The caller guarantees that no gradient with a token below `oldest`
+    /// will arrive. With a decay's [`tolerance`](Decay::tolerance), this changes no weight.
     pub fn forget_settled(&mut self, oldest: Token, tolerance: u64) {
         let limit = GlobalStep(oldest.0.saturating_add(tolerance));
         self.by_key.retain(|_, changed| *changed > limit);
     }
 
-    /// Keys remembered.
+    /// The number of keys in the map.
     #[must_use]
     pub fn len(&self) -> usize {
         self.by_key.len()
     }
 
-    /// Whether no key is remembered.
+    /// Whether the map is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.by_key.is_empty()
@@ -101,33 +106,35 @@ impl KeySteps for LastUpdates {
 /// One buffered pair's embedding gradients.
 #[derive(Clone, Copy, Debug)]
 pub struct EmbeddingPair<'a> {
-    /// Whose.
+    /// The worker that computed them.
     pub rank: Rank,
-    /// Under which token they were computed.
+    /// The token under which they were computed.
     pub token: Token,
-    /// Keys ascending, no duplicates; values [keys, dim].
+    /// Keys in ascending order, without duplicates; values [keys, dim].
     pub gradients: &'a SparseGradients,
 }
 
 /// How embedding gradients are aggregated.
 #[derive(Clone, Copy, Debug)]
 pub struct EmbeddingRule {
-    /// Values of a row.
+    /// Values per row.
     pub dim: usize,
     /// f.
     pub decay: Decay,
-    /// What a key's sum is divided by.
+    /// The divisor of a key's sum.
     pub divisor: KeyDivisor,
     /// M.
     pub buffer: u32,
 }
 
-/// One gradient a key for the update of global step `step`, pairs added in their order. Keys whose gradients are all left out
-/// are not in it and do not count as updated; for the others `steps` is told.
+/// Returns one gradient per key for the update of global step `step`, adding the pairs in their
+/// order. A key whose gradients all have weight 0 is left out and does not count as updated. The
+/// other keys are recorded in `steps`.
 ///
-/// A key last updated in step j is current for every token from j + 1 on, so its gradients are stale by (j + 1) − τ. A key that
-/// every step updates is thus exactly as stale as the dense parameters, k − τ; one that nobody else touched meanwhile is not
-/// stale at all, however long its worker took.
+/// A key last updated in step j is current for every token from j + 1 on. Its gradients are
+/// therefore stale by (j + 1) − τ. A key that every step updates is exactly as stale as the dense
+/// parameters, k − τ. A key that no other worker touched meanwhile is not stale at all, however
+/// long its worker took.
 pub fn aggregate_embeddings(
     pairs: &[EmbeddingPair<'_>],
     rule: EmbeddingRule,

@@ -1,16 +1,17 @@
-//! M, the number of local gradients in one global step (§4.1): M = B_s·N_s / B_a, so that the global batch, and with it the
-//! learning rate and the optimizer, stays what it is in synchronous training. Never rounded: a local batch size that does not
-//! divide the global batch is an error that names the nearest ones that do. Called when a job is validated.
+//! M, the number of local gradients in one global step (§4.1): M = B_s·N_s / B_a. The global batch
+//! is then the same as in synchronous training, and so the learning rate and the optimizer need no
+//! change. M is never rounded. If a local batch size does not divide the global batch, the error
+//! names the nearest sizes that do. Called when a job is validated.
 
 use std::num::NonZeroU32;
 
 use serde::{Deserialize, Serialize};
 
-/// How many pairs (gradient, token) make one global step; at least 1.
+/// The number of pairs (gradient, token) in one global step; at least 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct BufferSize(NonZeroU32);
 
-/// Why there is no buffer for these sizes.
+/// The reason why no buffer has these sizes.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum BufferSizeError {
     /// A size of zero.
@@ -22,13 +23,13 @@ pub enum BufferSizeError {
          rows: {remainder} rows would be left over in every step. Use a local batch of {below} or {above} rows, which divide it"
     )]
     NotWhole { global: u64, local: u64, remainder: u64, below: u64, above: u64 },
-    /// The local batch alone is more than a step.
+    /// The local batch alone exceeds a step.
     #[error(
         "a local batch of {local} rows is larger than the global batch of {global} rows, which one step must not exceed. Use a \
          local batch of at most {global} rows"
     )]
     LargerThanGlobal { global: u64, local: u64 },
-    /// More gradients a step than can be counted.
+    /// The number of gradients per step exceeds a `u32`.
     #[error(
         "a global batch of {global} rows in local batches of {local} rows is more than {} gradients a step",
         u32::MAX
@@ -43,10 +44,10 @@ pub enum BufferSizeError {
 }
 
 impl BufferSize {
-    /// One gradient a step, as `async` and `hopBs` have it.
+    /// One gradient per step, for `async` and `hopBs`.
     pub const ONE: Self = Self(NonZeroU32::MIN);
 
-    /// A buffer of `gradients`.
+    /// A buffer of `gradients` gradients.
     pub fn new(gradients: u32) -> Result<Self, BufferSizeError> {
         NonZeroU32::new(gradients).map(Self).ok_or(BufferSizeError::Zero { what: "the number of gradients in a step" })
     }
@@ -67,7 +68,8 @@ impl BufferSize {
         Self::of_rows(global, local_batch)
     }
 
-    /// The same for servers whose share of one gradient is `gradient_bytes`, if all of them fit in `budget_bytes`.
+    /// Checks that M gradients fit in `budget_bytes` of a server whose share of one gradient is
+    /// `gradient_bytes`.
     pub fn within(self, gradient_bytes: u64, budget_bytes: u64) -> Result<Self, BufferSizeError> {
         match gradient_bytes.checked_mul(u64::from(self.get())) {
             Some(bytes) if bytes <= budget_bytes => Ok(self),
@@ -98,7 +100,8 @@ impl BufferSize {
     }
 }
 
-/// The largest divisor of `n` up to `near` and the smallest from `near` on (`near` ≤ `n`).
+/// The largest divisor of `n` that is at most `near`, and the smallest that is larger (`near` ≤
+/// `n`). Without a larger divisor, the second is `n`.
 fn divisors_around(n: u64, near: u64) -> (u64, u64) {
     let (mut below, mut above) = (1, n);
     let mut small = 1;
@@ -134,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_that_cannot_be_are_explained() {
+    fn impossible_sizes_are_explained() {
         let text = BufferSize::of_global_batch(100, 8, 300).unwrap_err().to_string();
         assert!(text.contains("800 rows") && text.contains("200 or 400"), "{text}");
         assert!(matches!(BufferSize::of_global_batch(100, 8, 0), Err(BufferSizeError::Zero { .. })));

@@ -1,21 +1,23 @@
-//! f(τ, k): the weight of a gradient by its staleness (§4.1, equation 1). Called by the [`crate::gba::GradientServer`] for dense
-//! gradients and by [`crate::gba::aggregate_embeddings`] for each key.
+//! f(τ, k): the weight of a gradient by its staleness (§4.1, equation 1). The
+//! [`crate::gba::GradientServer`] calls it for dense gradients, and
+//! [`crate::gba::aggregate_embeddings`] for each key.
 
 use serde::{Deserialize, Serialize};
 
 use crate::GlobalStep;
 use crate::Token;
 
-/// k − τ in global steps; negative where a token is ahead of the step it is applied in.
+/// k − τ in global steps; negative if the token is ahead of the step that applies it.
 #[must_use]
 pub fn staleness(token: Token, step: GlobalStep) -> i64 {
     (i128::from(step.0) - i128::from(token.0)).clamp(i128::from(i64::MIN), i128::from(i64::MAX)) as i64
 }
 
-/// A staleness decay strategy. Weights are in [0, 1], 1 for what is not stale, and never rise with staleness.
+/// A staleness decay strategy. Weights are in [0, 1], are 1 for gradients that are not stale, and
+/// never rise with staleness.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Decay {
-    /// 1, always (`async`, `bsp`, `hopBs`).
+    /// Always 1 (`async`, `bsp`, `hopBs`).
     None,
     /// Equation 1: 1 if k − τ ≤ ι, else 0. `tolerance` is ι in global steps; the paper uses 3 and 4.
     Threshold { tolerance: u64 },

@@ -1,5 +1,6 @@
-//! The coordinator's half of the modes without a barrier (§4.1, appendix B; §5.1 for the baselines): hands each worker that
-//! asks the next batch with its token, and decides when that is.
+//! The coordinator's half of the modes without a barrier (§4.1, appendix B; §5.1 for the
+//! baselines). It hands each worker that requests work the next batch with its token, and decides
+//! when.
 //!
 //! | mode | the next batch is handed out | a global step is |
 //! |---|---|---|
@@ -9,9 +10,10 @@
 //! | `hopBs` | while the worker is at most b1 batches ahead of the slowest | one gradient |
 //! | `hopBw` | once the worker's last step is applied | the first N − b3 gradients of N workers; later ones are dropped |
 //!
-//! Tokens of `gba` come from the token list; in the other modes the token is the global step as the coordinator knows it.
-//! A worker that dies loses its tokens and nobody waits for it; its batches go out again with new tokens. (With fewer than
-//! N − b3 workers left, `hopBw` cannot finish a step: it goes on when one returns.)
+//! Tokens of `gba` come from the token list. In the other modes, the token is the global step as
+//! the coordinator knows it. A worker that dies loses its tokens, and no worker waits for it. The
+//! dispatcher hands its batches out again with new tokens. With fewer than N − b3 workers left,
+//! `hopBw` cannot finish a step until a worker returns.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -25,7 +27,7 @@ use crate::{Batch, DataList, Next, Outcome, RowLedger, RowLedgerError, Server, S
 /// A mode without a barrier, with its settings.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum TokenMode {
-    /// Each gradient is applied as it comes.
+    /// Each gradient is applied on arrival.
     Async,
     /// Global-batch gradient aggregation.
     Gba {
@@ -43,7 +45,7 @@ pub enum TokenMode {
     },
     /// Backup workers.
     HopBw {
-        /// b3: of each step, so many gradients of the slowest workers are ignored.
+        /// b3: the number of gradients ignored in each step, from the slowest workers.
         backups: u32,
     },
     /// Asynchronous bulk synchronous parallel.
@@ -83,7 +85,7 @@ impl TokenMode {
         }
     }
 
-    /// Whether `workers` workers can train in this mode.
+    /// Checks whether `workers` workers can train in this mode.
     pub fn validate(self, workers: u32) -> Result<(), DispatchError> {
         match self {
             Self::HopBw { backups } if backups >= workers => Err(DispatchError::NoQuorum { backups, workers }),
@@ -93,30 +95,30 @@ impl TokenMode {
     }
 }
 
-/// Settings or messages that cannot be.
+/// Invalid settings or messages.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum DispatchError {
     /// Every gradient would be ignored.
     #[error("hopBw ignores {backups} gradients a step, but there are only {workers} workers: b3 must be smaller")]
     NoQuorum { backups: u32, workers: u32 },
-    /// Nobody to train.
+    /// There is no worker to train.
     #[error("training without a barrier needs at least one dense worker")]
     NoWorkers,
     /// A worker that did not join, or that was lost.
     #[error("rank {rank} is not among the workers: it must join (again) first")]
     UnknownRank { rank: Rank },
-    /// A worker that asks twice.
+    /// A worker that sends a second request before the first is answered.
     #[error("rank {rank} asked for a batch while its last request is unanswered")]
     AskedTwice { rank: Rank },
-    /// A server that is not there.
+    /// A server number outside the job's servers.
     #[error("server {server} reported, but the job has {servers} parameter servers")]
     UnknownServer { server: Server, servers: u32 },
-    /// A report that contradicts the account of rows.
+    /// A report that contradicts the row ledger.
     #[error("a batch could not be accounted for: {0}")]
     Ledger(#[from] RowLedgerError),
 }
 
-/// How a dispatcher begins.
+/// The settings with which a dispatcher starts.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct DispatcherSetup {
     /// The mode.
@@ -127,20 +129,20 @@ pub struct DispatcherSetup {
     pub servers: u32,
     /// The first global step.
     pub first_step: GlobalStep,
-    /// Batches one worker may hold that it has not reported (at least 1).
+    /// The most batches that one worker may hold without having reported them (at least 1).
     pub in_flight_limit: usize,
 }
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Member {
     in_flight: Vec<Assignment>,
-    /// Batches reported: the version of the oldest it holds (`hopBs`).
+    /// Batches reported, which is the version of the oldest batch that it holds (`hopBs`).
     version: u64,
-    /// The last step it took a batch for (`hopBw`).
+    /// The last step for which it took a batch (`hopBw`).
     last_step: Option<GlobalStep>,
 }
 
-/// See the module's text.
+/// The dispatcher as a state machine; see the module's documentation.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Dispatcher {
     setup: DispatcherSetup,
@@ -149,11 +151,11 @@ pub struct Dispatcher {
     data: DataList,
     ledger: RowLedger,
     members: BTreeMap<Rank, Member>,
-    /// How many members have each version (`hopBs`).
+    /// The number of members at each version (`hopBs`).
     versions: BTreeMap<u64, u32>,
     waiting: VecDeque<Rank>,
     in_flight: usize,
-    /// The step each server is filling.
+    /// The step that each server is filling.
     server_steps: Vec<GlobalStep>,
     /// Fresh batches handed out.
     fresh: u64,
@@ -168,14 +170,15 @@ pub struct Dispatcher {
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 enum Drain {
-    /// So many fresh batches are handed out in all.
+    /// The limit for the number of fresh batches handed out in all.
     Fresh(u64),
-    /// `hopBw`: nothing is handed out for this step or a later one.
+    /// `hopBw`: no batch is handed out for this step or a later one.
     Step(GlobalStep),
 }
 
 impl Dispatcher {
-    /// Hands out what is in `data`, accounted for in `ledger`, which must be at rest where the data begins. No worker has joined.
+    /// A dispatcher that hands out the rows of `data` and accounts for them in `ledger`. The ledger
+    /// must prove a boundary at the first row of `data`. No worker has joined.
     pub fn new(setup: DispatcherSetup, data: DataList, ledger: RowLedger) -> Result<Self, DispatchError> {
         setup.mode.validate(setup.workers)?;
         ledger.prove_boundary(data.next_row())?;
@@ -203,7 +206,7 @@ impl Dispatcher {
         })
     }
 
-    /// A worker is there. One that is back after a failure loses what it held, if that was not noticed before.
+    /// A worker joins. If it held batches from before a failure, it loses them first.
     pub fn join(&mut self, rank: Rank) -> Answers {
         let answers = self.lose(rank);
         let version = self.slowest_version().unwrap_or(0);
@@ -212,8 +215,8 @@ impl Dispatcher {
         answers
     }
 
-    /// A worker is dead: its tokens are lost, its batches go out again, nobody waits for it. A request of it that is unanswered
-    /// is forgotten; if it lives after all, it joins and asks again.
+    /// A worker is dead: its tokens are lost, and other workers get its batches. Its unanswered
+    /// request is dropped. If the worker is alive after all, it must join and pull again.
     pub fn lose(&mut self, rank: Rank) -> Answers {
         let Some(member) = self.members.remove(&rank) else { return Vec::new() };
         self.forget_version(member.version);
@@ -226,7 +229,8 @@ impl Dispatcher {
         self.serve()
     }
 
-    /// A worker asks for a batch and a token. It is among the answers at once, or among those of a later call.
+    /// A worker requests a batch and a token. The answer is in this call's result, or in the result
+    /// of a later call.
     pub fn pull(&mut self, rank: Rank) -> Result<Answers, DispatchError> {
         if !self.members.contains_key(&rank) {
             return Err(DispatchError::UnknownRank { rank });
@@ -241,7 +245,8 @@ impl Dispatcher {
         Ok(Vec::new())
     }
 
-    /// What became of a batch, from the worker that pushed it. Reports of workers that were thought dead count as well.
+    /// The worker that pushed a batch reports its outcome. Reports of workers presumed dead count
+    /// as well.
     pub fn report(&mut self, rank: Rank, batch: Batch, outcome: Outcome) -> Result<Answers, DispatchError> {
         if self.ledger.settle(batch, outcome)? == Settled::Now {
             self.data.forget(batch);
@@ -249,7 +254,8 @@ impl Dispatcher {
         let slowest = self.slowest_version();
         let Some(member) = self.members.get_mut(&rank) else { return Ok(self.serve_if_ended()) };
         if outcome == Outcome::Repeated {
-            // It gave its step nothing (`hopBw`): it may give it another batch.
+            // Its batch added nothing to the step (`hopBw`), so it may add another batch to that
+            // step.
             member.last_step = None;
         }
         let Some(place) = member.in_flight.iter().position(|a| a.batch == batch) else {
@@ -267,7 +273,7 @@ impl Dispatcher {
         Ok(self.serve_one(rank))
     }
 
-    /// A server is filling step `step` now.
+    /// A server is now filling step `step`.
     pub fn server_at(&mut self, server: Server, step: GlobalStep) -> Result<Answers, DispatchError> {
         let servers = self.server_steps.len() as u32;
         let before = self.step();
@@ -277,7 +283,8 @@ impl Dispatcher {
         Ok(if self.hop_bw() && self.step() > before { self.serve() } else { Vec::new() })
     }
 
-    /// A server has applied what was left in its buffer, because [`Self::needs_flush`], and is before step `step` now.
+    /// A server has flushed its buffer, because [`Self::needs_flush`], and is now before step
+    /// `step`.
     pub fn flushed(&mut self, server: Server, step: GlobalStep) -> Result<Answers, DispatchError> {
         let answers = self.server_at(server, step)?;
         self.flushed.insert(server);
@@ -296,7 +303,7 @@ impl Dispatcher {
         self.data.finished() && self.in_flight == 0
     }
 
-    /// No gradient with a token below this is still to come.
+    /// A lower bound for the tokens of gradients that have not arrived yet.
     #[must_use]
     pub fn oldest_token(&self) -> Token {
         let held = self.members.values().flat_map(|member| &member.in_flight).map(|assignment| assignment.token).min();
@@ -315,7 +322,7 @@ impl Dispatcher {
         &self.tokens
     }
 
-    /// Batches with workers.
+    /// Batches that workers hold.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.in_flight
@@ -327,7 +334,8 @@ impl Dispatcher {
         self.waiting.len()
     }
 
-    /// The largest difference between the versions of two batches that are out (`hopBs` keeps it ≤ b1).
+    /// The largest difference between the versions of two batches in flight (`hopBs` keeps it ≤
+    /// b1).
     #[must_use]
     pub fn version_spread(&self) -> u64 {
         let begun = self.members.values().filter(|m| !m.in_flight.is_empty());
@@ -366,7 +374,8 @@ impl Dispatcher {
         answers
     }
 
-    /// `hopBw` trains the batches of dead workers in one more step if the last before the boundary had no room for them.
+    /// Extends the drain of `hopBw` by one step if the last step before the boundary had no room
+    /// for the batches of dead workers.
     fn postpone_rest(&mut self) {
         if let Some(Drain::Step(limit)) = self.drain
             && self.step() >= limit
@@ -399,7 +408,8 @@ impl Dispatcher {
         let batch = match self.data.take(fresh_allowed) {
             Next::Again(batch) => batch,
             Next::Fresh(batch) => {
-                // Cannot fail: the account was at rest where the data began, and fresh batches follow one another.
+                // Cannot fail: the ledger proved the boundary where the data begins, and fresh
+                // batches are consecutive.
                 self.ledger.hand_out(batch).ok()?;
                 self.fresh += 1;
                 batch
@@ -452,7 +462,7 @@ impl CoordinatorHalf for Dispatcher {
         self.serve()
     }
 
-    // Only what completes the buffers is handed out.
+    // Hands out only the batches that complete the buffers.
     fn start_draining(&mut self) {
         self.drain = Some(if self.hop_bw() {
             let step = self.step();
@@ -462,8 +472,8 @@ impl CoordinatorHalf for Dispatcher {
         });
     }
 
-    // Nothing is out and every buffer is empty. Only where the data ends in an unfinished step is that step short;
-    // the servers flush it first.
+    // No batch is in flight and every buffer is empty. Only if the data ends within a step is that
+    // step short. The servers flush it first.
     fn paused_at(&self) -> Option<GlobalStep> {
         let drain = self.drain?;
         if self.in_flight > 0 || self.ledger.open() > 0 {

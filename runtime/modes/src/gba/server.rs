@@ -1,10 +1,16 @@
-//! A parameter server's gradient buffer (§4.1, algorithm 2 lines 14–24): pairs (gradient, token) are put in as they come, and
-//! when M are in it they are handed out at once, each with its weight, as the update of one global step, and the buffer is
-//! empty. The baselines are the same buffer with another size and rule: `async` and `hopBs` hold one gradient, `bsp` holds b2
-//! and does not decay, `hopBw` holds N − b3 and drops what comes after its step. Rows that a server has taken it does not take
-//! again, so that a batch may be trained anew when nobody knows how far its dead worker came.
+//! A parameter server's gradient buffer (§4.1, algorithm 2 lines 14–24). The server puts pairs
+//! (gradient, token) into the buffer as they arrive. When it holds M pairs, the buffer returns all
+//! of them, each with its weight, as the update of one global step. The buffer is then empty.
 //!
-//! Called by the parameter-server role, which owns one behind one lock: it aggregates and applies an update before the next push.
+//! The baselines are the same buffer with another size and rule. `async` and `hopBs` hold one
+//! gradient. `bsp` holds b2 and does not decay. `hopBw` holds N − b3 and drops gradients that
+//! arrive after their step.
+//!
+//! A server never takes the same rows twice. A batch of a dead worker can therefore be trained
+//! again, even if it is unknown which servers have its gradients.
+//!
+//! The parameter-server role owns one buffer behind one lock. It aggregates and applies an update
+//! before the next push.
 
 use std::collections::VecDeque;
 
@@ -14,21 +20,21 @@ use crate::gba::{BufferSize, Decay, TokenMode, staleness};
 use crate::{Batch, Inserted, RowSet, Token};
 use crate::{GlobalStep, Rank};
 
-/// What is done with a gradient whose token is below the step that is being filled.
+/// How a server treats a gradient whose token is below the step that it is filling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LateGradients {
-    /// It is buffered, with the weight that the decay gives it.
+    /// The gradient is buffered, with the weight that the decay gives it.
     Keep,
-    /// It is dropped (`hopBw`).
+    /// The gradient is dropped (`hopBw`).
     Drop,
 }
 
 /// One worker's gradient of one batch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Push<G> {
-    /// Whose.
+    /// The worker that computed the gradient.
     pub rank: Rank,
-    /// Of which rows.
+    /// The rows of the batch.
     pub batch: Batch,
     /// The token that came with the batch.
     pub token: Token,
@@ -38,10 +44,10 @@ pub struct Push<G> {
     pub gradient: G,
 }
 
-/// One place of the buffer.
+/// One entry of the buffer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pair<G> {
-    /// As pushed.
+    /// The gradient as pushed.
     pub push: Push<G>,
     /// f(τ, k) of the dense parameters.
     pub weight: f32,
@@ -54,16 +60,16 @@ pub struct Update<G> {
     pub step: GlobalStep,
     /// Ordered by batch, so that the order of arrival within a step changes no bit of the sum.
     pub pairs: Vec<Pair<G>>,
-    /// What the dense sum is divided by: M, or the number of pairs in an update that was flushed.
+    /// The divisor of the dense sum: M, or the number of pairs in an update that was flushed.
     pub divisor: u32,
 }
 
-/// What became of a push.
+/// The result of a push.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Pushed<G> {
-    /// In the buffer.
+    /// The gradient is in the buffer.
     Buffered,
-    /// In the buffer, which is full: apply this now.
+    /// The gradient has filled the buffer: apply this update now.
     Full(Update<G>),
     /// Dropped: its step is applied (`hopBw`).
     Late,
@@ -74,32 +80,32 @@ pub enum Pushed<G> {
 /// A push that no correct worker sends.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum PushError {
-    /// A batch of other bounds than were handed out.
-    #[error("rank {rank} pushed {batch}, of which this server has some rows and not others: batches overlap")]
+    /// A batch with other bounds than the coordinator handed out.
+    #[error("rank {rank} pushed {batch}, but this server has already taken some of its rows: batches must not overlap")]
     Torn { rank: Rank, batch: Batch },
-    /// Parameters from the future.
+    /// The worker claims parameters of a step that this server has not reached.
     #[error("rank {rank} pushed {batch} with parameters of step {pulled_at}, but this server is at step {step}")]
     FromTheFuture { rank: Rank, batch: Batch, pulled_at: GlobalStep, step: GlobalStep },
-    /// A batch of no rows.
-    #[error("rank {rank} pushed a batch of no rows at row {first_row}")]
+    /// A batch without rows.
+    #[error("rank {rank} pushed a batch without rows at row {first_row}: a batch has at least one row")]
     Empty { rank: Rank, first_row: u64 },
 }
 
-/// Staleness as it was applied, in global steps.
+/// The staleness of applied gradients, in global steps.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StalenessRecord {
-    /// How many gradients.
+    /// The number of gradients.
     pub count: u64,
-    /// Σ of their staleness.
+    /// The sum of their staleness.
     pub sum: u64,
-    /// The largest.
+    /// The largest staleness.
     pub max: u64,
-    /// How many were 0, 1, …, 30 and more than 30 steps stale.
+    /// The number of gradients that were 0, 1, …, 30 and more than 30 steps stale.
     pub histogram: [u64; 32],
 }
 
 impl StalenessRecord {
-    /// The mean; 0 of nothing.
+    /// The mean; 0 without gradients.
     #[must_use]
     pub fn mean(&self) -> f64 {
         if self.count == 0 { 0.0 } else { self.sum as f64 / self.count as f64 }
@@ -113,49 +119,52 @@ impl StalenessRecord {
     }
 }
 
-/// What a server has seen since it began.
+/// A server's counters since it started.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServerCounts {
     /// Gradients put in the buffer.
     pub buffered: u64,
-    /// Of those, applied (with whatever weight).
+    /// Buffered gradients that were applied, with any weight.
     pub applied: u64,
-    /// Of those, with weight 0: left out of the dense parameters for their staleness.
+    /// Applied gradients of weight 0: too stale to change the dense parameters.
     pub excluded: u64,
-    /// Dropped for coming after their step.
+    /// Gradients dropped because they arrived after their step.
     pub late: u64,
-    /// Ignored because their rows were there.
+    /// Gradients ignored because the server already had their rows.
     pub repeated: u64,
-    /// Data staleness: k − τ, 0 where the token is ahead.
+    /// Data staleness: k − τ, or 0 where the token is ahead of the step.
     pub data_staleness: StalenessRecord,
-    /// Gradient staleness of the dense parameters: k − the step they were pulled at.
+    /// Gradient staleness of the dense parameters: k − the step at which the worker pulled them.
     pub gradient_staleness: StalenessRecord,
 }
 
-/// A server between two steps, for one that takes its place.
+/// A server's state between two steps, from which its replacement resumes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServerStanding {
     step: GlobalStep,
     taken: RowSet,
 }
 
-/// See the module's text. `G` is what the server keeps of a gradient: all of it, or nothing if it is summed as it comes
-/// ([`Self::weight`] is known on arrival, because what is buffered is applied in the step being filled).
+/// The gradient buffer; see the module's documentation. `G` is the part of a gradient that the
+/// server keeps: all of it, or nothing if the server sums gradients on arrival. It can do so
+/// because [`Self::weight`] is known on arrival: a buffered gradient is applied in the step being
+/// filled.
 #[derive(Clone, Debug)]
 pub struct GradientServer<G> {
     capacity: BufferSize,
     decay: Decay,
     late: LateGradients,
-    /// The step being filled: all before it are applied.
+    /// The step being filled: all steps before it are applied.
     step: GlobalStep,
     buffer: VecDeque<Pair<G>>,
-    /// Rows in the buffer, applied, or dropped as late.
+    /// Rows that are in the buffer, applied, or dropped as late.
     taken: RowSet,
     counts: ServerCounts,
 }
 
 impl<G> GradientServer<G> {
-    /// For `mode` with `workers` configured workers, before step `step`, the rows before `first_row` being trained.
+    /// A buffer for `mode` with `workers` configured workers, before step `step`. The rows before
+    /// `first_row` are trained.
     #[must_use]
     pub fn new(mode: TokenMode, workers: u32, step: GlobalStep, first_row: u64) -> Self {
         let late = if matches!(mode, TokenMode::HopBw { .. }) { LateGradients::Drop } else { LateGradients::Keep };
@@ -170,32 +179,33 @@ impl<G> GradientServer<G> {
         }
     }
 
-    /// Goes on where another stood, its counts beginning anew.
+    /// Resumes from the state of another server. The counters restart at 0.
     #[must_use]
     pub fn resume(mode: TokenMode, workers: u32, standing: ServerStanding) -> Self {
         let ServerStanding { step, taken } = standing;
         Self { taken, ..Self::new(mode, workers, step, 0) }
     }
 
-    /// Where it stands; `None` while gradients are in the buffer.
+    /// The state from which a replacement resumes; `None` while gradients are in the buffer.
     #[must_use]
     pub fn standing(&self) -> Option<ServerStanding> {
         self.buffer.is_empty().then(|| ServerStanding { step: self.step, taken: self.taken.clone() })
     }
 
-    /// The step being filled: what a pull is answered with, and what a worker returns as `pulled_at`.
+    /// The step being filled. The server returns it with a pull, and the worker sends it back as
+    /// `pulled_at`.
     #[must_use]
     pub fn step(&self) -> GlobalStep {
         self.step
     }
 
-    /// f(τ, k) of a gradient that is pushed now.
+    /// f(τ, k) of a gradient that is pushed at the present step.
     #[must_use]
     pub fn weight(&self, token: Token) -> f32 {
         self.decay.weight(token, self.step)
     }
 
-    /// Pairs in the buffer: fewer than M between calls.
+    /// The number of pairs in the buffer. Between calls it is below M.
     #[must_use]
     pub fn fill(&self) -> usize {
         self.buffer.len()
@@ -207,19 +217,19 @@ impl<G> GradientServer<G> {
         self.capacity
     }
 
-    /// What it has seen.
+    /// The counters.
     #[must_use]
     pub fn counts(&self) -> &ServerCounts {
         &self.counts
     }
 
-    /// Which rows it has taken.
+    /// The rows that the server has taken.
     #[must_use]
     pub fn taken(&self) -> &RowSet {
         &self.taken
     }
 
-    /// Takes a gradient.
+    /// Puts a gradient into the buffer, unless its rows were taken before or it is late.
     pub fn push(&mut self, push: Push<G>) -> Result<Pushed<G>, PushError> {
         let (rank, batch, token, pulled_at) = (push.rank, push.batch, push.token, push.pulled_at);
         if batch.rows == 0 {
@@ -248,8 +258,9 @@ impl<G> GradientServer<G> {
         Ok(Pushed::Full(self.finish_step(self.capacity.get())))
     }
 
-    /// The last, smaller step of the data (K = ⌈Q/M⌉): what is left in the buffer, to be divided by its number. `None` if
-    /// nothing is. Only at the end of the data is a step not a full buffer.
+    /// The last, smaller step of the data (K = ⌈Q/M⌉): the pairs left in the buffer, to be divided
+    /// by their number. `None` if the buffer is empty. Call this only at the end of the data: every
+    /// other step is a full buffer.
     pub fn flush(&mut self) -> Option<Update<G>> {
         let left = self.buffer.len() as u32;
         (left > 0).then(|| self.finish_step(left))

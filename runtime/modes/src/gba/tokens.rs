@@ -1,6 +1,7 @@
-//! The token list (§4.1, algorithm 2 lines 1–6): a queue in which each value stands M times, in ascending order, the i-th token
-//! being first + ⌊i/M⌋. It is not written down for the whole run: whenever fewer tokens than workers are left, the next value's
-//! are put at its end. Owned by the [`crate::gba::Dispatcher`].
+//! The token list (§4.1, algorithm 2 lines 1–6): a queue of ascending values, each repeated M
+//! times. The i-th token is first + ⌊i/M⌋. The list is not created for the whole run. Whenever
+//! fewer tokens than workers are left, the next value's tokens are appended. The
+//! [`crate::gba::Dispatcher`] owns the list.
 
 use std::collections::VecDeque;
 
@@ -10,26 +11,28 @@ use crate::GlobalStep;
 use crate::Token;
 use crate::gba::BufferSize;
 
-/// What happens to the place of a token whose worker died.
+/// How the list treats a token whose worker died.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LostTokens {
-    /// Nothing (the paper). Tokens then run ahead of the global step by one value for every M lost, and the decay sees gradients
-    /// as that much fresher than they are, until the next switch or restart sets the list to the global step again.
+    /// The token vanishes (the paper). Tokens then run ahead of the global step by one value for
+    /// every M lost tokens. The decay therefore underestimates staleness by as much, until the next
+    /// switch or restart sets the list to the global step.
     #[default]
     Vanish,
-    /// The value last put into the list is put there once more: of each value, M are not lost in the long run, and tokens do not
-    /// run ahead of the global step however many workers die.
+    /// The list appends its newest value once more for every lost token. In the long run, workers
+    /// report M tokens of each value. Tokens then stay with the global step, however many workers
+    /// die.
     Replace,
 }
 
-/// See the module's text.
+/// The token list; see the module's documentation.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct TokenList {
     repeats: BufferSize,
     lost_tokens: LostTokens,
     queue: VecDeque<Token>,
     next_value: Token,
-    /// Lost and not replaced yet.
+    /// Tokens that are lost and not replaced yet.
     owed: u64,
     issued: u64,
     lost: u64,
@@ -42,8 +45,9 @@ impl TokenList {
         Self { repeats, lost_tokens, queue: VecDeque::new(), next_value: Token(first.0), owed: 0, issued: 0, lost: 0 }
     }
 
-    /// Fetches a token and refills the list for `workers` workers. Fewer than `workers` + M tokens are in it afterwards, and as
-    /// many more as were lost since the last refill if lost tokens are replaced.
+    /// Fetches a token and refills the list for `workers` workers. Afterwards the list holds fewer
+    /// than `workers` + M tokens. If lost tokens are replaced, it may also hold one for each token
+    /// lost since the last refill.
     pub fn take(&mut self, workers: usize) -> Token {
         self.refill(workers.max(1));
         let token = self.queue.pop_front().unwrap_or(self.next_value);
@@ -52,7 +56,7 @@ impl TokenList {
         token
     }
 
-    /// The worker that held a token is dead.
+    /// Records that the worker that held a token is dead.
     pub fn lose(&mut self) {
         self.lost += 1;
         if self.lost_tokens == LostTokens::Replace {

@@ -1,43 +1,46 @@
-//! A dense worker's half (appendix B, algorithm 1): pull parameters, a batch and a token; compute; push the gradient with its
-//! token to every parameter server, and go on with the next batch without waiting for them. A worker that restarts forgets
-//! everything it held. Called by the dense-worker role, which carries out the actions it returns.
+//! A dense worker's half (appendix B, algorithm 1). The worker pulls parameters, a batch and a
+//! token, and computes. Then it pushes the gradient with its token to every parameter server, and
+//! continues with the next batch without waiting for them. A worker that restarts forgets
+//! everything that it held. The dense-worker role calls this state machine and carries out the
+//! actions that it returns.
 
 use std::collections::{BTreeSet, VecDeque};
 
 use crate::{Assignment, Batch, Outcome, Reply, Server};
 
-/// What the role does next.
+/// The role's next action.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WorkerAction {
-    /// Ask the coordinator for a batch and a token.
+    /// Request a batch and a token from the coordinator.
     Pull,
     /// Pull the parameters, compute this batch, then call [`PushPullWorker::computed`].
     Compute(Assignment),
     /// Send the gradient of this batch, with this token, to every server.
     Push(Assignment),
-    /// Tell the coordinator what became of this batch.
+    /// Report the outcome of this batch to the coordinator.
     Report(Batch, Outcome),
-    /// All data is trained and everything pushed is acknowledged.
+    /// All data is trained and every push is acknowledged.
     Stop,
 }
 
 /// A message that no correct peer sends.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum WorkerError {
-    /// The coordinator answered where nothing was asked.
-    #[error("the coordinator sent an answer to a worker that had not asked for a batch")]
+    /// The coordinator answered although the worker has no request open.
+    #[error("the coordinator sent a batch, but this worker has no request open")]
     NotAsked,
-    /// The role computed nothing.
-    #[error("a gradient was to be pushed, but no batch is being computed")]
+    /// The role reported a gradient although no batch is being computed.
+    #[error("a gradient was reported, but this worker is not computing a batch")]
     NothingComputed,
-    /// An acknowledgement of something never pushed there, or already acknowledged.
-    #[error("server {server} acknowledged {batch}, of which it owed no acknowledgement")]
+    /// An acknowledgement of a batch that was not pushed to this server, or that it already
+    /// acknowledged.
+    #[error("server {server} acknowledged {batch}, but this worker expects no acknowledgement of that batch from it")]
     NotOwed { server: Server, batch: Batch },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum State {
-    /// Too many pushes without an acknowledgement.
+    /// At the limit of pushes without an acknowledgement.
     Full,
     Asked,
     Computing(Assignment),
@@ -51,7 +54,7 @@ struct Pending {
     outcome: Outcome,
 }
 
-/// See the module's text.
+/// The dense worker as a state machine; see the module's documentation.
 #[derive(Clone, Debug)]
 pub struct PushPullWorker {
     servers: u32,
@@ -61,8 +64,9 @@ pub struct PushPullWorker {
 }
 
 impl PushPullWorker {
-    /// Of a job with `servers` parameter servers. At most `unacknowledged_limit` (at least 1) pushed batches may wait for
-    /// acknowledgements; at that bound the worker stops until one is complete.
+    /// A worker of a job with `servers` parameter servers. At most `unacknowledged_limit` (at least
+    /// 1) pushed batches may wait for acknowledgements. At that limit, the worker stops until all
+    /// servers have acknowledged one of them.
     #[must_use]
     pub fn new(servers: u32, unacknowledged_limit: usize) -> Self {
         Self {
@@ -73,7 +77,7 @@ impl PushPullWorker {
         }
     }
 
-    /// Starts, or starts again after a failure: what was held is forgotten.
+    /// Starts, or restarts after a failure. The worker forgets every batch that it held.
     pub fn start(&mut self) -> Vec<WorkerAction> {
         self.pending.clear();
         self.state = State::Asked;
@@ -97,7 +101,7 @@ impl PushPullWorker {
         })
     }
 
-    /// The gradient is there.
+    /// The gradient of the present batch is computed.
     pub fn computed(&mut self) -> Result<Vec<WorkerAction>, WorkerError> {
         let State::Computing(assignment) = self.state else { return Err(WorkerError::NothingComputed) };
         self.pending.push_back(Pending {
@@ -111,8 +115,9 @@ impl PushPullWorker {
         Ok(actions)
     }
 
-    /// A server answered a push. What became of a batch is reported once all servers have: repeated if one had its rows, else
-    /// trained if one buffered it, else dropped.
+    /// A server answered a push. The worker reports the outcome of a batch once all servers have
+    /// answered. The outcome is repeated if one server already had the rows, else trained if one
+    /// buffered them, else dropped.
     pub fn acknowledged(
         &mut self,
         server: Server,
@@ -120,7 +125,8 @@ impl PushPullWorker {
         outcome: Outcome,
     ) -> Result<Vec<WorkerAction>, WorkerError> {
         let not_owed = WorkerError::NotOwed { server, batch };
-        // A worker wrongly thought dead may be given its own batch again: servers answer in the order in which they were asked.
+        // A live worker that was presumed dead may get its own batch again. The first match is the
+        // older push: each server answers in the order of the pushes.
         let owed = |p: &Pending| p.batch == batch && p.missing.contains(&server);
         let Some(place) = self.pending.iter().position(owed) else { return Err(not_owed) };
         let pending = &mut self.pending[place];
@@ -136,7 +142,7 @@ impl PushPullWorker {
         Ok(actions)
     }
 
-    /// Pushed batches that some server has not acknowledged.
+    /// Pushed batches that some server has not acknowledged yet.
     #[must_use]
     pub fn unacknowledged(&self) -> usize {
         self.pending.len()
@@ -164,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn it_goes_on_without_acknowledgements_up_to_the_bound_and_reports_when_all_servers_answered() {
+    fn it_runs_ahead_of_acknowledgements_up_to_the_limit() {
         let mut worker = PushPullWorker::new(2, 2);
         assert_eq!(worker.start(), [WorkerAction::Pull]);
         let (first, second) = (assignment(0), assignment(1));
@@ -187,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_restart_forgets_what_was_held() {
+    fn a_restart_forgets_the_held_batches() {
         let mut worker = PushPullWorker::new(1, 1);
         worker.start();
         worker.answered(Reply::Work(assignment(0))).unwrap();

@@ -1,61 +1,63 @@
-//! A parameter server's part in a migration: which slots it serves, and for those that move which keys still have to be sent.
-//! Source and target are the same machine, because a server may be both.
+//! A parameter server's part in a migration. It tracks the slots that the server serves, and for
+//! moving slots the keys that must still be sent. Source and target are the same state machine,
+//! because a server may be both.
 
 use rectrain_embedding::Slot;
 
 use super::{Epoch, MigrationId, SlotMap};
 
-/// Why a server does not answer for a slot. It has changed nothing; whoever asked fetches the map and asks again.
+/// The reason why a server refuses a request for a slot. The server has changed nothing. The caller
+/// fetches the map and retries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotServed {
-    /// The asker's map is another one than the server's.
+    /// The caller's map differs from the server's.
     #[error("asked under slot map {asked}, but this server is at slot map {epoch}: fetch the map again")]
     Epoch { asked: Epoch, epoch: Epoch },
-    /// Handed over, about to be, or never held.
+    /// The server has handed the slot over, is about to, or never held it.
     #[error("slot {slot} is not served here at slot map {epoch}: fetch the map again")]
     Slot { slot: Slot, epoch: Epoch },
-    /// It has restarted and has not been told the map.
-    #[error("this server has not been told the slot map yet")]
+    /// The server has restarted and has not received the map.
+    #[error("this server has restarted and has not received the slot map from the coordinator yet: retry")]
     Unregistered,
 }
 
-/// A message of a migration that is refused; it has changed nothing.
+/// The reason why a server refuses a message of a migration. It has changed nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HolderError {
     /// The migration is over.
     #[error("migration {migration} is over")]
     Over { migration: MigrationId },
-    /// The slot is not one that this server can send.
+    /// This server does not hold the slot, so it cannot send it.
     #[error("slot {slot} is not held here, so it cannot be copied or sealed")]
     NotHeld { slot: Slot },
-    /// A package that does not follow the one before.
-    #[error("package {found} of slot {slot} came where {expected} was expected")]
+    /// A package that does not follow the previous one.
+    #[error("package {found} of slot {slot} arrived, but package {expected} was expected")]
     Gap { slot: Slot, found: u64, expected: u64 },
-    /// The map gives this server a slot whose rows it does not have.
-    #[error("slot {slot} is given to this server, but its rows are not here")]
+    /// The map assigns this server a slot whose rows it does not have.
+    #[error("the slot map assigns slot {slot} to this server, but the server does not have its rows")]
     RowsMissing { slot: Slot },
-    /// The slot map of another job.
-    #[error("a slot map of {found} slots came where {expected} were expected")]
+    /// A slot map of another job.
+    #[error("a slot map of {found} slots arrived, but this job has {expected} slots")]
     Slots { found: u32, expected: u32 },
 }
 
-/// What became of a package.
+/// The result of receiving a package.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Receipt {
-    /// Take its rows in.
+    /// The package is new: store its rows.
     New,
-    /// It was taken in before: acknowledge it again.
+    /// The package was received before: only acknowledge it again.
     Repeated,
 }
 
-/// Keys whose rows, as they are now, are the next package of a slot.
+/// The next package of a slot: keys whose present rows the caller reads and sends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Changes<K> {
     pub migration: MigrationId,
     pub slot: Slot,
     pub to: u16,
     pub sequence: u64,
-    /// Rising, each once. A key without a row was removed.
+    /// In ascending order, without duplicates. A key without a row was removed.
     pub keys: Vec<K>,
 }
 
@@ -65,7 +67,7 @@ enum Held<K> {
     Own,
     /// Served until it is sealed.
     Leaving(Leaving<K>),
-    /// Served elsewhere; its rows are kept until the release.
+    /// Another server serves it. The rows stay here until the release.
     Left,
     /// Not served yet.
     Arriving {
@@ -79,19 +81,20 @@ struct Leaving<K> {
     migration: MigrationId,
     to: u16,
     changed: Vec<K>,
-    /// Of the last package that is sent, or is to be before any of what changes next.
+    /// The number of the last package that was sent, or must be sent before the next changes.
     sequence: u64,
     /// It has not arrived.
     unacknowledged: bool,
     sealed: bool,
 }
 
-/// See the module's text. `K` is how a row is named: with its group, where there are several.
+/// A server's slots during migrations; see the module's documentation. `K` names a row: its key,
+/// with its group if there are several.
 #[derive(Clone, Debug)]
 pub struct SlotHolder<K> {
     server: u16,
     epoch: Epoch,
-    /// Migrations up to this one are over.
+    /// Migrations up to this one have ended.
     ended: MigrationId,
     registered: bool,
     slots: Vec<Held<K>>,
@@ -99,7 +102,8 @@ pub struct SlotHolder<K> {
 }
 
 impl<K: Ord> SlotHolder<K> {
-    /// Server number `server` at the first map of a job, which all its members know; one that is in no map yet holds nothing.
+    /// Server number `server` at the first map of a job, which all its members know. A server that
+    /// is not in the map holds no slot.
     #[must_use]
     pub fn new(server: u16, map: &SlotMap) -> Self {
         let held = |owner: &u16| if *owner == server { Held::Own } else { Held::Elsewhere };
@@ -107,8 +111,9 @@ impl<K: Ord> SlotHolder<K> {
         Self { server, epoch: map.epoch(), ended: MigrationId(0), registered: true, slots, leaving: 0 }
     }
 
-    /// After a crash: what outlived it are the rows of the slots `kept`, of `slots` in all, and the epoch adopted last. It serves
-    /// nothing until it has [adopted](Self::adopt) the map that the coordinator tells it.
+    /// A server after a crash. The rows of the slots `kept` (of `slots` in all) and the epoch that
+    /// it adopted last outlived the crash. It serves nothing until it has [adopted](Self::adopt)
+    /// the coordinator's map.
     #[must_use]
     pub fn restarted(server: u16, slots: u32, epoch: Epoch, kept: impl IntoIterator<Item = Slot>) -> Self {
         let mut held: Vec<Held<K>> = (0..slots).map(|_| Held::Elsewhere).collect();
@@ -120,31 +125,32 @@ impl<K: Ord> SlotHolder<K> {
         Self { server, epoch, ended: MigrationId(0), registered: false, slots: held, leaving: 0 }
     }
 
-    /// The map it is at.
+    /// The epoch of the server's map.
     #[must_use]
     pub fn epoch(&self) -> Epoch {
         self.epoch
     }
 
-    /// Migrations up to this one are over, as far as it knows.
+    /// Migrations up to this one have ended, as far as this server knows.
     #[must_use]
     pub fn ended(&self) -> MigrationId {
         self.ended
     }
 
-    /// Whether it knows which slots are its own.
+    /// Whether the server knows its own slots.
     #[must_use]
     pub fn is_registered(&self) -> bool {
         self.registered
     }
 
-    /// Whether any slot is on its way to another server, so that what changes has to be [noted](Self::changed).
+    /// Whether any slot is moving to another server, so that its changes must be
+    /// [noted](Self::changed).
     #[must_use]
     pub fn is_source(&self) -> bool {
         self.leaving > 0
     }
 
-    /// Whether look-ups and updates of the slot are answered here.
+    /// Whether this server answers look-ups and updates of the slot.
     #[must_use]
     pub fn serves(&self, slot: Slot) -> bool {
         self.registered
@@ -155,17 +161,18 @@ impl<K: Ord> SlotHolder<K> {
             }
     }
 
-    /// The slots whose rows are this server's, whether it still serves them or not: what a checkpoint takes from it.
+    /// The slots whose rows belong to this server, even if it no longer serves them. A checkpoint
+    /// saves these slots from it.
     #[must_use]
     pub fn own(&self) -> Vec<Slot> {
         let own = |(_, held): &(u32, &Held<K>)| matches!(held, Held::Own | Held::Leaving(_));
         (0..).zip(&self.slots).filter(own).map(|(slot, _)| Slot(slot)).collect()
     }
 
-    /// Whether a request under the map `asked` that touches `slots` is answered here.
+    /// Checks whether this server answers a request that touches `slots` under the map `asked`.
     ///
     /// # Errors
-    /// What to tell the asker.
+    /// The refusal to send to the caller.
     pub fn admit(&self, asked: Epoch, slots: impl IntoIterator<Item = Slot>) -> Result<(), NotServed> {
         if !self.registered {
             return Err(NotServed::Unregistered);
@@ -179,8 +186,9 @@ impl<K: Ord> SlotHolder<K> {
         }
     }
 
-    /// Begins to move a slot to server `to`: from here on changes are noted. The caller then sends the slot whole, as package 0, or as
-    /// [several](Self::cut). Said twice, the slot is sent anew.
+    /// Starts to move a slot to server `to`: from now on, changes are noted. The caller then sends
+    /// the whole slot as package 0, or as [several packages](Self::cut). After a repeated call, the
+    /// caller sends the slot again.
     ///
     /// # Errors
     /// [`HolderError::Over`], [`HolderError::NotHeld`].
@@ -195,7 +203,7 @@ impl<K: Ord> SlotHolder<K> {
         Ok(())
     }
 
-    /// The slot that is about to be sent whole is sent as so many packages, package 0 and those that follow it.
+    /// The caller sends the whole slot as `packages` packages, from package 0 on.
     pub fn cut(&mut self, migration: MigrationId, slot: Slot, packages: u64) {
         if let Some(Held::Leaving(leaving)) = self.slots.get_mut(slot.0 as usize)
             && leaving.migration == migration
@@ -206,15 +214,15 @@ impl<K: Ord> SlotHolder<K> {
         }
     }
 
-    /// Notes keys of a slot whose rows were made, changed or removed; to be called after that, and before whoever asked for it is
-    /// answered.
+    /// Notes keys of a slot whose rows were created, changed or removed. Call it after the change
+    /// and before the response to the request that caused it.
     pub fn changed(&mut self, slot: Slot, keys: impl IntoIterator<Item = K>) {
         if let Some(Held::Leaving(leaving)) = self.slots.get_mut(slot.0 as usize) {
             leaving.changed.extend(keys);
         }
     }
 
-    /// The target has the package of this slot that was sent last.
+    /// The target has received package `sequence` of this slot. Only the last sent package counts.
     pub fn acknowledged(&mut self, migration: MigrationId, slot: Slot, sequence: u64) {
         if let Some(Held::Leaving(leaving)) = self.slots.get_mut(slot.0 as usize)
             && leaving.migration == migration
@@ -224,8 +232,9 @@ impl<K: Ord> SlotHolder<K> {
         }
     }
 
-    /// What is to be sent now: for each slot that moves, whose last package has arrived and in which something has changed since, its
-    /// next packages, each of at most `most` keys, to be sent one after the other.
+    /// Takes the changes to send now. They cover every moving slot with new changes whose last
+    /// package was acknowledged. A slot's changes form packages of at most `most` keys, to be sent
+    /// in order.
     pub fn take_changes(&mut self, most: usize) -> Vec<Changes<K>> {
         let mut all = Vec::new();
         for (slot, held) in (0..).zip(&mut self.slots) {
@@ -248,17 +257,18 @@ impl<K: Ord> SlotHolder<K> {
         all
     }
 
-    /// Keys noted and not taken, with repetitions.
+    /// The number of keys noted and not taken, with repetitions.
     #[must_use]
     pub fn noted(&self) -> usize {
         let noted = |held: &Held<K>| if let Held::Leaving(leaving) = held { leaving.changed.len() } else { 0 };
         self.slots.iter().map(noted).sum()
     }
 
-    /// Serves these slots no more; what has changed is still to be taken and sent.
+    /// Stops serving these slots. Their last changes must still be taken and sent.
     ///
     /// # Errors
-    /// [`HolderError::Over`], or [`HolderError::NotHeld`] for a slot that is not on its way in this migration; then none is sealed.
+    /// [`HolderError::Over`], or [`HolderError::NotHeld`] for a slot that is not moving in this
+    /// migration. On an error, no slot is sealed.
     pub fn seal(&mut self, migration: MigrationId, slots: &[Slot]) -> Result<(), HolderError> {
         self.check(migration)?;
         for slot in slots {
@@ -275,7 +285,7 @@ impl<K: Ord> SlotHolder<K> {
         Ok(())
     }
 
-    /// Whether every slot that moves in this migration is sealed and all of it has arrived.
+    /// Whether every slot that moves in this migration is sealed and all its packages have arrived.
     #[must_use]
     pub fn is_drained(&self, migration: MigrationId) -> bool {
         self.slots.iter().all(|held| match held {
@@ -286,10 +296,12 @@ impl<K: Ord> SlotHolder<K> {
         })
     }
 
-    /// A package of a slot that comes here; package 0 is the whole slot, or the first of its rows.
+    /// Receives a package of a slot that moves here. Package 0 has the whole slot, or the first of
+    /// its rows.
     ///
     /// # Errors
-    /// [`HolderError::Over`], [`HolderError::Gap`]; [`HolderError::NotHeld`] for a slot that is this server's own.
+    /// [`HolderError::Over`], [`HolderError::Gap`], or [`HolderError::NotHeld`] for a slot that
+    /// this server owns.
     pub fn receive(&mut self, migration: MigrationId, slot: Slot, sequence: u64) -> Result<Receipt, HolderError> {
         self.check(migration)?;
         let held = self.slots.get_mut(slot.0 as usize).ok_or(HolderError::NotHeld { slot })?;
@@ -308,12 +320,14 @@ impl<K: Ord> SlotHolder<K> {
         }
     }
 
-    /// The coordinator's word: this is the map, and migrations up to `ended` are over. An older word than the last changes nothing.
-    /// Gives the slots whose staged rows are to be dropped: they come here no more.
+    /// Adopts the coordinator's map, with all migrations up to `ended` over. A map or migration
+    /// older than the last adopted ones changes nothing. Returns the slots whose staged rows must
+    /// be dropped, because they no longer move here.
     ///
     /// # Errors
-    /// [`HolderError::RowsMissing`], with nothing changed, if the map gives this server rows that it does not have, as when they were
-    /// staged here before a crash. [`HolderError::Slots`].
+    /// [`HolderError::RowsMissing`] if the map assigns this server rows that it does not have. That
+    /// happens when the rows were staged here before a crash. [`HolderError::Slots`] for a map of
+    /// another size. On an error, nothing is changed.
     pub fn adopt(&mut self, map: &SlotMap, ended: MigrationId) -> Result<Vec<Slot>, HolderError> {
         if map.owners().len() != self.slots.len() {
             return Err(HolderError::Slots { found: map.slots(), expected: self.slots.len() as u32 });
@@ -347,8 +361,8 @@ impl<K: Ord> SlotHolder<K> {
         Ok(abandoned)
     }
 
-    /// All servers have adopted the map `epoch`: gives the slots whose rows this one handed over and may drop. `None` if it is at
-    /// another map, or at none: then there is nothing to be reported.
+    /// All servers have adopted the map `epoch`. Returns the slots whose rows this server handed
+    /// over and may drop. `None` if it is at another map, or has none: then it reports nothing.
     pub fn release(&mut self, epoch: Epoch) -> Option<Vec<Slot>> {
         if !self.registered || epoch != self.epoch {
             return None;
