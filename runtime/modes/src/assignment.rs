@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Batch, Rank};
 
-/// The global step that a batch was sent out for (τ): attached to the batch when a worker takes it and to its gradient when the
-/// worker pushes it.
+/// The global step for which a batch was handed out (τ). The coordinator attaches it to the batch,
+/// and the worker attaches it to the batch's gradient.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Token(pub u64);
 
@@ -20,16 +20,16 @@ impl fmt::Display for Token {
 /// A batch with its token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Assignment {
-    /// What to train.
+    /// The rows to train.
     pub batch: Batch,
-    /// What to return with its gradient.
+    /// The token to return with the gradient.
     pub token: Token,
 }
 
 /// The answer to a pull.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reply {
-    /// Train this.
+    /// Train this batch.
     Work(Assignment),
     /// All data is trained.
     Finished,

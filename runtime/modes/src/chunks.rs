@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 /// Every chunk but the last of a pass holds the same number of rows. So the number of a chunk fixes
 /// the global steps of its batches before a loader has read it.
 pub trait Chunks {
-    /// Begins chunk `chunk`, the next one of the pass. `None` if nothing is known to be left that
-    /// no loader reads: the ledger then has loaders ask again.
+    /// Begins chunk `chunk`, the next one of the pass. `None` if all rows known so far are leased
+    /// or read. The ledger then has loaders ask again.
     fn begin(&mut self, chunk: u64) -> Option<Start>;
 
     /// A loader has read `rows` rows in chunk `chunk`. They are at most the rows of a full chunk.
@@ -37,8 +37,8 @@ pub struct FiniteChunks {
 }
 
 impl FiniteChunks {
-    /// Chunks of `chunk_rows` rows, over a pass of `pass_rows` rows if an earlier pass has shown
-    /// them.
+    /// Chunks of `chunk_rows` rows. `pass_rows` is the number of rows of a pass if an earlier pass
+    /// has determined it.
     #[must_use]
     pub fn new(chunk_rows: u64, pass_rows: Option<u64>) -> Self {
         Self { chunk_rows, pass_rows, first_empty: None }

@@ -1,9 +1,9 @@
 //! The coordinator's account of the training data. Loaders lease the data in chunks of a fixed
 //! number of rows. A chunk's number in the pass fixes the global steps of its batches. So the
-//! batches of a run do not depend on which loader reads a chunk. [`Chunks`] says where a chunk
-//! begins and where a pass ends.
+//! batches of a run do not depend on which loader reads a chunk. [`Chunks`] determines where a
+//! chunk begins and where a pass ends.
 //!
-//! The coordinator calls it. Each evaluation has a ledger of its own, of one epoch.
+//! The coordinator calls it. Each evaluation has a separate ledger, of one epoch.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ pub enum TrainingLength {
     Steps(u64),
 }
 
-/// The sizes that a ledger leases by.
+/// The sizes of chunks and batches, and the length of training.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct DataPlan {
     /// Rows of a global batch; the last batch of an epoch may have fewer.
@@ -67,25 +67,25 @@ pub struct DataPosition {
 /// The answer to a loader that requests data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lease {
-    /// Read this.
+    /// Read this chunk.
     Chunk(ChunkLease),
-    /// Nothing now, until loaders report the chunks on lease or the source grows. Ask again.
+    /// No chunk now. Ask again once loaders have reported leased chunks or the source has grown.
     Wait,
-    /// Nothing is left.
+    /// No chunk is left.
     Finished,
 }
 
-/// Reports that contradict the ledger.
+/// Errors of the ledger: contradicting reports, and data that does not fit the run.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum LedgerError {
-    /// A chunk that no loader has on lease: it was never leased, or a loader has reported it
-    /// before.
+    /// A chunk that no loader has on lease. It was never leased, or a loader has already reported
+    /// it.
     #[error("chunk {chunk} of epoch {epoch} was reported, but is not on lease")]
     NotLeased { epoch: u32, chunk: u64 },
     /// More rows than a chunk holds.
     #[error("chunk {chunk} of epoch {epoch} was reported with {rows} rows; a chunk holds {limit}")]
     TooManyRows { epoch: u32, chunk: u64, rows: u64, limit: u64 },
-    /// The data changed during the run: this epoch is not as long as the one before.
+    /// The data changed during the run: this epoch has another length than an earlier one.
     #[error(
         "chunk {chunk} of epoch {epoch} has {rows} rows where an earlier epoch had {expected}: the data changed while it was being read"
     )]
@@ -93,12 +93,12 @@ pub enum LedgerError {
     /// An earlier run has trained up to a batch that this data does not have.
     #[error("an earlier run trained up to batch {} in epoch {}, and this data has no such batch", .0.batch, .0.epoch)]
     NoSuchBatch(DataPosition),
-    /// There is nothing to train on.
+    /// The training data has no rows.
     #[error("the training data has no rows")]
     NoRows,
 }
 
-/// See the module's text.
+/// The coordinator's account of the data; see the module's documentation.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct DataLedger<C = FiniteChunks> {
     plan: DataPlan,
@@ -118,11 +118,11 @@ impl DataLedger {
         Self::over(plan, |chunk_rows| FiniteChunks::new(chunk_rows, None))
     }
 
-    /// Continues an earlier run with the same plan: the first chunk that it leases is the one with
-    /// the position's batch.
+    /// Continues an earlier run with the same plan. The first leased chunk is the one that has the
+    /// position's batch.
     ///
     /// # Errors
-    /// [`LedgerError::NoSuchBatch`] if the epochs up to the position's have fewer batches.
+    /// [`LedgerError::NoSuchBatch`] if the data up to the position has fewer batches.
     pub fn resume(plan: DataPlan, position: DataPosition) -> Result<Self, LedgerError> {
         let epoch_rows = position.epoch_rows;
         let ledger = Self::over(plan, |chunk_rows| FiniteChunks::new(chunk_rows, epoch_rows));
@@ -147,7 +147,7 @@ impl DataLedger {
 }
 
 impl<C: Chunks> DataLedger<C> {
-    /// A ledger over the chunks that `chunks` makes for this number of rows of a chunk.
+    /// A ledger over `chunks(rows of a chunk)`.
     pub fn over(plan: DataPlan, chunks: impl FnOnce(u64) -> C) -> Self {
         let plan = DataPlan {
             global_batch_rows: plan.global_batch_rows.max(1),

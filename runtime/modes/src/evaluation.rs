@@ -1,8 +1,8 @@
-//! Before which global batches the model is evaluated. Pure; called by the coordinator.
+//! The global batches before which the model is evaluated. Pure; the coordinator calls it.
 
 use serde::{Deserialize, Serialize};
 
-/// When to evaluate; training's end always counts.
+/// When to evaluate. The end of training always counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum EvaluationPoints {
     /// Only when training has ended.
@@ -14,8 +14,8 @@ pub enum EvaluationPoints {
 }
 
 impl EvaluationPoints {
-    /// The first batch behind `evaluated` before which an evaluation is due, as far as it is known. `epoch_starts` are the known
-    /// batches with which an epoch other than the first begins, ascending.
+    /// The first batch after `evaluated` before which an evaluation is due, as far as it is known.
+    /// `epoch_starts` are the known first batches of the epochs after the first, ascending.
     #[must_use]
     pub fn next_after(self, evaluated: u64, epoch_starts: &[u64]) -> Option<u64> {
         match self {
@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn evaluations_fall_between_epochs_or_every_so_many_steps() {
+    fn evaluations_are_due_between_epochs_or_every_n_steps() {
         let due = |points: EvaluationPoints| {
             let next = |evaluated: &u64| points.next_after(*evaluated, &[3, 6]).filter(|due| *due < 9);
             std::iter::successors(next(&0), next).collect::<Vec<_>>()

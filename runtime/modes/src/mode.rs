@@ -1,12 +1,12 @@
 //! A training mode with its settings.
 //!
-//! A mode has three halves, each a state machine in the module of its family:
+//! The state machines of a mode are its halves. Each half is in the module of the mode's family:
 //!
 //! | half | `barrier` (`sync`, `hybrid`) | `gba` (`gba`, `async`, `bsp`, `hopBs`, `hopBw`) |
 //! |---|---|---|
-//! | coordinator: who trains which rows when | [`BarrierCoordinator`](crate::barrier::BarrierCoordinator) | [`Dispatcher`](crate::gba::Dispatcher) |
-//! | parameter server: when a look-up is answered and a gradient applied | [`StepGate`](crate::barrier::StepGate) | [`GradientServer`](crate::gba::GradientServer) |
-//! | dense worker: what it fetches, computes and pushes next | [`StepWindow`](crate::barrier::StepWindow) | [`PushPullWorker`](crate::gba::PushPullWorker) |
+//! | coordinator: which worker trains which rows, and when | [`BarrierCoordinator`](crate::barrier::BarrierCoordinator) | [`Dispatcher`](crate::gba::Dispatcher) |
+//! | parameter server: when it answers a look-up and applies a gradient | [`StepGate`](crate::barrier::StepGate) | [`GradientServer`](crate::gba::GradientServer) |
+//! | dense worker: the next fetches, computations and pushes | [`StepWindow`](crate::barrier::StepWindow) | [`PushPullWorker`](crate::gba::PushPullWorker) |
 //!
 //! [`TrainingRun`](crate::switch::TrainingRun) switches between the coordinator halves, through the
 //! trait [`CoordinatorHalf`].
@@ -17,12 +17,12 @@ use serde::{Deserialize, Serialize};
 use crate::gba::{BufferSize, Decay, DispatchError, LostTokens, TokenMode};
 use crate::{Answers, DataList, GlobalStep, RowLedger};
 
-/// How embeddings and dense parameters are kept in step.
+/// How embeddings and dense parameters are synchronized.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub enum TrainingMode {
     /// Every gradient is applied before the next look-up; repeatable to the bit.
     Sync,
-    /// Embeddings are at most `staleness` global steps behind; dense parameters are in step.
+    /// Embeddings are at most `staleness` global steps behind; dense parameters are synchronous.
     Hybrid {
         /// τ, in global steps.
         staleness: u64,
@@ -40,7 +40,7 @@ pub struct ModeSettings {
     pub gba_buffer: BufferSize,
     /// The weight of stale gradients in `gba`.
     pub gba_decay: Decay,
-    /// The tokens of `gba` that dead workers held.
+    /// How lost tokens of dead workers are treated in `gba`.
     pub gba_lost_tokens: LostTokens,
     /// b1 of `hopBs`: the most batches that a worker may be ahead of the slowest.
     pub hop_bs_bound: u64,
@@ -100,8 +100,8 @@ impl TrainingMode {
         }
     }
 
-    /// τ: how many steps may be looked up and not yet applied; 0 without a barrier, where nothing bounds
-    /// it.
+    /// τ: the number of steps that may be looked up and not yet applied. 0 without a barrier, where
+    /// it has no bound.
     #[must_use]
     pub const fn staleness(self) -> u64 {
         match self {
@@ -110,10 +110,10 @@ impl TrainingMode {
         }
     }
 
-    /// Whether `workers` dense workers can train in this mode.
+    /// Checks whether `workers` dense workers can train in this mode.
     ///
     /// # Errors
-    /// [`DispatchError`], if they are too few.
+    /// [`DispatchError`], if there are too few.
     pub fn validate(self, workers: u32) -> Result<(), DispatchError> {
         match self {
             Self::Tokens(mode) => mode.validate(workers),
@@ -136,10 +136,10 @@ pub trait CoordinatorHalf {
     /// The next segment of the data has `rows` rows.
     fn extend_data(&mut self, rows: u64) -> Answers;
 
-    /// No more data will come.
+    /// No more data will be announced.
     fn close_data(&mut self) -> Answers;
 
-    /// Hands out no more than the next boundary needs.
+    /// From now on, hands out only the batches up to the next boundary.
     fn start_draining(&mut self);
 
     /// The boundary's step, once every row before it is settled; `None` until then.
@@ -148,15 +148,16 @@ pub trait CoordinatorHalf {
     /// Whether parameter servers have to apply an incomplete buffer before training can pause.
     fn needs_flush(&self) -> bool;
 
-    /// The step that training is in: the next one to hand out, or the one that the slowest server fills.
+    /// The step that training has reached: the next to hand out, or the one that the slowest server
+    /// is filling.
     fn next_step(&self) -> GlobalStep;
 
-    /// The data that is known.
+    /// The data announced so far.
     fn data(&self) -> &DataList;
 
-    /// The account of rows.
+    /// The row ledger.
     fn ledger(&self) -> &RowLedger;
 
-    /// Ends the mode: data and account go to the next one.
+    /// Ends the mode, and returns the data and the row ledger for the next one.
     fn into_parts(self: Box<Self>) -> (DataList, RowLedger);
 }

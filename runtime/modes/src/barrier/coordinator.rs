@@ -1,5 +1,5 @@
-//! The coordinator's half of `sync` and `hybrid`: hands out whole global batches, one a step, and settles
-//! each when it is applied everywhere.
+//! The coordinator's half of `sync` and `hybrid`. It hands out whole global batches, one per step,
+//! and settles each batch once its step is applied everywhere.
 
 use std::collections::BTreeMap;
 
@@ -7,26 +7,26 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Answers, Batch, CoordinatorHalf, DataList, GlobalStep, Next, Outcome, RowLedger, RowLedgerError};
 
-/// A message that contradicts what was handed out.
+/// A message that contradicts the steps handed out.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum BarrierError {
-    /// A step that is not out.
-    #[error("step {step} was reported as applied, but is not out")]
+    /// The step was not handed out.
+    #[error("step {step} was reported as applied, but it was not handed out")]
     StepNotOut {
         /// The step.
         step: GlobalStep,
     },
-    /// The account of rows contradicts the step.
+    /// The row ledger contradicts the step.
     #[error(transparent)]
     Ledger(#[from] RowLedgerError),
 }
 
-/// See the module's text.
+/// The coordinator's state machine; see the module's documentation.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct BarrierCoordinator {
     data: DataList,
     ledger: RowLedger,
-    /// Steps that are handed out and not applied.
+    /// Steps that are handed out and not applied yet.
     open: BTreeMap<GlobalStep, Batch>,
     /// The step to hand out next.
     step: GlobalStep,
@@ -34,18 +34,19 @@ pub struct BarrierCoordinator {
 }
 
 impl BarrierCoordinator {
-    /// Before `step`, with global batches of `global_rows` rows.
+    /// A coordinator before `step`, with global batches of `global_rows` rows.
     #[must_use]
     pub fn new(step: GlobalStep, global_rows: u32, mut data: DataList, ledger: RowLedger) -> Self {
         data.set_batch_rows(global_rows);
         Self { data, ledger, open: BTreeMap::new(), step, draining: false }
     }
 
-    /// The next global batch and its step. `None` while there is no data, and while draining. A step that
-    /// fails with its workers stays open until it has been trained again and is applied.
+    /// The next global batch and its step. `None` while there is no data, and while draining. If
+    /// workers fail during a step, the step stays open until they have trained it again and it is
+    /// applied.
     ///
     /// # Errors
-    /// The account of rows contradicts the data.
+    /// The row ledger contradicts the data.
     pub fn next_step_to_train(&mut self) -> Result<Option<(GlobalStep, Batch)>, RowLedgerError> {
         if self.draining {
             return Ok(None);
@@ -58,7 +59,7 @@ impl BarrierCoordinator {
         Ok(Some((step, batch)))
     }
 
-    /// This step is applied everywhere. Said twice, it changes nothing.
+    /// `step` is applied everywhere. A repeated call changes nothing.
     ///
     /// # Errors
     /// A step that was not handed out.

@@ -1,27 +1,28 @@
-//! Ring all-reduce over a flat buffer: n − 1 rounds of reduce-scatter, then n − 1 of all-gather. Each of n ranks sends
-//! 2·(n − 1)/n of the buffer in all, and every chunk is summed in one fixed order around the ring, so that all ranks end with
-//! the same bits and runs repeat.
+//! Ring all-reduce over a flat buffer: n − 1 rounds of reduce-scatter, then n − 1 rounds of
+//! all-gather. Each of the n ranks sends 2·(n − 1)/n of the buffer in all. Every chunk is summed in
+//! one fixed order around the ring. All ranks therefore end with the same bits, and runs repeat.
 //!
-//! Called by the dense-worker role: it sends what [`RingAllReduce::send`] gives to the next rank, and hands what came from the
-//! previous rank to [`RingAllReduce::receive`].
+//! The dense-worker role calls this state machine. It sends the chunks of [`RingAllReduce::send`]
+//! to the next rank, and passes the previous rank's chunks to [`RingAllReduce::receive`].
 
 use std::ops::Range;
 
 use crate::Rank;
 
-/// What to send in a round: this range of the buffer, to the next rank.
+/// The message of one round: send this range of the buffer to the next rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RingSend {
     /// Round number, 0 to 2·(n − 1) − 1.
     pub round: u32,
-    /// Where the chunk lies in the buffer (elements).
+    /// The range of the chunk in the buffer (elements).
     pub range: Range<usize>,
 }
 
-/// A chunk that does not belong here.
+/// A chunk that does not fit this all-reduce.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum RingError {
-    /// Messages of a round arrive in order over one connection; another round means another buffer.
+    /// The messages of a buffer arrive in order over one connection. A wrong round thus belongs to
+    /// another buffer.
     #[error("rank {rank} expected round {expected} of the all-reduce and received round {received}")]
     WrongRound { rank: Rank, expected: u32, received: u32 },
     /// Peers disagree about the size of the buffer.
@@ -42,19 +43,20 @@ pub struct RingAllReduce {
 }
 
 impl RingAllReduce {
-    /// For rank `rank` of `ranks`, over a buffer of `length` elements.
+    /// The state of rank `rank` of `ranks`, for a buffer of `length` elements.
     #[must_use]
     pub fn new(rank: Rank, ranks: u32, length: usize) -> Self {
         Self { rank, ranks: ranks.max(1), length, sent: 0, received: 0 }
     }
 
-    /// Rounds in all.
+    /// The number of rounds.
     #[must_use]
     pub fn rounds(&self) -> u32 {
         2 * (self.ranks - 1)
     }
 
-    /// The next chunk to send, once the round before it has been received; `None` if there is nothing to send now.
+    /// The next chunk to send, once the previous round was received. `None` if there is nothing to
+    /// send now.
     pub fn send(&mut self) -> Option<RingSend> {
         if self.sent >= self.rounds() || self.sent > self.received {
             return None;
@@ -64,7 +66,8 @@ impl RingAllReduce {
         Some(RingSend { round, range: self.chunk_range(self.chunk_at(round, 0)) })
     }
 
-    /// Takes the previous rank's chunk of `round` into `buffer`: adds in the first half of the rounds, replaces in the second.
+    /// Merges the previous rank's chunk of `round` into `buffer`. The first half of the rounds
+    /// adds, the second half replaces.
     pub fn receive(&mut self, round: u32, chunk: &[f32], buffer: &mut [f32]) -> Result<(), RingError> {
         if round != self.received || round >= self.rounds() {
             return Err(RingError::WrongRound { rank: self.rank, expected: self.received, received: round });
@@ -80,7 +83,8 @@ impl RingAllReduce {
         }
         let target = &mut buffer[range];
         if round < self.ranks - 1 {
-            // One order for the sum: what came around the ring first, then this rank's own.
+            // The order of the sum is fixed: the partial sum from the ring first, then this rank's
+            // values.
             target.iter_mut().zip(chunk).for_each(|(own, partial)| *own += partial);
         } else {
             target.copy_from_slice(chunk);

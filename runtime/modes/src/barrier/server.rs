@@ -1,10 +1,14 @@
 //! A parameter server's half of `sync` and `hybrid` training (Persia §3, algorithms 1 and 2).
 //!
-//! Every dense worker's gradients of global step k reach every parameter server as one contribution, empty or not. When the
-//! contributions of all ranks are there, step k is *complete*: they are handed out in rank order, to be summed and applied as
-//! one update, and steps are completed in order. A look-up for step k is answered once every step before k − τ is applied.
-//! With τ = 0 that is `sync`: nothing is read before all earlier gradients are in it, and the sum has one order, so results
-//! repeat to the bit. With τ > 0 it is `hybrid`: at most τ steps are looked up and not yet applied.
+//! Every dense worker sends its gradients of global step k to every parameter server, as one
+//! contribution that may be empty. Step k is *complete* when the contributions of all ranks have
+//! arrived. The gate then returns them in rank order, to be summed and applied as one update. Steps
+//! are applied in order. The gate answers a look-up for step k once every step before k − τ is
+//! applied.
+//!
+//! - With τ = 0, that is `sync`. Every look-up sees all earlier gradients. The sum has one order,
+//!   so results repeat to the bit.
+//! - With τ > 0, it is `hybrid`. A look-up may miss the gradients of up to τ steps.
 //!
 //! Called by the parameter-server role, which owns one gate behind one lock.
 
@@ -15,8 +19,8 @@ use crate::{GlobalStep, Rank};
 /// A message that no correct peer sends.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum GateError {
-    /// The job has fewer dense workers than that.
-    #[error("gradients of rank {rank} were pushed, but the job has {ranks} dense workers")]
+    /// The job has fewer dense workers.
+    #[error("rank {rank} pushed gradients, but the job has only {ranks} dense workers")]
     UnknownRank { rank: Rank, ranks: u32 },
     /// A rank pushed the same step twice.
     #[error("rank {rank} pushed gradients of step {step} twice")]
@@ -28,22 +32,23 @@ pub enum GateError {
     TooFarAhead { rank: Rank, step: GlobalStep, applied: GlobalStep, staleness: u64 },
 }
 
-/// The gate of one parameter server. `L` identifies a look-up that waits, `P` is one rank's gradients.
+/// The gate of one parameter server. `L` identifies a waiting look-up, `P` is one rank's gradients.
 #[derive(Debug)]
 pub struct StepGate<L, P> {
     ranks: u32,
     staleness: u64,
     /// Steps before this one are applied.
     applied: GlobalStep,
-    /// Whether the update of step `applied` has been handed out and is being carried out.
+    /// Whether the update of step `applied` was returned and is not finished yet.
     applying: bool,
-    /// Contributions to steps `applied`, `applied + 1`, …: at most `staleness + 1` of them.
+    /// Contributions to steps `applied`, `applied + 1`, …: at most `staleness + 1` steps.
     pending: VecDeque<Vec<Option<P>>>,
     waiting: BTreeMap<GlobalStep, Vec<L>>,
 }
 
 impl<L, P> StepGate<L, P> {
-    /// A gate for `ranks` dense workers and τ = `staleness` (in global steps; 0 is `sync`), before step `first`.
+    /// A gate for `ranks` dense workers and τ = `staleness` (in global steps; 0 is `sync`), before
+    /// step `first`.
     #[must_use]
     pub fn new(ranks: u32, staleness: u64, first: GlobalStep) -> Self {
         Self {
@@ -56,7 +61,7 @@ impl<L, P> StepGate<L, P> {
         }
     }
 
-    /// The step that will be applied next: all before it are.
+    /// The step to be applied next: all steps before it are applied.
     #[must_use]
     pub fn applied(&self) -> GlobalStep {
         self.applied
@@ -68,13 +73,14 @@ impl<L, P> StepGate<L, P> {
         self.staleness
     }
 
-    /// How many look-ups wait for a step to be applied.
+    /// The number of look-ups that wait for a step to be applied.
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.waiting.values().map(Vec::len).sum()
     }
 
-    /// A look-up for `step`. Returned if it may be answered now, kept for [`Self::finish_update`] otherwise.
+    /// A look-up for `step`. The gate returns it if it may be answered now, and otherwise keeps it
+    /// for [`Self::finish_update`].
     pub fn look_up(&mut self, step: GlobalStep, look_up: L) -> Option<L> {
         if self.may_read(step) {
             return Some(look_up);
@@ -83,7 +89,7 @@ impl<L, P> StepGate<L, P> {
         None
     }
 
-    /// Gradients of `rank` for `step`; afterwards ask for the [`Self::next_update`].
+    /// Stores the gradients of `rank` for `step`. Call [`Self::next_update`] afterwards.
     pub fn push(&mut self, step: GlobalStep, rank: Rank, contribution: P) -> Result<(), GateError> {
         if rank.0 >= self.ranks {
             return Err(GateError::UnknownRank { rank, ranks: self.ranks });
@@ -107,8 +113,9 @@ impl<L, P> StepGate<L, P> {
         Ok(())
     }
 
-    /// The next step to apply with its contributions in rank order, once all ranks have pushed it and the update before it is
-    /// finished. Sum them, apply the sum, then call [`Self::finish_update`] and ask again.
+    /// The next step to apply, with its contributions in rank order. `None` until all ranks have
+    /// pushed it and the previous update is finished. Sum and apply the contributions, then call
+    /// [`Self::finish_update`], and this again.
     pub fn next_update(&mut self) -> Option<(GlobalStep, Vec<P>)> {
         if self.applying || !self.pending.front()?.iter().all(Option::is_some) {
             return None;
@@ -118,7 +125,7 @@ impl<L, P> StepGate<L, P> {
         Some((self.applied, contributions))
     }
 
-    /// The update handed out last is in the rows: these look-ups may be answered now.
+    /// The last returned update is in the rows. Returns the look-ups that may be answered now.
     pub fn finish_update(&mut self) -> Vec<L> {
         if !std::mem::take(&mut self.applying) {
             return Vec::new();
@@ -128,9 +135,10 @@ impl<L, P> StepGate<L, P> {
         std::mem::replace(&mut self.waiting, still_waiting).into_values().flatten().collect()
     }
 
-    /// For whoever pushed gradients of `step` a second time and is to hear that they are taken in: returned if it may be told now, kept for
-    /// [`Self::finish_update`] if they are all there, and are being applied or about to be. Whoever pushes the last gradients of a step
-    /// counts on the step's being applied once it is told.
+    /// A worker pushed gradients of `step` a second time, and `waiting` is its acknowledgement. The
+    /// gate returns it to be sent at once, unless `step` is complete and not applied. In that case
+    /// it keeps it for [`Self::finish_update`]. The rank that completes a step relies on this: once
+    /// acknowledged, the step is applied.
     pub fn pushed_again(&mut self, step: GlobalStep, waiting: L) -> Option<L> {
         let next = self.applied.0 + u64::from(self.applying);
         let is_complete = match step.0.checked_sub(next) {
@@ -140,9 +148,9 @@ impl<L, P> StepGate<L, P> {
         if is_complete { self.look_up(GlobalStep(step.0 + 1 + self.staleness), waiting) } else { Some(waiting) }
     }
 
-    /// In `sync`: whether the rows have more in them than a look-up for `step` may read, because all of its gradients are applied, or are being. No
-    /// dense worker asks for that but one that has taken another's place, after the embedding worker has died as well that knew what the other
-    /// one got.
+    /// In `sync`: whether the rows are too new for a look-up for `step`, because its gradients are
+    /// applied or being applied. Only the replacement of a dense worker asks for such a step. It
+    /// does so if the embedding worker that remembered the dead worker's rows has died as well.
     #[must_use]
     pub fn has_passed(&self, step: GlobalStep) -> bool {
         self.staleness == 0 && step.0 < self.applied.0 + u64::from(self.applying)
@@ -166,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn sync_answers_nothing_before_every_rank_of_every_earlier_step_is_applied() {
+    fn sync_look_ups_wait_for_every_rank_of_every_earlier_step() {
         let mut gate = gate(2, 0);
         assert_eq!(gate.look_up(GlobalStep(0), 0), Some(0));
         assert_eq!(gate.look_up(GlobalStep(1), 1), None);
@@ -179,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn sync_says_when_the_rows_of_a_step_are_gone() {
+    fn sync_reports_that_the_rows_of_a_step_are_gone() {
         let mut sync = gate(1, 0);
         let mut hybrid = gate(1, 1);
         for gate in [&mut sync, &mut hybrid] {
@@ -193,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn who_pushes_again_is_told_when_a_complete_step_is_applied_and_at_once_otherwise() {
+    fn a_repeated_push_of_a_complete_step_is_answered_once_applied() {
         let mut gate = gate(2, 1);
         gate.push(GlobalStep(0), Rank(0), (0, 0)).unwrap();
         assert_eq!(gate.pushed_again(GlobalStep(0), 1), Some(1), "others may wait for what it does next");
@@ -250,8 +258,9 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the order in which ranks' messages and updates interleave: steps are applied once, in order, ranks in order,
-        /// and no look-up is answered while more than τ steps before it are unapplied.
+        /// For any interleaving of messages and updates, steps are applied once and in order, with
+        /// the ranks in order. No look-up is answered while more than τ steps before it are
+        /// unapplied.
         #[test]
         fn any_interleaving_keeps_order_and_staleness(
             ranks in 1u32..5, staleness in 0u64..4, choices in proptest::collection::vec(any::<u32>(), 600),

@@ -1,16 +1,18 @@
-//! The ranks' sparse gradients of one step, summed into one update, so that a key that several ranks met is updated once, as
-//! if one worker had trained the whole global batch. Called by the parameter server with what a [`crate::barrier::StepGate`] hands out.
+//! Sums the ranks' sparse gradients of one step into one update. A key that several ranks met is
+//! updated once, as if one worker had trained the whole global batch. The parameter server calls
+//! this with the contributions of a [`crate::barrier::StepGate`].
 
 /// Gradients of some rows of one group.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct SparseGradients {
-    /// Ascending, no duplicates.
+    /// In ascending order, without duplicates.
     pub keys: Vec<u64>,
-    /// [keys, dim]
+    /// Shape [keys, dim].
     pub values: Vec<f32>,
 }
 
-/// Σ over `contributions` by key, added in their order: the result does not depend on how keys are spread over servers.
+/// The sum of `contributions` by key, added in their order. The result does not depend on how keys
+/// are spread over servers.
 #[must_use]
 pub fn sum_by_key(mut contributions: Vec<SparseGradients>, dim: usize) -> SparseGradients {
     if contributions.len() <= 1 {

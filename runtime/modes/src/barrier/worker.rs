@@ -1,41 +1,42 @@
-//! A dense worker's half of `sync` and `hybrid`: how far it fetches and pushes ahead of the step that it
-//! trains.
+//! A dense worker's half of `sync` and `hybrid`: how far it fetches and pushes ahead of the step
+//! that it trains.
 
-/// See the module's text.
+/// The limits of fetching and pushing ahead; see the module's documentation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepWindow {
     staleness: u64,
 }
 
 impl StepWindow {
-    /// For τ = `staleness`, in global steps; 0 is `sync`.
+    /// The window for τ = `staleness`, in global steps; 0 is `sync`.
     #[must_use]
     pub const fn new(staleness: u64) -> Self {
         Self { staleness }
     }
 
-    /// Steps whose embeddings are asked for: the one to train, those in flight beside it, and in `sync`
-    /// the next one, whose look-up waits at the servers.
+    /// The number of steps whose embeddings the worker requests: the step to train and those in
+    /// flight beside it. In `sync` that includes the next step, whose look-up waits at the servers.
     #[must_use]
     pub fn steps_ahead(self) -> usize {
         self.staleness.max(1) as usize + 1
     }
 
-    /// Pieces whose gradients may be on their way, with `pieces` of this worker in a step.
+    /// The number of pieces whose gradients may be in flight, if this worker has `pieces` pieces
+    /// per step.
     #[must_use]
     pub fn pushes_ahead(self, pieces: usize) -> usize {
         (self.staleness as usize + 1) * pieces
     }
 
-    /// Steps before the present one whose gradients of rows may not have reached every parameter server, so
-    /// that a replacement of a dense worker sends them again.
+    /// The number of earlier steps whose embedding gradients may not have reached every parameter
+    /// server. The replacement of a dense worker sends them again.
     #[must_use]
     pub const fn unsettled_steps(self) -> u64 {
         if self.staleness == 0 { 1 } else { self.staleness + 2 }
     }
 
-    /// Whether every look-up waits for the update before it, so that a step's rows can be read again only
-    /// from a copy.
+    /// Whether every look-up waits for the previous update. A step's rows can then be read again
+    /// only from a copy.
     #[must_use]
     pub const fn is_exact(self) -> bool {
         self.staleness == 0

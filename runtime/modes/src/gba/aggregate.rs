@@ -49,7 +49,8 @@ impl DenseSum {
     }
 }
 
-/// Σ weight · gradient / `divisor` over pairs (weight, gradient), in their order; `None` if every weight is 0.
+/// Σ weight · gradient / `divisor` over pairs (weight, gradient), in their order. `None` if every
+/// weight is 0.
 pub fn aggregate_dense<'a>(pairs: impl IntoIterator<Item = (f32, &'a [f32])>, divisor: u32) -> Option<Vec<f32>> {
     let mut sum = DenseSum::default();
     pairs.into_iter().for_each(|(weight, gradient)| sum.add(weight, gradient));

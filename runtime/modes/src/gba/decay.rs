@@ -19,7 +19,8 @@ pub fn staleness(token: Token, step: GlobalStep) -> i64 {
 pub enum Decay {
     /// Always 1 (`async`, `bsp`, `hopBs`).
     None,
-    /// Equation 1: 1 if k − τ ≤ ι, else 0. `tolerance` is ι in global steps; the paper uses 3 and 4.
+    /// Equation 1: 1 if k − τ ≤ ι, else 0. `tolerance` is ι in global steps; the paper uses 3 and
+    /// 4.
     Threshold { tolerance: u64 },
     /// `base`^(k − τ), `base` in (0, 1].
     Exponential { base: f32 },

@@ -40,7 +40,8 @@ pub enum TokenMode {
     },
     /// Bounded staleness.
     HopBs {
-        /// b1: the largest difference between the versions (batches begun) of the fastest and the slowest worker.
+        /// b1: the largest difference between the versions (batches begun) of the fastest and the
+        /// slowest worker.
         bound: u64,
     },
     /// Backup workers.

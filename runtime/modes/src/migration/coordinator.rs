@@ -1,5 +1,6 @@
-//! The coordinator's part in a migration: from the plan to the flip of the map and the release. It alone decides which map is in
-//! force, at one instant: when a step gives [`Progress::Flipped`], and the journal is written before its orders go out.
+//! The coordinator's part in a migration: from the plan to the flip of the map and the release. It
+//! alone decides which map is in force, and a single instant decides it: a call that returns
+//! [`Progress::Flipped`]. The coordinator writes the journal before it sends that call's orders.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -7,43 +8,46 @@ use rectrain_embedding::Slot;
 
 use super::{Epoch, MigrationId, Move, SlotMap};
 
-/// Slots that a source sends whole at a time: enough to keep it and the network busy while small ones are acknowledged, few enough
-/// that their copies are a small part of its memory.
+/// The most slots that a source copies at the same time. Enough to keep it and the network busy
+/// while targets acknowledge small slots. Few enough that the copies are a small part of its
+/// memory.
 const COPIED_AT_A_TIME: usize = 4;
 
-/// What a server is told. Each is answered by the report of the same name; said twice, it changes nothing.
+/// An order from the coordinator to a server. The server answers with the report of the same name.
+/// A repeated order changes nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// Send the slot whole to another server, and from then on what changes in it.
+    /// Send the whole slot to server `to`, and from then on its changes.
     Copy { server: u16, migration: MigrationId, slot: Slot, to: u16 },
-    /// Serve these slots no more, and send the last of what changed.
+    /// Stop serving these slots, and send their last changes.
     Seal { server: u16, migration: MigrationId, slots: Vec<Slot> },
-    /// This is the map, and migrations up to `ended` are over.
+    /// Adopt this map; migrations up to `ended` are over.
     Adopt { server: u16, map: SlotMap, ended: MigrationId },
-    /// Drop the rows that you have handed over: everybody is at this map.
+    /// Drop the rows that you have handed over: all servers are at this map.
     Release { server: u16, epoch: Epoch },
 }
 
-/// What a report or a decision led to, besides orders.
+/// The result of a report or a decision, besides orders.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// Nothing to be told.
+    /// Nothing to do.
     None,
-    /// Every slot is copied: seal whenever training rests ([`Migration::seal`]).
+    /// Every slot is copied: [seal](Migration::seal) the slots at the next pause of training.
     Copied,
-    /// The next map is in force. Journal it before anything is sent.
+    /// The next map is in force. Journal it before you send any order.
     Flipped,
-    /// All servers have adopted the map and dropped what they handed over: the next migration may begin.
+    /// All servers have adopted the map and dropped the rows that they handed over. The next
+    /// migration may begin.
     Settled,
 }
 
-/// A migration that cannot be begun or sealed.
+/// The reason why a migration cannot begin, or its slots cannot be sealed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MigrationError {
-    /// One at a time.
+    /// Only one migration runs at a time.
     #[error("slots are moving already: wait until they have settled")]
     UnderWay,
-    /// The plan is not one for the map in force.
+    /// The plan does not fit the map in force.
     #[error("slot {slot} cannot move from server {from}, which does not hold it")]
     Move { slot: Slot, from: u16 },
     /// Not all slots are copied.
@@ -51,7 +55,8 @@ pub enum MigrationError {
     NotCopied,
 }
 
-/// What outlives a crash of the coordinator: written when a migration begins, and whenever the map or what is awaited changes.
+/// The state that outlives a crash of the coordinator. It is written when a migration begins, and
+/// whenever the map or the set of awaited servers changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Journal {
     map: SlotMap,
@@ -60,7 +65,7 @@ pub struct Journal {
     flipped: Vec<Flipped>,
 }
 
-/// A move that can still be taken back, and the map that it came with.
+/// A move that can still be undone, and the epoch of the map that made it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Flipped {
     step: Move,
@@ -77,22 +82,22 @@ enum Phase {
     Releasing { missing: BTreeSet<u16> },
 }
 
-/// See the module's text.
+/// The coordinator's state machine; see the module's documentation.
 #[derive(Clone, Debug)]
 pub struct Migration {
     map: SlotMap,
     begun: MigrationId,
-    /// The numbers of the servers in the job, those that join or leave included; rising.
+    /// The numbers of the servers in the job, ascending. Joining and leaving servers are included.
     servers: Vec<u16>,
     servers_after: Vec<u16>,
     moves: Vec<Move>,
-    /// Not adopted by all.
+    /// Moves whose map not all servers have adopted yet.
     flipped: Vec<Flipped>,
     phase: Phase,
 }
 
 impl Migration {
-    /// Nothing moves.
+    /// At `map`, with nothing moving and no migration begun so far.
     #[must_use]
     pub fn new(map: SlotMap) -> Self {
         let servers = map.servers().to_vec();
@@ -107,13 +112,14 @@ impl Migration {
         }
     }
 
-    /// Nothing moves, after so many migrations.
+    /// As [`Self::new`], with `begun` as the last migration.
     #[must_use]
     pub fn settled(map: SlotMap, begun: MigrationId) -> Self {
         Self { begun, ..Self::new(map) }
     }
 
-    /// After a crash. What was not flipped is given up; what was is told again. Carry the orders out.
+    /// After a crash. A migration that had not flipped is aborted. The map in force is sent to all
+    /// servers again: carry out the orders.
     #[must_use]
     pub fn restarted(journal: Journal) -> (Self, Vec<Order>) {
         let Journal { map, begun, servers, flipped } = journal;
@@ -122,7 +128,7 @@ impl Migration {
         (migration, orders)
     }
 
-    /// What is to be kept.
+    /// The state to write to the journal.
     #[must_use]
     pub fn journal(&self) -> Journal {
         let (map, flipped) = (self.map.clone(), self.flipped.clone());
@@ -135,19 +141,20 @@ impl Migration {
         &self.map
     }
 
-    /// The migration begun last.
+    /// The last migration begun.
     #[must_use]
     pub fn begun(&self) -> MigrationId {
         self.begun
     }
 
-    /// Whether nothing is under way.
+    /// Whether no migration is under way.
     #[must_use]
     pub fn is_settled(&self) -> bool {
         matches!(self.phase, Phase::Settled)
     }
 
-    /// Begins to carry out `moves`, after which just `servers` (their numbers) hold slots. Each source copies a few slots at a time.
+    /// Begins to carry out `moves`. Afterwards only `servers` (their numbers) hold slots. Each
+    /// source copies a few slots at a time.
     ///
     /// # Errors
     /// [`MigrationError::UnderWay`], [`MigrationError::Move`].
@@ -178,7 +185,7 @@ impl Migration {
         Ok((first.into_iter().map(|step| self.copy(step)).collect(), Progress::None))
     }
 
-    /// The target has the slot; the source forwards what changes.
+    /// The target has received the slot, and the source forwards its changes.
     pub fn copied(&mut self, migration: MigrationId, slot: Slot) -> (Vec<Order>, Progress) {
         let Phase::Copying { waiting, copying } = &mut self.phase else { return nothing() };
         if migration != self.begun || !copying.remove(&slot) {
@@ -197,7 +204,7 @@ impl Migration {
         (Vec::new(), Progress::Copied)
     }
 
-    /// Has the sources seal what is copied.
+    /// Orders the sources to seal the copied slots.
     ///
     /// # Errors
     /// [`MigrationError::NotCopied`].
@@ -218,7 +225,7 @@ impl Migration {
         Ok((by_source.into_iter().map(order).collect(), Progress::None))
     }
 
-    /// A source has sealed its slots, and all of what they hold has arrived.
+    /// A source has sealed its slots, and all their rows have arrived.
     pub fn sealed(&mut self, migration: MigrationId, server: u16) -> (Vec<Order>, Progress) {
         let Phase::Sealing { missing } = &mut self.phase else { return nothing() };
         if migration != self.begun || !missing.remove(&server) || !missing.is_empty() {
@@ -227,14 +234,15 @@ impl Migration {
         (self.flip(), Progress::Flipped)
     }
 
-    /// A server is at the map `epoch`, and knows which migrations are over.
+    /// A server has adopted the map `epoch`, and knows that migrations up to `ended` are over.
     pub fn adopted(&mut self, server: u16, epoch: Epoch, ended: MigrationId) -> (Vec<Order>, Progress) {
         if (epoch, ended) != (self.map.epoch(), self.begun) {
             return nothing();
         }
         let missing = match &mut self.phase {
             Phase::Adopting { missing } => missing,
-            // It has restarted since it said so first, and what it was told to release may have come before it knew the map again.
+            // The server has restarted since it first reported. The release order may have reached
+            // it while it had no map, so it gets the order again.
             Phase::Releasing { missing } if missing.contains(&server) => {
                 return (vec![Order::Release { server, epoch }], Progress::None);
             }
@@ -249,7 +257,7 @@ impl Migration {
         (self.servers.iter().map(release).collect(), Progress::None)
     }
 
-    /// A server has dropped what it handed over.
+    /// A server has dropped the rows that it handed over.
     pub fn released(&mut self, server: u16, epoch: Epoch) -> (Vec<Order>, Progress) {
         let Phase::Releasing { missing } = &mut self.phase else { return nothing() };
         if epoch != self.map.epoch() || !missing.remove(&server) || !missing.is_empty() {
@@ -260,12 +268,14 @@ impl Migration {
         (Vec::new(), Progress::Settled)
     }
 
-    /// A server has refused a part of the migration, as one that has restarted does: it is given up, unless it has flipped.
+    /// A server has refused a part of the migration, for example after a restart. The migration is
+    /// aborted, unless it has flipped.
     pub fn refused(&mut self, migration: MigrationId) -> Vec<Order> {
         if migration == self.begun { self.cancel().0 } else { Vec::new() }
     }
 
-    /// Gives the migration up, if it has not flipped: the old map stays. Says whether it did.
+    /// Aborts the migration if it has not flipped: the old map stays. Returns whether it was
+    /// aborted.
     pub fn cancel(&mut self) -> (Vec<Order>, bool) {
         match self.phase {
             Phase::Copying { .. } | Phase::Copied | Phase::Sealing { .. } => (self.tell_the_map(), true),
@@ -273,17 +283,17 @@ impl Migration {
         }
     }
 
-    /// A server has restarted: what was staged there, noted or sealed is gone; rows that it had adopted, at the map `epoch` the
-    /// latest, are there.
+    /// A server has restarted. It has lost the rows staged there, the noted changes and the seals.
+    /// It still has the rows that it adopted at maps up to `epoch`.
     pub fn restarted_server(&mut self, server: u16, epoch: Epoch) -> (Vec<Order>, Progress) {
         match &mut self.phase {
             Phase::Copying { .. } | Phase::Copied | Phase::Sealing { .. } => (self.tell_the_map(), Progress::None),
             Phase::Adopting { .. } if self.flipped.iter().any(|flipped| flipped.is_lost(server, epoch)) => {
                 (self.take_back(server, epoch), Progress::Flipped)
             }
-            // It is to have adopted the map before it is told to release.
+            // The server must adopt the map before it gets the release order.
             Phase::Releasing { .. } => (self.tell_the_map(), Progress::None),
-            // What it said before does not count any more.
+            // The server's earlier report no longer counts.
             Phase::Adopting { missing } => {
                 missing.insert(server);
                 (vec![self.adopt(server)], Progress::None)
@@ -303,7 +313,8 @@ impl Migration {
         self.tell_the_map()
     }
 
-    /// Rows that were staged on a server are lost, before it adopted them; their sources have them still.
+    /// Rows staged on a server were lost before it adopted them. Their sources still have them, so
+    /// the slots go back there.
     fn take_back(&mut self, server: u16, epoch: Epoch) -> Vec<Order> {
         let mut owners = self.map.owners().to_vec();
         for Flipped { step, .. } in self.flipped.iter().filter(|flipped| flipped.is_lost(server, epoch)) {
@@ -314,7 +325,7 @@ impl Migration {
         self.tell_the_map()
     }
 
-    /// Whatever was under way is over.
+    /// Ends any migration under way, and sends the map in force to all servers.
     fn tell_the_map(&mut self) -> Vec<Order> {
         self.moves.clear();
         self.phase = Phase::Adopting { missing: self.servers.iter().copied().collect() };
@@ -331,7 +342,7 @@ impl Migration {
 }
 
 impl Flipped {
-    /// Whether the slot went to `server`, and that has restarted without having adopted it.
+    /// Whether the slot moved to `server`, but `server` restarted before it adopted the move.
     fn is_lost(&self, server: u16, adopted: Epoch) -> bool {
         self.step.to == server && adopted < self.epoch
     }

@@ -83,7 +83,7 @@ struct Leaving<K> {
     changed: Vec<K>,
     /// The number of the last package that was sent, or must be sent before the next changes.
     sequence: u64,
-    /// It has not arrived.
+    /// The target has not acknowledged that package.
     unacknowledged: bool,
     sealed: bool,
 }

@@ -25,19 +25,20 @@ impl fmt::Display for Epoch {
     }
 }
 
-/// The owner of every slot. All members of a job that are at one epoch hold the same map. A parameter server keeps its number for as
-/// long as it lives; its *place* is where it stands among those in the map, from 0.
+/// The owner of every slot. All members of a job at one epoch hold the same map. A parameter server
+/// keeps its number while it lives. Its *place* is its index among the servers in the map, from 0.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SlotMap {
     epoch: Epoch,
-    /// By slot: the number of a server.
+    /// The number of the owner, indexed by slot.
     owners: Vec<u16>,
-    /// Numbers, rising.
+    /// The numbers of the servers, ascending.
     servers: Vec<u16>,
 }
 
 impl SlotMap {
-    /// `slots` slots dealt out to `servers` parameter servers in contiguous, equal runs: the first map of a job.
+    /// The first map of a job: `slots` slots, assigned to `servers` parameter servers in
+    /// contiguous, equal runs.
     #[must_use]
     pub fn even(slots: u32, servers: u16) -> Self {
         let servers = servers.max(1);
@@ -45,7 +46,8 @@ impl SlotMap {
         Self { epoch: Epoch(0), owners: (0..slots).map(owner).collect(), servers: (0..servers).collect() }
     }
 
-    /// A map that was told, of these servers. `None` if there is none, or an owner is not one of them.
+    /// A map received from the coordinator, with these servers. `None` if there are no servers, or
+    /// an owner is not one of them.
     #[must_use]
     pub fn new(epoch: Epoch, owners: Vec<u16>, servers: impl IntoIterator<Item = u16>) -> Option<Self> {
         let servers: BTreeSet<u16> = servers.into_iter().collect();
@@ -54,41 +56,41 @@ impl SlotMap {
         (!servers.is_empty() && is_known).then_some(Self { epoch, owners, servers })
     }
 
-    /// The map after this one: of `servers`, and of whoever holds a slot besides.
+    /// The next map: of `servers`, and of any other server that owns a slot.
     pub(super) fn successor(&self, owners: Vec<u16>, servers: &[u16]) -> Self {
         let servers: BTreeSet<u16> = servers.iter().chain(&owners).copied().collect();
         Self { epoch: self.epoch.next(), owners, servers: servers.into_iter().collect() }
     }
 
-    /// Which map it is.
+    /// The epoch of this map.
     #[must_use]
     pub fn epoch(&self) -> Epoch {
         self.epoch
     }
 
-    /// The owners' numbers, by slot.
+    /// The numbers of the owners, indexed by slot.
     #[must_use]
     pub fn owners(&self) -> &[u16] {
         &self.owners
     }
 
-    /// The numbers of the parameter servers in the map, rising: by place.
+    /// The numbers of the parameter servers in the map, ascending. The index is the place.
     #[must_use]
     pub fn servers(&self) -> &[u16] {
         &self.servers
     }
 
-    /// Where a server stands among those in the map; `None` if it is not in it.
+    /// The place of a server; `None` if the map does not have it.
     #[must_use]
     pub fn place(&self, server: u16) -> Option<usize> {
-        // Mostly all numbers from 0 on are there.
+        // Usually the numbers have no gap.
         if self.servers.get(usize::from(server)) == Some(&server) {
             return Some(usize::from(server));
         }
         self.servers.binary_search(&server).ok()
     }
 
-    /// Slots in the map.
+    /// The number of slots.
     #[must_use]
     pub fn slots(&self) -> u32 {
         self.owners.len() as u32
@@ -106,7 +108,8 @@ impl SlotMap {
         (0..).zip(&self.owners).filter(move |(_, owner)| **owner == server).map(|(slot, _)| Slot(slot))
     }
 
-    /// For each parameter server, by place, the runs of `keys` (ascending) that are its own, in order.
+    /// For each parameter server, by place: the index ranges of its keys in `keys` (ascending), in
+    /// order.
     #[must_use]
     pub fn split(&self, keys: &[u64]) -> Vec<Vec<Range<usize>>> {
         let mut runs: Vec<Vec<Range<usize>>> = vec![Vec::new(); self.servers.len()];

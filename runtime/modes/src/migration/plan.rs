@@ -1,6 +1,8 @@
-//! Which slots move where: from what each slot costs its server (look-ups and bytes, as measured) and from how many servers there
-//! are to be. The same plan grows, shrinks and rebalances a job, and empties a server that is about to end. Finding the fewest bytes that balance two costs at once is
-//! bin packing; this is a greedy answer, the same for the same measurements.
+//! Plans which slots move where. The plan depends on the measured cost of each slot (look-ups and
+//! bytes) and on the planned number of servers. The same plan grows, shrinks and rebalances a job,
+//! and drains a server that is about to stop. Moving the fewest bytes that balance two costs at
+//! once is bin packing. This greedy algorithm approximates it, and returns the same plan for the
+//! same measurements.
 
 use std::cmp::Reverse;
 
@@ -8,13 +10,14 @@ use rectrain_embedding::Slot;
 
 use super::SlotMap;
 
-/// A server's mean of a cost, in the units of [`Load`].
+/// The mean cost of a server, in the units of [`Load`].
 const MEAN: u64 = 1 << 32;
-/// A server is left alone that has at most so much of each cost, 1.05 times the mean. Below what is promised (1.1), because what is
-/// measured while slots move differs from what comes after.
+/// A server with at most this much of each cost, 1.05 times the mean, keeps its slots. This is
+/// below the promised limit of 1.1, because costs measured while slots move differ from later
+/// costs.
 const SETTLED: u64 = MEAN + MEAN / 20;
 
-/// What a slot costs its server.
+/// The cost of a slot for its server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SlotCost {
     /// Keys looked up since the last change of the map.
@@ -23,19 +26,20 @@ pub struct SlotCost {
     pub bytes: u64,
 }
 
-/// One slot from one server to another.
+/// The move of one slot from one server to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Move {
-    /// What moves.
+    /// The slot that moves.
     pub slot: Slot,
-    /// Its owner now.
+    /// The number of its present owner.
     pub from: u16,
-    /// Its owner to be.
+    /// The number of its next owner.
     pub to: u16,
 }
 
-/// The slots that move so that just `servers` (their numbers, rising) hold slots and none has many more look-ups or bytes than the mean,
-/// as far as whole slots allow. `costs` is by slot. In the order of slots; none if there is no server.
+/// Plans the moves after which only `servers` hold slots (their numbers, ascending). No server then
+/// has many more look-ups or bytes than the mean, as far as whole slots allow. `costs` is indexed
+/// by slot. The moves are in the order of slots. There are none if `servers` is empty.
 #[must_use]
 pub fn plan_moves(map: &SlotMap, costs: &[SlotCost], servers: &[u16]) -> Vec<Move> {
     if servers.is_empty() {
@@ -49,7 +53,7 @@ pub fn plan_moves(map: &SlotMap, costs: &[SlotCost], servers: &[u16]) -> Vec<Mov
     moves.map(|((slot, from), to)| Move { slot: Slot(slot), from: *from, to }).collect()
 }
 
-/// The largest sum of a cost on one server, over the mean: 1 is even. 1 if nothing costs anything.
+/// The largest sum of a cost on one server, divided by the mean. 1 is even. 1 if every cost is 0.
 #[must_use]
 pub fn imbalance(map: &SlotMap, costs: &[u64]) -> f64 {
     let mut sums = vec![0u64; map.servers().len()];
@@ -61,17 +65,18 @@ pub fn imbalance(map: &SlotMap, costs: &[u64]) -> f64 {
     if total == 0 { 1.0 } else { most as f64 * sums.len() as f64 / total as f64 }
 }
 
-/// Both costs of a slot or a server as parts of a server's mean ([`MEAN`]). Whole numbers, so that sums are the same in any order and
-/// what has settled stays.
+/// Both costs of a slot or a server, as parts of a server's mean ([`MEAN`]). Whole numbers have the
+/// same sum in any order, so a balanced map stays unchanged.
 type Load = [u64; 2];
 
 struct Balance {
-    /// By slot.
+    /// Indexed by slot.
     loads: Vec<Load>,
     bytes: Vec<u64>,
-    /// By slot: the owner's place among the servers that there are to be; none while it is not one of them.
+    /// Indexed by slot: the index of the owner among the planned servers. `None` while the owner is
+    /// not one of them.
     owners: Vec<Option<usize>>,
-    /// By place.
+    /// Indexed by server.
     sums: Vec<Load>,
 }
 
@@ -93,7 +98,8 @@ impl Balance {
         Self { loads, bytes, owners, sums }
     }
 
-    /// Slots of servers that leave, the costliest first, each to the server that is least full with it.
+    /// Assigns the slots of leaving servers, the costliest first. Each goes to the server with the
+    /// least load once it has the slot.
     fn place_homeless(&mut self) {
         let mut slots: Vec<usize> = (0..self.owners.len()).filter(|slot| self.owners[*slot].is_none()).collect();
         slots.sort_by_key(|slot| (Reverse(most(self.loads[*slot])), *slot));
@@ -104,7 +110,8 @@ impl Balance {
         }
     }
 
-    /// Moves one slot off the fullest server; false if that is full enough, or no move helps.
+    /// Moves one slot off the fullest server. Returns false if that server is within the limit, or
+    /// no move helps.
     fn relieve_the_fullest(&mut self) -> bool {
         let fullest = |server: &usize| (most(self.sums[*server]), Reverse(*server));
         let Some(full) = (0..self.sums.len()).max_by_key(fullest) else { return false };
@@ -121,7 +128,8 @@ impl Balance {
                 continue;
             }
             let settles = there <= SETTLED;
-            // What helps most a byte; where no server has room, what leaves the fuller of the two least full.
+            // If a target has room: the most relief per byte. Otherwise: the lowest load of the
+            // fuller of the two servers.
             let worth =
                 if settles { relief as f64 / (self.bytes[slot] as f64 + 1.0) } else { -(most(here).max(there) as f64) };
             if best.is_none_or(|(other, more, ..)| (settles, worth) > (other, more)) {
@@ -135,7 +143,7 @@ impl Balance {
         true
     }
 
-    /// The server that is least full once it has the slot, and how full it is then.
+    /// The server with the least load once it has the slot, and that load.
     fn best_place(&self, slot: usize, not: Option<usize>) -> (usize, u64) {
         let full = |server: usize| (server, most(with(self.sums[server], self.loads[slot])));
         let places = (0..self.sums.len()).filter(|server| Some(*server) != not).map(full);
@@ -143,7 +151,7 @@ impl Balance {
     }
 }
 
-/// Each cost as a part of a server's mean; if nothing costs anything, all slots cost the same.
+/// Each cost as a part of a server's mean. If all costs are 0, all slots count the same.
 fn parts(costs: impl ExactSizeIterator<Item = u64> + Clone, servers: usize) -> Vec<u64> {
     let total: u128 = costs.clone().map(u128::from).sum();
     let whole = u128::from(MEAN) * servers as u128;
