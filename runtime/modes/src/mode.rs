@@ -125,7 +125,7 @@ impl TrainingMode {
 /// Which processes hold the dense parameters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DenseHome {
-    /// Each dense worker holds all of them, equal to the others'.
+    /// Each dense worker holds all of them, with the same values as the others.
     Workers,
     /// Each parameter server holds a partition. Dense workers pull them.
     Servers,

@@ -1,6 +1,7 @@
-//! The data list (§4.1): the batches of the run in order, each to be taken by one worker. It holds no data and no addresses, only
-//! where the next batch begins: a batch is a range of the run's row sequence. Batches of workers that died are taken first.
-//! Owned by the [`crate::gba::Dispatcher`], or by the [`crate::switch::TrainingRun`] while training is synchronous.
+//! The data list (§4.1): the batches of the run in order. One worker takes each batch. A batch is a
+//! range of the run's row sequence, so the list holds neither data nor addresses, only the first
+//! row of the next batch. Batches of dead workers are taken first. Its owner is the current
+//! coordinator half, or the [`crate::switch::TrainingRun`] while training is paused.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -11,29 +12,31 @@ use crate::Batch;
 /// The answer to a request for a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// Never taken before.
+    /// No worker has taken it before.
     Fresh(Batch),
-    /// Taken before by a worker that died.
+    /// A worker that died had taken it before.
     Again(Batch),
-    /// None now: more rows will be announced.
+    /// No batch now, but more rows may be announced.
     Empty,
-    /// None, and no more rows will come.
+    /// No batch, and no more rows will be announced.
     Finished,
 }
 
-/// See the module's text.
+/// The data list; see the module's documentation.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct DataList {
     batch_rows: u32,
     next_row: u64,
-    /// Ends of the announced segments (epochs) that are not used up, ascending; a batch ends with its segment.
+    /// Ends of the announced segments (epochs) with rows left, ascending. A batch ends with its
+    /// segment.
     segments: VecDeque<u64>,
     closed: bool,
     returned: BTreeSet<Batch>,
 }
 
 impl DataList {
-    /// Nothing announced yet; batches of `batch_rows` (at least 1) rows from row `first_row` on.
+    /// An empty list. Its batches will have `batch_rows` rows (at least 1), from row `first_row`
+    /// on.
     #[must_use]
     pub fn new(batch_rows: u32, first_row: u64) -> Self {
         Self {
@@ -45,7 +48,8 @@ impl DataList {
         }
     }
 
-    /// Announces the next segment of `rows` rows. Its last batch may be smaller; no batch reaches into the next segment.
+    /// Announces the next segment, of `rows` rows. Its last batch may be smaller. No batch crosses
+    /// into the next segment.
     pub fn extend(&mut self, rows: u64) {
         let start = self.segments.back().copied().unwrap_or(self.next_row);
         if rows > 0 {
@@ -58,12 +62,12 @@ impl DataList {
         self.closed = true;
     }
 
-    /// Batches have `batch_rows` (at least 1) rows from now on.
+    /// From now on, batches have `batch_rows` rows (at least 1).
     pub fn set_batch_rows(&mut self, batch_rows: u32) {
         self.batch_rows = batch_rows.max(1);
     }
 
-    /// Takes the next batch; a fresh one only if `fresh` allows it.
+    /// Takes the next batch. It takes a fresh one only if `fresh` is true.
     pub fn take(&mut self, fresh: bool) -> Next {
         if let Some(batch) = self.returned.pop_first() {
             return Next::Again(batch);
@@ -83,29 +87,30 @@ impl DataList {
         Next::Fresh(batch)
     }
 
-    /// A batch that a dead worker had taken.
+    /// Puts back a batch that a dead worker had taken.
     pub fn give_back(&mut self, batch: Batch) {
         self.returned.insert(batch);
     }
 
-    /// A batch that was given back turned out to be trained.
+    /// A returned batch turned out to be trained: removes it.
     pub fn forget(&mut self, batch: Batch) {
         self.returned.remove(&batch);
     }
 
-    /// Whether nothing is left and nothing will come, unless a batch is given back.
+    /// Whether no batch is left and no row will be announced. A returned batch can still make this
+    /// false.
     #[must_use]
     pub fn finished(&self) -> bool {
         self.closed && self.segments.is_empty() && self.returned.is_empty()
     }
 
-    /// Whether announced rows are left that were never taken.
+    /// Whether announced rows are left that no worker has taken.
     #[must_use]
     pub fn fresh_left(&self) -> bool {
         !self.segments.is_empty()
     }
 
-    /// The first row never taken.
+    /// The first row that no worker has taken.
     #[must_use]
     pub fn next_row(&self) -> u64 {
         self.next_row
@@ -117,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn batches_are_consecutive_end_with_their_segment_and_come_again_first() {
+    fn returned_batches_come_first_and_no_batch_crosses_a_segment() {
         let mut list = DataList::new(4, 10);
         assert_eq!(list.take(true), Next::Empty);
         list.extend(6);

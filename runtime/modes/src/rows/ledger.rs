@@ -1,6 +1,7 @@
-//! The coordinator's account of rows: which are out with workers, which are trained, which were dropped. It outlives the switches
-//! between modes, and at every boundary it can prove that each row before it was settled once and none after it was touched.
-//! Called by the [`crate::gba::Dispatcher`] and the [`crate::switch::TrainingRun`].
+//! The row ledger: the coordinator's account of the rows that workers hold, and of the trained and
+//! dropped rows. It outlives the switches between modes. At every boundary it can prove that each
+//! row before it was settled once, and that no row after it was touched. The coordinator halves and
+//! the [`crate::switch::TrainingRun`] call it.
 
 use std::collections::BTreeMap;
 
@@ -8,33 +9,33 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Batch, Inserted, Outcome, RowSet};
 
-/// What the account says against a report or a boundary.
+/// The reason why the ledger rejects a batch, a report or a boundary.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum RowLedgerError {
-    /// Rows that were trained, or are out with a worker, are handed out as if they were new.
-    #[error("{batch} were to be handed out as new, but some of them were handed out before")]
+    /// A batch was handed out as new, but some of its rows are trained or held by a worker.
+    #[error("{batch} cannot be handed out as new: some of them were handed out before")]
     HandedOutTwice { batch: Batch },
-    /// A report about rows that were never handed out as this batch.
-    #[error("{batch} were reported, but were never handed out as one batch")]
+    /// A report about rows that were not handed out as this batch.
+    #[error("{batch} were reported, but the coordinator never handed them out as one batch")]
     NeverHandedOut { batch: Batch },
-    /// Rows are still out.
-    #[error("row {next_row} cannot be a boundary: {open} batches are still out, the first of them {first}")]
+    /// Some batches are not settled yet.
+    #[error("row {next_row} cannot be a boundary: {open} batches before it are not settled, the first of them is {first}")]
     Open { next_row: u64, open: usize, first: Batch },
-    /// Rows were left out, or rows behind the boundary were trained.
+    /// Rows before the boundary are not settled, or rows after it are.
     #[error("row {next_row} cannot be a boundary: rows are settled without a gap only up to row {settled}")]
     Gap { next_row: u64, settled: u64 },
 }
 
-/// Whether a report was the first about its rows.
+/// Whether a report was the first one about its rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Settled {
-    /// It was.
+    /// It was the first.
     Now,
-    /// Another worker had brought them before.
+    /// Another worker had reported them before.
     Before,
 }
 
-/// What became of all rows before a boundary.
+/// The outcome of all rows before a boundary.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RowCounts {
     /// Rows in gradient buffers or applied.
@@ -45,10 +46,10 @@ pub struct RowCounts {
     pub dropped_batches: u64,
 }
 
-/// See the module's text.
+/// The row ledger; see the module's documentation.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct RowLedger {
-    /// First row → batch.
+    /// Batches handed out and not settled, by first row.
     open: BTreeMap<u64, Batch>,
     settled: RowSet,
     trained_rows: u64,
@@ -57,13 +58,14 @@ pub struct RowLedger {
 }
 
 impl RowLedger {
-    /// An account that begins at row `first_row`, all before it trained.
+    /// A ledger that starts at row `first_row`. All rows before it are trained.
     #[must_use]
     pub fn starting_at(first_row: u64) -> Self {
         Self::resume(RowCounts { trained_rows: first_row, ..RowCounts::default() })
     }
 
-    /// An account that goes on at a boundary of an earlier run: all rows before it were trained or dropped.
+    /// A ledger that continues at a boundary of an earlier run. All rows before it were trained or
+    /// dropped.
     #[must_use]
     pub fn resume(counts: RowCounts) -> Self {
         let RowCounts { trained_rows, dropped_rows, dropped_batches } = counts;
@@ -71,14 +73,14 @@ impl RowLedger {
         Self { open: BTreeMap::new(), settled, trained_rows, dropped_rows, dropped_batches }
     }
 
-    /// What became of the rows that are settled.
+    /// The outcome of the settled rows.
     #[must_use]
     pub fn counts(&self) -> RowCounts {
         let Self { trained_rows, dropped_rows, dropped_batches, .. } = *self;
         RowCounts { trained_rows, dropped_rows, dropped_batches }
     }
 
-    /// `batch` goes out for the first time.
+    /// Records that the coordinator hands out `batch` for the first time.
     pub fn hand_out(&mut self, batch: Batch) -> Result<(), RowLedgerError> {
         let out = self.open.range(..batch.end()).next_back().is_some_and(|(_, open)| open.end() > batch.first_row);
         if out || self.settled.overlaps(batch) {
@@ -88,7 +90,7 @@ impl RowLedger {
         Ok(())
     }
 
-    /// `batch` came back from the servers. Reports about settled rows change nothing.
+    /// Records the outcome of `batch` on the servers. Reports about settled rows change nothing.
     pub fn settle(&mut self, batch: Batch, outcome: Outcome) -> Result<Settled, RowLedgerError> {
         if self.open.get(&batch.first_row) != Some(&batch) {
             return if self.settled.contains(batch) {
@@ -110,7 +112,8 @@ impl RowLedger {
         Ok(Settled::Now)
     }
 
-    /// Proves that row `next_row` is a boundary: everything before it settled once, nothing out, nothing behind it settled.
+    /// Proves that row `next_row` is a boundary: all rows before it are settled once, no batch is
+    /// open, and no row from it on is settled.
     pub fn prove_boundary(&self, next_row: u64) -> Result<(), RowLedgerError> {
         if let Some(first) = self.open.values().next() {
             return Err(RowLedgerError::Open { next_row, open: self.open.len(), first: *first });
@@ -122,13 +125,13 @@ impl RowLedger {
         Ok(())
     }
 
-    /// The first row that is not settled: all before it are.
+    /// The first row that is not settled. All rows before it are.
     #[must_use]
     pub fn first_unsettled(&self) -> u64 {
         self.settled.first_missing()
     }
 
-    /// Batches out with workers or waiting to go out again.
+    /// Batches that workers hold, or that wait to be handed out again.
     #[must_use]
     pub fn open(&self) -> usize {
         self.open.len()

@@ -1,8 +1,8 @@
-//! The run's rows: which batches they make, which are trained, and which are still to come.
+//! The rows of a run: their batches, and which of them are trained.
 //!
-//! - [`DataList`]: the batches of the run in order, each to be taken by one worker.
-//! - [`RowLedger`]: which rows are trained.
-//! - [`RowSet`]: sets of rows in little memory.
+//! - [`DataList`]: the batches of the run in order. One worker takes each batch.
+//! - [`RowLedger`]: records which rows are trained.
+//! - [`RowSet`]: a set of rows in little memory.
 
 mod data_list;
 mod ledger;
@@ -16,12 +16,13 @@ pub use data_list::{DataList, Next};
 pub use ledger::{RowCounts, RowLedger, RowLedgerError, Settled};
 pub use row_set::{Inserted, RowSet};
 
-/// One worker's batch: consecutive rows of the run's row sequence (all epochs, one after the other). The rows are its name.
+/// One worker's batch: consecutive rows of the run's row sequence (all epochs, one after the
+/// other). The rows identify the batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Batch {
-    /// Number of its first row, from the beginning of the run.
+    /// The number of its first row, from the start of the run.
     pub first_row: u64,
-    /// How many rows; at least 1.
+    /// The number of rows; at least 1.
     pub rows: u32,
 }
 
@@ -39,13 +40,13 @@ impl fmt::Display for Batch {
     }
 }
 
-/// What became of a pushed batch on the parameter servers.
+/// The outcome of a batch that a worker pushed to the parameter servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Outcome {
-    /// Every server turned it away: it came after its step was applied (`hopBw`).
+    /// Every server dropped it, because it arrived after its step was applied (`hopBw`).
     Dropped,
-    /// In a gradient buffer, to be applied with the weight of its staleness.
+    /// It is in a gradient buffer, and is applied with the weight of its staleness.
     Trained,
-    /// A server had these rows already, from a worker that was thought dead.
+    /// A server already had these rows, from a worker that was presumed dead.
     Repeated,
 }

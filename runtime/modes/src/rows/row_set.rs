@@ -1,6 +1,7 @@
-//! A set of row numbers as runs of consecutive ones. Batches are trained nearly in order, so that a set of millions of rows has
-//! about as many runs as there are batches in flight. Used by the [`crate::gba::GradientServer`] (which rows it has taken) and
-//! the [`crate::RowLedger`] (which rows are trained).
+//! A set of row numbers, stored as runs of consecutive numbers. Workers train batches nearly in
+//! order. A set of millions of rows therefore has about as many runs as there are batches in
+//! flight. The [`crate::gba::GradientServer`] keeps the rows that it has taken in one, and the
+//! [`crate::RowLedger`] the settled rows.
 
 use std::collections::BTreeMap;
 
@@ -8,21 +9,21 @@ use serde::{Deserialize, Serialize};
 
 use crate::Batch;
 
-/// What inserting a batch's rows did.
+/// The result of inserting a batch's rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Inserted {
-    /// None was in the set before; now all are.
+    /// No row was in the set before; now all are.
     New,
-    /// All were in the set before.
+    /// All rows were in the set before.
     Present,
-    /// Some were and some were not; nothing was changed.
+    /// Some rows were in the set and some were not. The set is unchanged.
     Torn,
 }
 
-/// See the module's text.
+/// A set of rows; see the module's documentation.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RowSet {
-    /// First row → row after the last; runs neither overlap nor touch.
+    /// First row → row after the last. Runs neither overlap nor touch.
     runs: BTreeMap<u64, u64>,
 }
 
@@ -33,7 +34,7 @@ impl RowSet {
         Self { runs: (end > 0).then_some((0, end)).into_iter().collect() }
     }
 
-    /// Adds the rows of `batch`, all or none.
+    /// Adds all rows of `batch`, or none.
     pub fn insert(&mut self, batch: Batch) -> Inserted {
         let (first, end) = (batch.first_row, batch.end());
         let before = self.runs.range(..=first).next_back().map(|(f, e)| (*f, *e));
@@ -77,13 +78,13 @@ impl RowSet {
         self.runs.range(..batch.end()).next_back().is_some_and(|(_, end)| *end > batch.first_row)
     }
 
-    /// How many rows are in the set.
+    /// The number of rows in the set.
     #[must_use]
     pub fn rows(&self) -> u64 {
         self.runs.iter().map(|(first, end)| end - first).sum()
     }
 
-    /// How many runs of consecutive rows there are: what the set costs to keep.
+    /// The number of runs of consecutive rows, which determines the memory of the set.
     #[must_use]
     pub fn runs(&self) -> usize {
         self.runs.len()

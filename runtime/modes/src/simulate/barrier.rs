@@ -1,5 +1,6 @@
-//! `sync` and `hybrid` under the virtual clock: a barrier for the dense gradients in every step. A worker that dies stops all
-//! others at the step until it is back, as the step is trained again with it.
+//! `sync` and `hybrid` under the virtual clock: every step has a barrier for the dense gradients.
+//! If a worker dies, all others stop at the step until it has restarted, because all of them train
+//! the step again.
 
 use super::timeline::{ServerQueue, Time, Timeline, WorkerSpeed, nanoseconds};
 use super::{Report, Simulation, SimulationError, Tally};
@@ -7,12 +8,12 @@ use crate::barrier::StepGate;
 use crate::{GlobalStep, Rank};
 
 enum Event {
-    /// At a server.
+    /// Events at a server.
     LookUpArrives(u32, usize, u64),
     LookUpServed(u32, usize, u64),
     PushArrives(u32, usize, u64),
     PushServed(u32, usize, u64),
-    /// At a worker.
+    /// Events at a worker.
     Rows(u32, u64),
     Computed(u32, Time),
     AllReduced(u64),
@@ -28,7 +29,8 @@ struct Worker {
     speed: WorkerSpeed,
     /// The next step to look up.
     looked_up: u64,
-    /// Of the steps computed and looked up, from `next` on: how many servers have not answered.
+    /// The number of servers that have not answered, for each step that is looked up, from `next`
+    /// on.
     missing: std::collections::VecDeque<usize>,
     /// The step to compute next, or being computed.
     next: u64,
@@ -43,8 +45,8 @@ struct World<'a> {
     workers: Vec<Worker>,
     gates: Vec<StepGate<LookUp, ()>>,
     queues: Vec<ServerQueue>,
-    /// Embeddings of a batch, and as many of their gradients, over the worker's link: what goes to and comes from the servers at
-    /// the same time shares it.
+    /// Bytes of a batch's embeddings. Their gradients have as many. Messages to and from all
+    /// servers at the same time share the worker's link.
     bytes: f64,
     /// Steps before this one are all-reduced.
     reduced: u64,
@@ -85,7 +87,8 @@ pub(super) fn run(simulation: &Simulation, staleness: u64) -> Result<Report, Sim
     Ok(world.report())
 }
 
-/// Each of n ranks sends 2·(n − 1)/n of the gradient over the slowest link; latencies add up along a tree, up and down.
+/// Each of n ranks sends 2·(n − 1)/n of the gradient over the slowest link. Latencies add up along
+/// a tree, up and down.
 fn all_reduce_time(simulation: &Simulation) -> Time {
     let cluster = &simulation.cluster;
     let n = cluster.workers.len() as f64;
@@ -145,7 +148,7 @@ impl World<'_> {
         self.timeline.plan(at, Event::Rows(look_up.rank, look_up.step));
     }
 
-    /// Looks up the next step, and in `hybrid` the τ after it as well.
+    /// Looks up the next step, and in `hybrid` also the τ steps after it.
     fn look_ahead(&mut self, rank: u32) {
         let worker = &mut self.workers[rank as usize];
         let from = worker.looked_up;
@@ -167,14 +170,15 @@ impl World<'_> {
         if !ready || worker.computing_since.is_some() {
             return;
         }
-        // The answered look-up is taken: it cannot make the step ready a second time.
+        // Marks the look-up as used, so that it cannot make the step ready a second time.
         worker.missing[0] = usize::MAX;
         let mut begun = now;
         let mut done = begun + worker.speed.batch(begun, self.simulation.local_rows);
         while let Some((failure, recovery)) = worker.fails_at.filter(|(failure, _)| *failure < done)
             && !self.timeline.is_over(begun)
         {
-            // It dies before it is done (or has died while it waited), comes back, and does it again.
+            // The worker dies before it is done, or died while it waited. It restarts and computes
+            // the batch again.
             self.tally.busy += self.timeline.within(begun, failure);
             let back = failure + recovery;
             if back > begun {

@@ -1,10 +1,14 @@
-//! Discrete-event simulation: the state machines of this crate under a virtual clock, with workers, servers and links of unequal
-//! speed. Everything is a function of the settings and a seed: a run repeats to the bit. What is simulated is time; gradients
-//! have no values. The modes without a barrier run the [`crate::gba::Dispatcher`], [`crate::gba::PushPullWorker`] and
-//! [`crate::gba::GradientServer`]; `sync` and `hybrid` run the [`crate::barrier::StepGate`] and an all-reduce as a barrier.
+//! Discrete-event simulation: the state machines of this crate under a virtual clock, with workers,
+//! servers and links of unequal speed. Every result is a function of the settings and a seed, so a
+//! run repeats to the bit. The simulation models time only; gradients have no values.
 //!
-//! Called by `rectrain simulate` and by tests. A batch takes its worker its [`StepTime`], times all [`Slowness`] of that moment; a
-//! server serves one request after the other; a message takes a latency and its bytes' time.
+//! The modes without a barrier run the [`crate::gba::Dispatcher`], [`crate::gba::PushPullWorker`]
+//! and [`crate::gba::GradientServer`]. `sync` and `hybrid` run the [`crate::barrier::StepGate`],
+//! and an all-reduce as a barrier.
+//!
+//! `rectrain simulate` and tests call it. A batch takes the worker's [`StepTime`], multiplied by
+//! every [`Slowness`] of that moment. A server serves one request after the other. A message takes
+//! the link's latency and the time for its bytes.
 
 mod barrier;
 mod timeline;
@@ -18,56 +22,58 @@ use crate::TrainingMode;
 use crate::barrier::GateError;
 use crate::gba::{BufferSizeError, DispatchError, PushError, WorkerError};
 
-/// What a batch takes a worker that nothing slows down.
+/// The time of a batch on a worker without slowness.
 #[derive(Clone, Debug, PartialEq)]
 pub enum StepTime {
-    /// The same for all.
+    /// All batches take the same time.
     Constant {
-        /// Time a batch takes besides its rows.
+        /// Seconds per batch, in addition to its rows.
         seconds_per_batch: f64,
-        /// Time a row takes.
+        /// Seconds per row.
         seconds_per_row: f64,
     },
-    /// Measured seconds of batch after batch, whatever their rows, repeated from the start at their end.
+    /// Measured seconds of consecutive batches, independent of their rows. At the end, the trace
+    /// restarts.
     Trace {
-        /// All of them.
+        /// The whole trace.
         batch_seconds: Arc<[f64]>,
-        /// The place of the first batch's.
+        /// The index of the first batch in the trace.
         first: usize,
     },
 }
 
-/// How a worker is slower than that.
+/// How a worker deviates from its [`StepTime`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Cause {
-    /// `factor` times slower.
+    /// All batches are `factor` times slower.
     Constant { factor: f64 },
-    /// `factor` times slower for the first `slow_seconds` of every `period_seconds`, which begin at `offset_seconds`.
+    /// `factor` times slower for the first `slow_seconds` of every `period_seconds`. The periods
+    /// start at `offset_seconds`.
     Periodic { factor: f64, period_seconds: f64, slow_seconds: f64, offset_seconds: f64 },
-    /// With `probability`, a batch takes a Pareto-distributed multiple of its time, of `shape` (> 0; the smaller the heavier),
-    /// at most `limit`.
+    /// With `probability`, a batch takes a Pareto-distributed multiple of its time, at most
+    /// `limit`. `shape` is above 0; the smaller it is, the heavier is the tail.
     HeavyTailed { probability: f64, shape: f64, limit: f64 },
 }
 
-/// A time in which a worker is slow: batches that begin in it are.
+/// A time span in which a worker is slow. It affects the batches that begin in it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Slowness {
-    /// How.
+    /// The kind of slowness.
     pub cause: Cause,
-    /// From this virtual time on.
+    /// The span begins at this virtual time.
     pub from_seconds: f64,
-    /// Before this one; may be infinite.
+    /// The span ends before this time; may be infinite.
     pub until_seconds: f64,
 }
 
 impl Slowness {
-    /// From beginning to end.
+    /// Slowness for the whole run.
     #[must_use]
     pub fn always(cause: Cause) -> Self {
         Self { cause, from_seconds: 0.0, until_seconds: f64::INFINITY }
     }
 
-    /// How likely a batch is slow that begins at `seconds`.
+    /// The probability that a batch which begins at `seconds` is slow.
     fn probability_at(&self, seconds: f64) -> f64 {
         if !(self.from_seconds..self.until_seconds).contains(&seconds) {
             return 0.0;
@@ -82,25 +88,25 @@ impl Slowness {
     }
 }
 
-/// A worker that dies now and then.
+/// Random failures of a worker.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Crashes {
-    /// Mean of the (exponentially distributed) time between failures.
+    /// The mean of the (exponentially distributed) time between failures.
     pub mean_seconds_between: f64,
-    /// Until it is back.
+    /// The time from a failure until the worker restarts.
     pub recovery_seconds: f64,
 }
 
 /// A dense worker.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WorkerSpec {
-    /// What a batch takes it.
+    /// The time of its batches.
     pub step: StepTime,
-    /// When it is slower than that; what falls into one moment multiplies.
+    /// Its slow time spans. Overlapping spans multiply.
     pub slowness: Vec<Slowness>,
-    /// How much slower than the cluster's its link is (1: as fast).
+    /// The slowness of its link relative to the cluster's links (1: as fast).
     pub link_slowness: f64,
-    /// Whether it dies.
+    /// Its failures; `None` if it never fails.
     pub crashes: Option<Crashes>,
 }
 
@@ -109,38 +115,38 @@ pub struct WorkerSpec {
 pub struct ServerSpec {
     /// Time to serve one pull or push, besides its bytes.
     pub seconds_per_request: f64,
-    /// At which its share of the bytes goes in or out, one request after the other.
+    /// The rate at which it sends or receives its share of the bytes, one request after the other.
     pub bytes_per_second: f64,
 }
 
-/// All links, and what goes over them.
+/// The links, and the sizes of the messages.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LinkSpec {
-    /// One way.
+    /// The latency one way.
     pub latency_seconds: f64,
-    /// Of one worker's link, which what it sends to all servers at once shares.
+    /// The rate of one worker's link. Messages that it sends to all servers at once share it.
     pub bytes_per_second: f64,
-    /// Flat dense parameters, and as many of their gradient.
+    /// Bytes of the flat dense parameters. Their gradient has as many.
     pub dense_bytes: f64,
-    /// Embeddings of one row, and as many of their gradients.
+    /// Bytes of the embeddings of one row. Their gradients have as many.
     pub embedding_bytes_per_row: f64,
 }
 
-/// Who trains where.
+/// The machines of a simulation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ClusterSpec {
     /// Dense workers.
     pub workers: Vec<WorkerSpec>,
     /// Parameter servers.
     pub servers: Vec<ServerSpec>,
-    /// Between them.
+    /// The links between workers, servers and the coordinator.
     pub link: LinkSpec,
-    /// Until the coordinator knows that a worker is dead.
+    /// The time from a failure until the coordinator detects it.
     pub detection_seconds: f64,
 }
 
 impl ClusterSpec {
-    /// The share of workers that are slow at `seconds`: the load that the modes are under.
+    /// The share of workers that are slow at `seconds`.
     #[must_use]
     pub fn slowed_share(&self, seconds: f64) -> f64 {
         let slow = |worker: &WorkerSpec| {
@@ -153,78 +159,83 @@ impl ClusterSpec {
 /// One run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Simulation {
-    /// Where.
+    /// The machines.
     pub cluster: ClusterSpec,
-    /// How.
+    /// The training mode.
     pub mode: TrainingMode,
     /// Rows of a local batch.
     pub local_rows: u32,
     /// Virtual seconds to run.
     pub seconds: f64,
-    /// Equal parts of that time to report throughput of; 0 if that is not wanted.
+    /// The number of equal intervals for which the report has a throughput; 0 for none.
     pub intervals: usize,
-    /// Of everything random. Workers draw from streams of their own, so that all modes meet the same stragglers.
+    /// The seed of all random numbers. Each worker draws from separate streams, so all modes meet
+    /// the same stragglers.
     pub seed: u64,
 }
 
-/// What came of it.
+/// The results of a simulation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
-    /// Which mode.
+    /// The name of the mode.
     pub mode: &'static str,
-    /// How many workers.
+    /// The number of workers.
     pub workers: usize,
-    /// Rows of all workers' finished batches a second, left out ones included (QPS in the paper).
+    /// Rows per second of all workers' finished batches, excluded batches included (QPS in the
+    /// paper).
     pub global_samples_per_second: f64,
-    /// The same without batches that were dropped, or left out of the dense parameters.
+    /// The same without batches that were dropped or excluded from the dense parameters.
     pub trained_samples_per_second: f64,
-    /// Mean of the workers' own rates.
+    /// The mean of the workers' rates.
     pub local_samples_per_second: f64,
-    /// Standard deviation of the workers' own rates.
+    /// The standard deviation of the workers' rates.
     pub local_samples_per_second_deviation: f64,
     /// Global steps applied.
     pub steps: u64,
-    /// Steps between the pull of dense parameters and the application of their gradient, mean over gradients and servers.
+    /// Steps between the pull of dense parameters and the application of their gradient. The mean
+    /// over gradients and servers.
     pub mean_staleness: f64,
-    /// The same, the largest.
+    /// The largest such staleness.
     pub max_staleness: u64,
-    /// Mean staleness in rows that were applied meanwhile: comparable between modes whose steps differ in size.
+    /// The mean staleness in rows applied meanwhile. It is comparable between modes whose steps
+    /// differ in size.
     pub mean_staleness_rows: f64,
-    /// Batches dropped (`hopBw`) or left out of the dense parameters (`gba`), on the first server.
+    /// Batches dropped (`hopBw`) or excluded from the dense parameters (`gba`), on the first
+    /// server.
     pub dropped_batches: u64,
-    /// Tokens lost with their workers.
+    /// Tokens lost with dead workers.
     pub lost_tokens: u64,
-    /// Share of the workers' time in which they did not compute.
+    /// The share of the workers' time in which they did not compute.
     pub idle: f64,
-    /// Rows of all workers' finished batches a second in each interval, in order.
+    /// Rows per second of all workers' finished batches, for each interval in order.
     pub interval_samples_per_second: Vec<f64>,
 }
 
-/// Settings that cannot be simulated, or a machine that broke its protocol.
+/// Invalid settings, or a state machine that violated its protocol.
 #[derive(Debug, thiserror::Error)]
 pub enum SimulationError {
-    /// Nobody to train, or nowhere to train.
+    /// There is no worker, no server or no row.
     #[error("a simulation needs at least one {what}")]
     Missing { what: &'static str },
-    /// A number out of its range.
+    /// A number outside its range.
     #[error("{what} is {value}; it must be a finite number of at least {least}")]
     Range { what: &'static str, value: f64, least: f64 },
-    /// A trace of nothing.
+    /// A trace without batches.
     #[error("the trace of worker {rank} holds no batch times")]
     EmptyTrace { rank: Rank },
-    /// No buffer.
+    /// The buffer has no valid size.
     #[error("the simulated mode has no gradient buffer: {0}")]
     Buffer(#[from] BufferSizeError),
-    /// The dispatcher refused.
+    /// The dispatcher refused a message.
     #[error("the simulated coordinator refused a message: {0}")]
     Dispatch(#[from] DispatchError),
-    /// A worker refused.
+    /// A worker refused a message.
     #[error("a simulated worker refused a message: {0}")]
     Worker(#[from] WorkerError),
-    /// A server refused.
+    /// A server refused a gradient.
     #[error("a simulated server refused a gradient: {0}")]
     Push(#[from] PushError),
-    /// A gate refused.
+    /// A gate refused a step.
     #[error("a simulated server refused a step: {0}")]
     Gate(#[from] GateError),
 }
@@ -278,7 +289,7 @@ fn validate(simulation: &Simulation) -> Result<(), SimulationError> {
     }
 }
 
-/// A number with what it is and the least it may be.
+/// The description of a number, its value, and its minimum.
 type Number = (&'static str, f64, f64);
 
 fn step_numbers(rank: Rank, step: &StepTime, rows: u32, numbers: &mut Vec<Number>) -> Result<(), SimulationError> {
@@ -319,7 +330,7 @@ fn slowness_numbers(slowness: &Slowness, numbers: &mut Vec<Number>) {
     }
 }
 
-/// The figures of a run, collected as it goes.
+/// The counters of a run, updated with every event.
 struct Tally {
     rows: Vec<u64>,
     interval_rows: Vec<u64>,
@@ -343,7 +354,7 @@ impl Tally {
         }
     }
 
-    /// All rates of `simulation`; the caller adds what only its mode has.
+    /// The report with the rates of `simulation`. The caller adds the figures of its mode.
     fn report(&self, simulation: &Simulation) -> Report {
         let (n, seconds) = (self.rows.len() as f64, simulation.seconds.max(1e-9));
         let rates: Vec<f64> = self.rows.iter().map(|rows| *rows as f64 / seconds).collect();

@@ -4,7 +4,7 @@ use crate::gba::{BufferSize, Decay, LostTokens};
 
 const LOCAL_ROWS: u32 = 512;
 
-/// 51.2 ms a batch.
+/// A batch takes 51.2 ms.
 fn worker(slowness: impl IntoIterator<Item = Cause>) -> WorkerSpec {
     WorkerSpec {
         step: StepTime::Constant { seconds_per_batch: 0.0, seconds_per_row: 1e-4 },
@@ -14,12 +14,12 @@ fn worker(slowness: impl IntoIterator<Item = Cause>) -> WorkerSpec {
     }
 }
 
-/// A worker whose batches take `seconds`, one after the other.
+/// A worker whose consecutive batches take `seconds`.
 fn traced(seconds: &[f64]) -> WorkerSpec {
     WorkerSpec { step: StepTime::Trace { batch_seconds: seconds.into(), first: 0 }, ..worker(None) }
 }
 
-/// Servers grow with workers, so that they are no bottleneck.
+/// The number of servers grows with the workers, so servers are no bottleneck.
 fn cluster(workers: Vec<WorkerSpec>) -> ClusterSpec {
     let servers = (workers.len() / 100).clamp(2, 8);
     ClusterSpec {
@@ -35,7 +35,7 @@ fn cluster(workers: Vec<WorkerSpec>) -> ClusterSpec {
     }
 }
 
-/// Nothing takes time but computing.
+/// A cluster in which only computing takes time.
 fn free_network(workers: Vec<WorkerSpec>) -> ClusterSpec {
     ClusterSpec {
         workers,
@@ -47,7 +47,7 @@ fn free_network(workers: Vec<WorkerSpec>) -> ClusterSpec {
 
 const FOUR_TIMES: Cause = Cause::Constant { factor: 4.0 };
 
-/// A quarter of the workers four times slower.
+/// A cluster in which a quarter of the workers is four times slower.
 fn stragglers(workers: usize) -> ClusterSpec {
     cluster((0..workers).map(|rank| worker((rank % 4 == 3).then_some(FOUR_TIMES))).collect())
 }
@@ -79,14 +79,14 @@ fn run(cluster: &ClusterSpec, mode: TrainingMode, seconds: f64) -> Report {
 }
 
 #[test]
-fn with_a_quarter_of_the_workers_4_times_slower_gba_is_2_4_times_sync_and_as_fast_as_async() {
+fn with_a_quarter_of_stragglers_gba_keeps_the_speed_of_async() {
     for (workers, seconds) in [(8, 40.0), (80, 20.0), (800, 6.0)] {
         let cluster = stragglers(workers);
         let reports = all_modes(workers).map(|mode| run(&cluster, mode, seconds));
         let rate = |name: &str| reports.iter().find(|r| r.mode == name).unwrap().global_samples_per_second;
         assert!(rate("gba") >= 2.4 * rate("sync"), "{workers} workers: {} and {}", rate("gba"), rate("sync"));
         assert!(rate("gba") >= 0.97 * rate("async"), "{workers} workers: {} and {}", rate("gba"), rate("async"));
-        // What the fleet can do: 6 of 8 at full speed, 2 at a quarter.
+        // The fleet's capacity: 6 of 8 workers at full speed, 2 at a quarter.
         let ideal = workers as f64 * 0.8125 * 1e4;
         assert!(rate("async") <= ideal * 1.02 && rate("async") >= ideal * 0.9, "{} of {ideal}", rate("async"));
         assert!(rate("hopBs") < 0.5 * rate("gba"), "hopBs runs at the pace of the slowest");
@@ -160,7 +160,7 @@ fn a_slow_server_slows_every_mode_and_its_gradients_grow_stale() {
     let fast = run(&slow, gba(16), 30.0);
     slow.servers[1].seconds_per_request = 4e-3;
     let report = run(&slow, gba(16), 30.0);
-    // One server serves a pull and a push of each batch, and its half of their bytes.
+    // One server serves a pull and a push of each batch, with half of their bytes.
     let bytes = 1e5 + 256.0 * f64::from(LOCAL_ROWS);
     let limit = f64::from(LOCAL_ROWS) / (2.0 * (4e-3 + bytes / 2.0 / 1e10));
     let rate = report.global_samples_per_second;
@@ -169,7 +169,7 @@ fn a_slow_server_slows_every_mode_and_its_gradients_grow_stale() {
 }
 
 #[test]
-fn sync_has_no_staleness_and_gba_drops_what_is_older_than_its_tolerance() {
+fn sync_has_no_staleness_and_gba_drops_gradients_past_its_tolerance() {
     let sync = run(&stragglers(8), TrainingMode::Sync, 20.0);
     assert_eq!((sync.max_staleness, sync.dropped_batches), (0, 0));
     let mut cluster = cluster(vec![worker(None); 8]);
@@ -193,7 +193,7 @@ fn unequal() -> [WorkerSpec; 4] {
 }
 
 #[test]
-fn with_a_free_network_throughput_is_what_pencil_and_paper_say() {
+fn with_a_free_network_throughput_matches_the_calculation() {
     let rows = f64::from(LOCAL_ROWS);
     let all_speeds = rows * (100.0 + 100.0 + 50.0 + 25.0);
     let pace_of_the_slowest = rows * 4.0 * 25.0;
@@ -205,7 +205,7 @@ fn with_a_free_network_throughput_is_what_pencil_and_paper_say() {
         (gba(4), all_speeds),
         (TrainingMode::Tokens(TokenMode::Bsp { aggregate: BufferSize::new(3).unwrap() }), all_speeds),
         (TrainingMode::Tokens(TokenMode::HopBs { bound: 2 }), pace_of_the_slowest),
-        // Steps at the pace of the third of four.
+        // The third of the four workers sets the pace of the steps.
         (TrainingMode::Tokens(TokenMode::HopBw { backups: 1 }), rows * (3.0 * 50.0 + 25.0)),
     ] {
         let rate = run(&cluster, mode, 40.0).global_samples_per_second;
@@ -214,9 +214,10 @@ fn with_a_free_network_throughput_is_what_pencil_and_paper_say() {
 }
 
 #[test]
-fn an_asynchronous_gradient_is_stale_by_all_that_others_applied_meanwhile() {
-    // Four batches are always under way, so that a batch meets three others on average, whatever their speeds; and while the
-    // slowest computes one, the others apply 4 + 4 + 2. No speed is a multiple of another: ties would decide.
+fn an_asynchronous_gradient_is_stale_by_all_steps_applied_meanwhile() {
+    // Four batches are always in flight. A batch therefore meets three others on average, at any
+    // speeds. While the slowest worker computes one, the others apply 4 + 4 + 2. No speed is a
+    // multiple of another, because the result would then depend on ties.
     let workers = [0.0101, 0.0103, 0.0211, 0.0397].map(|seconds| traced(&[seconds]));
     let report = run(&free_network(workers.into()), TrainingMode::Tokens(TokenMode::Async), 40.0);
     assert!((report.mean_staleness - 3.0).abs() < 0.01, "{report:?}");
@@ -232,7 +233,8 @@ fn a_link_takes_its_latency_and_its_bytes_however_many_servers_share_it() {
         cluster.link.bytes_per_second = 1e8;
         cluster.link.dense_bytes = 1e6;
         let asynchronous = run(&cluster, TrainingMode::Tokens(TokenMode::Async), 40.0);
-        // Four latencies (batch and parameters, there and back), the parameters, and the computation; gradients go beside.
+        // Four latencies (batch and parameters, there and back), the parameters, and the
+        // computation. Gradients travel in parallel.
         let expected = f64::from(LOCAL_ROWS) / (4.0 * 2e-3 + 1e-2 + 0.0512);
         let rate = asynchronous.global_samples_per_second;
         assert!((rate / expected - 1.0).abs() < 0.01, "{servers} servers: {rate}, not {expected}");
@@ -256,20 +258,20 @@ fn all_slowness_of_a_moment_multiplies_and_ends_with_its_time() {
 }
 
 #[test]
-fn half_the_time_of_a_worker_that_recovers_as_long_as_it_lives_is_lost() {
+fn a_worker_that_is_down_half_the_time_loses_half_the_throughput() {
     let crashes = Some(Crashes { mean_seconds_between: 20.0, recovery_seconds: 20.0 });
     let one = free_network(vec![WorkerSpec { crashes, ..worker(None) }]);
     for mode in [TrainingMode::Sync, gba(1)] {
         let report = run(&one, mode, 20_000.0);
         assert!((report.idle - 0.5).abs() < 0.03, "{}: {}", mode.name(), report.idle);
     }
-    // Of eight such workers the slowest decides in sync: it goes on only while none is down.
+    // With eight such workers, sync makes progress only while none is down.
     let eight = free_network(vec![WorkerSpec { crashes, ..worker(None) }; 8]);
     let [sync, gba] = [TrainingMode::Sync, gba(8)].map(|mode| run(&eight, mode, 2_000.0));
     assert!(gba.global_samples_per_second > 3.0 * sync.global_samples_per_second, "{gba:?} {sync:?}");
 }
 
-/// A few workers of all kinds in any mode, for a few dozen batches.
+/// A few random workers in a random mode, for a few dozen batches.
 pub(super) fn random_simulation(seed: u64) -> Simulation {
     let mut random = timeline::Random::new(seed, 1 << 40);
     let mut below = |n: u64| (random.uniform() * n as f64) as u64 % n;
@@ -303,7 +305,8 @@ pub(super) fn random_simulation(seed: u64) -> Simulation {
     let mut cluster = cluster(workers);
     cluster.servers.truncate(1 + below(2) as usize);
     cluster.servers[0].seconds_per_request = [4e-6, 4e-3][below(2) as usize];
-    // Sooner than some recoveries, later than others: both are met, a worker that is missed and one that is back unnoticed.
+    // Shorter than some recoveries and longer than others. So a worker may be declared dead, or be
+    // back before that.
     cluster.detection_seconds = 0.1;
     let tokens = |mode| TrainingMode::Tokens(mode);
     let m = BufferSize::new(1 + below(6) as u32).unwrap();
@@ -321,7 +324,7 @@ pub(super) fn random_simulation(seed: u64) -> Simulation {
 }
 
 #[test]
-fn settings_that_cannot_be_are_explained() {
+fn invalid_settings_are_explained() {
     let good = Simulation {
         cluster: stragglers(4),
         mode: TrainingMode::Sync,

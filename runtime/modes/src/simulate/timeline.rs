@@ -1,23 +1,25 @@
-//! Virtual time: events in order, random numbers, the speed of workers, servers and links.
+//! Virtual time: ordered events, random numbers, and the speed of workers, servers and links.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use super::{Cause, ClusterSpec, LinkSpec, ServerSpec, Slowness, StepTime, WorkerSpec};
 
-/// Virtual time in nanoseconds from the beginning: whole, so that the order of events never hangs on rounding.
+/// Virtual time in nanoseconds from the start. It is a whole number, so the order of events never
+/// depends on rounding.
 pub(super) type Time = u64;
 
 pub(super) fn nanoseconds(seconds: f64) -> Time {
     (seconds.max(0.0) * 1e9).round() as Time
 }
 
-/// Events by time; at the same time, in the order in which they were planned.
+/// Events in order of time. Events of the same time keep the order in which they were planned.
 pub(super) struct Timeline<E> {
     pub(super) now: Time,
     end: Time,
     planned: u64,
-    /// When, in which order planned, and the place in `events`: small, as the heap moves them about.
+    /// The time, the order of planning, and the index in `events`. These entries are small because
+    /// the heap moves them.
     queue: BinaryHeap<Reverse<(Time, u64, usize)>>,
     events: Vec<Option<E>>,
     free: Vec<usize>,
@@ -45,7 +47,7 @@ impl<E> Timeline<E> {
         self.queue.push(Reverse((at.max(self.now), self.planned, place)));
     }
 
-    /// The next event before the end; the clock is then at its time.
+    /// The next event before the end. The clock advances to its time.
     pub(super) fn next(&mut self) -> Option<E> {
         let Reverse((at, _, place)) = self.queue.pop()?;
         self.now = at.min(self.end);
@@ -58,13 +60,13 @@ impl<E> Timeline<E> {
         at > self.end
     }
 
-    /// How much of `from`..`to` lies before the end.
+    /// The part of `from`..`to` before the end.
     pub(super) fn within(&self, from: Time, to: Time) -> Time {
         to.min(self.end).saturating_sub(from)
     }
 }
 
-/// SplitMix64.
+/// The SplitMix64 generator.
 pub(super) struct Random(u64);
 
 impl Random {
@@ -82,7 +84,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// In (0, 1].
+    /// A random number in (0, 1].
     pub(super) fn uniform(&mut self) -> f64 {
         ((self.next() >> 11) + 1) as f64 / (1u64 << 53) as f64
     }
@@ -91,7 +93,7 @@ impl Random {
         -self.uniform().ln() * mean
     }
 
-    /// ≥ 1.
+    /// A random number of at least 1.
     fn pareto(&mut self, shape: f64) -> f64 {
         self.uniform().powf(-1.0 / shape)
     }
@@ -116,7 +118,7 @@ impl WorkerSpeed {
         cluster.workers.iter().enumerate().map(speed).collect()
     }
 
-    /// What the next batch of `rows` rows, begun at `now`, takes.
+    /// The time of the next batch, which has `rows` rows and begins at `now`.
     pub(super) fn batch(&mut self, now: Time, rows: u32) -> Time {
         let now = now as f64 * 1e-9;
         let base = match &self.spec.step {
@@ -131,21 +133,22 @@ impl WorkerSpeed {
         nanoseconds(base * slower)
     }
 
-    /// Time to the next failure, and the recovery after it.
+    /// The time to the next failure, and the recovery time after it.
     pub(super) fn next_failure(&mut self) -> Option<(Time, Time)> {
         let crashes = self.spec.crashes?;
         let after = self.failures.exponential(crashes.mean_seconds_between);
         Some((nanoseconds(after), nanoseconds(crashes.recovery_seconds)))
     }
 
-    /// One way over this worker's link, with `bytes`.
+    /// The time of a message of `bytes` over this worker's link, one way.
     pub(super) fn link(&self, link: LinkSpec, bytes: f64) -> Time {
         nanoseconds((link.latency_seconds + bytes / link.bytes_per_second) * self.spec.link_slowness)
     }
 }
 
-/// How many times longer a batch takes that begins at `now` (seconds). Random numbers are drawn for every batch, so that a batch's
-/// slowness does not depend on when it and those before it began.
+/// The factor by which a batch that begins at `now` (seconds) takes longer. Every batch draws
+/// random numbers. A batch's slowness therefore does not depend on the start times of this and
+/// earlier batches.
 fn factor(slowness: &Slowness, now: f64, random: &mut Random) -> f64 {
     let factor = match slowness.cause {
         Cause::Constant { factor } => factor,
@@ -168,13 +171,13 @@ pub(super) struct ServerQueue {
 }
 
 impl ServerQueue {
-    /// Each with requests of `bytes`.
+    /// One queue per server, for requests of `bytes`.
     pub(super) fn all(servers: &[ServerSpec], bytes: f64) -> Vec<Self> {
         let service = |s: &ServerSpec| nanoseconds(s.seconds_per_request + bytes / s.bytes_per_second);
         servers.iter().map(|s| Self { service: service(s), free_at: 0 }).collect()
     }
 
-    /// When a request that arrives at `now` is served.
+    /// The time at which the server has served a request that arrives at `now`.
     pub(super) fn serve(&mut self, now: Time) -> Time {
         self.free_at = self.free_at.max(now) + self.service;
         self.free_at

@@ -14,7 +14,8 @@ const UNACKNOWLEDGED: usize = 2;
 /// More rows than any run trains.
 const ROWS: u64 = 1 << 60;
 
-/// A worker since its last failure; what is meant for an earlier life is lost.
+/// One incarnation of a worker. A failure starts the next one. Messages to an earlier incarnation
+/// are lost.
 #[derive(Clone, Copy, PartialEq)]
 struct Life {
     rank: u32,
@@ -22,21 +23,21 @@ struct Life {
 }
 
 enum Event {
-    /// At the coordinator.
+    /// Events at the coordinator.
     Join(Life),
     Pull(Life),
     Report(Life, Batch, Outcome),
     Dead(u32),
     ServerAt(Server, GlobalStep),
-    /// At a worker.
+    /// Events at a worker.
     Answer(Life, Reply),
-    /// The last of the servers' parameters.
+    /// The parameters of the last server have arrived.
     Parameters(Life),
     Computed(Life, Time),
     Acknowledged(Life, Server, Batch, Outcome),
     Fails(Life, Time),
     Recovers(u32),
-    /// At a server.
+    /// Events at a server.
     PullArrives(Life, Server),
     PullServed(Life, Server),
     PushArrives(Life, Server, Push<()>),
@@ -47,11 +48,11 @@ struct Worker {
     machine: PushPullWorker,
     speed: WorkerSpeed,
     incarnation: u32,
-    /// The batch whose parameters are pulled, or that is computed.
+    /// The batch that the worker pulls parameters for or computes.
     assignment: Option<Assignment>,
     pulled: Vec<GlobalStep>,
     missing: usize,
-    /// When the parameters served so far have all arrived.
+    /// The time at which all parameters served so far have arrived.
     pulled_at: Time,
     computing_since: Option<Time>,
 }
@@ -60,13 +61,13 @@ struct World<'a> {
     simulation: &'a Simulation,
     timeline: Timeline<Event>,
     dispatcher: Dispatcher,
-    /// The life of each rank that the coordinator answers.
+    /// For each rank, the incarnation that the coordinator answers.
     known: Vec<u32>,
     workers: Vec<Worker>,
     servers: Vec<GradientServer<()>>,
     queues: Vec<ServerQueue>,
-    /// Parameters of a batch, and as many of its gradients, over the worker's link: what goes to and comes from the servers at the
-    /// same time shares it.
+    /// Bytes of a batch's parameters. Its gradients have as many. Messages to and from all servers
+    /// at the same time share the worker's link.
     bytes: f64,
     tally: Tally,
 }
@@ -133,7 +134,7 @@ impl World<'_> {
                 self.answer(answers);
             }
             Event::Dead(rank) => {
-                // Not if it is back already.
+                // Skipped if the worker has already rejoined.
                 if self.known[rank as usize] < self.workers[rank as usize].incarnation {
                     let answers = self.dispatcher.lose(Rank(rank));
                     self.answer(answers);
@@ -172,7 +173,7 @@ impl World<'_> {
             return Ok(());
         }
         match self.dispatcher.pull(Rank(life.rank)) {
-            // Dead, and its last words arrive late.
+            // The worker was declared dead, and its request arrives late.
             Err(DispatchError::UnknownRank { .. }) => Ok(()),
             answers => {
                 self.answer(answers?);
@@ -300,7 +301,7 @@ impl World<'_> {
     }
 
     fn report(mut self, mode: TokenMode) -> Report {
-        // Batches under way at the end were computed in part.
+        // Batches in progress at the end were computed in part.
         for worker in &self.workers {
             if let Some(since) = worker.computing_since {
                 self.tally.busy += self.timeline.within(since, Time::MAX);
@@ -317,7 +318,7 @@ impl World<'_> {
         report.mean_staleness_rows =
             report.mean_staleness * rows * f64::from(mode.capacity(report.workers as u32).get());
         report.dropped_batches = counts.excluded + counts.late;
-        // Servers have some of the last batches that workers have not reported.
+        // Servers may have some of the last batches that workers have not reported yet.
         let trained = (counts.buffered - counts.excluded) as f64 * rows / self.simulation.seconds.max(1e-9);
         report.trained_samples_per_second = trained.min(report.global_samples_per_second);
         report.lost_tokens = self.dispatcher.tokens().lost();

@@ -1,4 +1,4 @@
-//! Invariants of the machines under random clusters, looked at after every event and at the end.
+//! Checks invariants of the state machines under random clusters, after every event and at the end.
 
 use super::super::tests::random_simulation;
 use super::super::{StepTime, TrainingMode, WorkerSpec, barrier};
@@ -9,7 +9,7 @@ fn ensure(holds: bool, what: &str) -> Result<(), String> {
     if holds { Ok(()) } else { Err(what.to_owned()) }
 }
 
-/// What holds at every moment.
+/// The invariants after every event.
 fn check_moment(world: &World<'_>, mode: TokenMode, before: Time) -> Result<(), String> {
     let workers = world.workers.len();
     ensure(world.timeline.now >= before, "the clock went back")?;
@@ -25,7 +25,7 @@ fn check_moment(world: &World<'_>, mode: TokenMode, before: Time) -> Result<(), 
     Ok(())
 }
 
-/// What holds at the end: every gradient and every row is accounted for.
+/// The invariants at the end: every gradient and every row is accounted for.
 fn check_end(world: &World<'_>, mode: TokenMode) -> Result<(), String> {
     let rows = u64::from(world.simulation.local_rows);
     let ledger = world.dispatcher.ledger();
