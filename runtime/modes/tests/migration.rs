@@ -1,6 +1,8 @@
-//! Migrations under a simulated network: messages arrive late and in any order, anyone dies at any message and restarts with what
-//! outlives it, and workers write all the while. What must hold, whatever happens: no slot is ever served twice; in the end every
-//! slot is served once, by its owner, with every acknowledged write in it once and in order, and nowhere else.
+//! Migrations under a simulated network. Messages arrive late and in any order. Any process may die
+//! at any message and restarts with its durable state. Workers write all the while.
+//!
+//! In every run, at most one server serves a slot at any time. At the end, only the owner serves a
+//! slot and has its rows. These have every acknowledged write, once and in order.
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
@@ -15,11 +17,12 @@ use rectrain_modes::migration::{
 const SLOTS: u32 = 8;
 const KEYS: u32 = 3;
 const WORKERS: usize = 2;
-/// Servers after each migration; server 0 at first. They grow, shrink and rebalance, and one in the midst of them goes and comes back.
+/// The servers after each migration; at first, server 0 is alone. The stages grow, shrink and
+/// rebalance the job. Server 1, in the middle, leaves and returns.
 const STAGES: [&[u16]; 7] = [&[0, 1, 2], &[0, 1], &[0, 1, 2], &[0, 1, 2], &[0, 2], &[0, 1, 2], &[2]];
 const MOST_SERVERS: usize = 3;
 
-/// SplitMix64.
+/// The SplitMix64 generator.
 struct Random(u64);
 
 impl Random {
@@ -36,7 +39,7 @@ impl Random {
     }
 }
 
-/// A mistake in whoever carries the machines' words out.
+/// A mistake in the code that carries out the orders of the state machines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Bug {
     None,
@@ -56,7 +59,7 @@ enum Node {
     Worker(usize),
 }
 
-/// A key's writes, in order.
+/// The writes of each key, in order.
 type Rows = BTreeMap<u32, Vec<u64>>;
 
 #[derive(Clone, Debug)]
@@ -114,7 +117,7 @@ enum Message {
         server: u16,
         epoch: Epoch,
     },
-    /// Training rests.
+    /// Training has paused.
     Rest,
 }
 
@@ -125,14 +128,14 @@ struct Write {
     key: u32,
 }
 
-/// Packages of a slot that are sent one after the other, each when the one before has arrived.
+/// Packages of a slot. The source sends each one once the target has received the previous one.
 struct Packages {
     migration: MigrationId,
     to: u16,
-    /// The next one's number.
+    /// The number of the next package.
     next: u64,
     rows: VecDeque<Rows>,
-    /// Of the slot's first packages, not of changes.
+    /// Whether these are the slot's first packages and not changes.
     copies: bool,
 }
 
@@ -141,7 +144,7 @@ struct Server {
     sending: BTreeMap<Slot, Packages>,
     sealing: Option<MigrationId>,
     staged: BTreeMap<Slot, Rows>,
-    /// Outlive a crash.
+    /// These three outlive a crash.
     rows: BTreeMap<Slot, Rows>,
     epoch: Epoch,
     ended: MigrationId,
@@ -157,7 +160,7 @@ impl Server {
     }
 }
 
-/// Of at most so many keys each; one without any, if there are none.
+/// Splits `rows` into parts of at most `most` keys. Without rows, there is one empty part.
 fn in_parts(rows: Rows, most: usize) -> VecDeque<Rows> {
     let mut rows = rows.into_iter().peekable();
     let mut parts = VecDeque::new();
@@ -173,7 +176,8 @@ struct Worker {
     asks_for_map: bool,
 }
 
-/// Who dies at which message: before it is handled, or after and before anything is sent.
+/// A crash of `node` at message number `at`: before a process handles the message, or after that
+/// and before the process sends anything.
 #[derive(Clone, Copy, Debug)]
 struct Crash {
     at: usize,
@@ -181,7 +185,7 @@ struct Crash {
     after: bool,
 }
 
-/// The number of a slot's owner.
+/// The number of the slot's owner.
 fn owner(map: &SlotMap, slot: Slot) -> u16 {
     map.owners()[slot.0 as usize]
 }
@@ -195,10 +199,10 @@ struct World {
     workers: Vec<Worker>,
     migration: Migration,
     journal: Journal,
-    /// Migrations that are done.
+    /// The number of completed migrations.
     stages_done: usize,
     handled: usize,
-    /// What was written, by slot and key.
+    /// The applied writes, by slot and key.
     written: BTreeMap<(Slot, u32), Vec<u64>>,
     taken_back: usize,
 }
@@ -251,7 +255,7 @@ impl World {
         world
     }
 
-    /// Costs differ from migration to migration, so that the same servers twice are a rebalance.
+    /// Costs differ between migrations, so a repeated set of servers is a rebalance.
     fn costs(&self) -> Vec<SlotCost> {
         let mut random = Random(self.stages_done as u64);
         (0..SLOTS).map(|_| SlotCost { look_ups: 1 + random.next() % 9, bytes: 1 + random.next() % 9 }).collect()
@@ -310,7 +314,7 @@ impl World {
                     }
                     all
                 }
-                // It was given up meanwhile.
+                // The migration was aborted meanwhile.
                 sealed => sealed.unwrap_or((Vec::new(), Progress::None)),
             },
             Message::MapRequest { worker } => {
@@ -469,7 +473,7 @@ impl World {
         self.send(Node::Worker(worker), vec![(Node::Coordinator, Message::MapRequest { worker })]);
     }
 
-    /// What is sent to somebody who is down is lost.
+    /// Sends messages. A message to a process that is down is lost.
     fn send(&mut self, from: Node, out: Vec<(Node, Message)>) {
         for (to, message) in out {
             if !self.down.contains_key(&to) {
@@ -523,7 +527,7 @@ impl World {
             }
             Node::Server(index) => {
                 self.hello(index);
-                // Their connections broke.
+                // The crash broke the workers' connections, so they write again.
                 for worker in 0..WORKERS {
                     if !self.workers[worker].asks_for_map && !self.down.contains_key(&Node::Worker(worker)) {
                         self.write(worker);
@@ -649,14 +653,14 @@ fn everybody() -> Vec<Node> {
 }
 
 #[test]
-fn slots_move_under_writes_with_nothing_lost_and_nothing_served_twice() {
+fn slots_move_under_writes_without_loss_or_double_service() {
     for seed in 0..2000 {
         World::new(seed, 40, Bug::None).run(&[]).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
     }
 }
 
 #[test]
-fn anyone_may_die_at_any_message() {
+fn any_process_may_die_at_any_message() {
     let mut runs = 0;
     let mut taken_back = 0;
     for seed in 0..3 {
@@ -678,7 +682,7 @@ fn anyone_may_die_at_any_message() {
     assert!(taken_back > 10, "targets that died between flip and adoption: {taken_back}");
 }
 
-/// `most` crashes of anyone at random messages.
+/// `most` crashes of random processes at random messages.
 fn crashes(random: &mut Random, most: usize) -> Vec<Crash> {
     let mut at = 0;
     let mut crash = || {
@@ -690,7 +694,7 @@ fn crashes(random: &mut Random, most: usize) -> Vec<Crash> {
 }
 
 #[test]
-fn many_may_die_again_and_again() {
+fn repeated_crashes_of_many_processes_lose_nothing() {
     for seed in 0..4000 {
         let crashes = crashes(&mut Random(!seed), 12);
         let mut world = World::new(seed, 40, Bug::None);
@@ -711,7 +715,7 @@ fn the_simulation_finds_planted_bugs() {
     ] {
         let found = (0..2000).find_map(|seed| {
             let crashes = crashes(&mut Random(!seed), 12);
-            // A mistake may also show in an assertion of the simulation.
+            // A mistake may also trigger an assertion of the simulation.
             let run = std::panic::AssertUnwindSafe(|| World::new(seed, 40, bug).run(&crashes));
             std::panic::catch_unwind(run)
                 .unwrap_or_else(|_| Err("it panicked".to_owned()))

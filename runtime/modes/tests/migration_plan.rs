@@ -1,11 +1,11 @@
-//! The plan of a migration: what it promises, on skewed and on arbitrary costs.
+//! Checks the promises of a migration's plan, for skewed and for arbitrary costs.
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
 use proptest::prelude::*;
 use rectrain_modes::migration::{Epoch, Move, SlotCost, SlotMap, imbalance, plan_moves};
 
-/// All numbers below.
+/// The first `servers` numbers of servers.
 fn first(servers: u16) -> Vec<u16> {
     (0..servers).collect()
 }
@@ -23,15 +23,16 @@ fn of(costs: &[SlotCost], cost: fn(&SlotCost) -> u64) -> Vec<u64> {
     costs.iter().map(cost).collect()
 }
 
-/// Look-ups of keys whose frequency falls as 1/rank^`exponent`, one key a slot and many slots; and rows alike.
+/// Look-ups of keys whose frequency falls as 1/rank^`exponent`, with many keys per slot. Every key
+/// has a row of the same size.
 fn zipf(slots: u32, exponent: f64) -> Vec<SlotCost> {
     let keys = 50 * u64::from(slots);
     let mut costs = vec![SlotCost::default(); slots as usize];
     for rank in 1..=keys {
-        // Fibonacci hashing: where a key lies has nothing to do with its rank.
+        // Fibonacci hashing: the slot of a key does not depend on its rank.
         let slot = (u128::from(rank.wrapping_mul(0x9e37_79b9_7f4a_7c15)) * u128::from(slots)) >> 64;
         let cost = &mut costs[slot as usize];
-        // A batch asks for a key once, however often it holds it.
+        // A batch looks a key up once, however often the key occurs in it.
         cost.look_ups += (1e6 * (rank as f64).powf(-exponent)).min(2e3) as u64;
         cost.bytes += 100;
     }
@@ -39,7 +40,7 @@ fn zipf(slots: u32, exponent: f64) -> Vec<SlotCost> {
 }
 
 #[test]
-fn skewed_look_ups_are_spread_to_within_a_tenth_of_the_mean_and_bytes_as_well() {
+fn skewed_look_ups_and_bytes_are_balanced_to_a_tenth_of_the_mean() {
     for exponent in [0.8, 1.05, 1.2] {
         let costs = zipf(1024, exponent);
         for servers in [2, 3, 8, 16] {
@@ -76,7 +77,7 @@ fn without_measurements_slots_are_spread_by_number() {
 
 proptest! {
     #[test]
-    fn a_plan_leaves_slots_on_just_the_servers_asked_for_and_settles(
+    fn a_plan_uses_exactly_the_given_servers_and_is_stable(
         raw in prop::collection::vec((0_u64..1000, 0_u64..1000, 0_u16..6), 1..200),
         servers in prop::collection::btree_set(0_u16..7, 1..7),
     ) {
@@ -88,6 +89,6 @@ proptest! {
         let settled = after(&map, &moves, &servers);
         prop_assert_eq!(settled.servers(), &servers);
         prop_assert!(settled.owners().iter().all(|owner| servers.contains(owner)));
-        prop_assert!(plan_moves(&settled, &costs, &servers).is_empty(), "what has settled stays");
+        prop_assert!(plan_moves(&settled, &costs, &servers).is_empty(), "a balanced map stays unchanged");
     }
 }

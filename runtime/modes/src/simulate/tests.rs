@@ -258,7 +258,7 @@ fn all_slowness_of_a_moment_multiplies_and_ends_with_its_time() {
 }
 
 #[test]
-fn a_worker_that_is_down_half_the_time_loses_half_the_throughput() {
+fn a_worker_that_is_down_half_the_time_is_idle_half_the_time() {
     let crashes = Some(Crashes { mean_seconds_between: 20.0, recovery_seconds: 20.0 });
     let one = free_network(vec![WorkerSpec { crashes, ..worker(None) }]);
     for mode in [TrainingMode::Sync, gba(1)] {
