@@ -95,7 +95,7 @@ const TESTS: &[KindTest] = &[
 const MODELS: &str = "runtime/dense/src/tower/tests/gradients.rs::every_model_and_its_gradients_match_the_definition";
 /// Checks every divisor against a plain sum.
 const KEY_DIVISORS: &str =
-    "runtime/modes/tests/gba_paper.rs::b_an_embedding_gradient_is_the_weighted_sum_over_the_workers_that_met_the_key";
+    "runtime/modes/tests/gba_paper.rs::b_an_embedding_gradient_averages_the_workers_that_met_the_key";
 const POOLINGS: &str = "runtime/embedding-worker/src/prepared_ids.rs::pooling_equals_the_definition_sample_by_sample";
 /// Checks every optimizer and every type of stored values against loops over single numbers.
 const STORED_VALUES: &str = "runtime/embedding/tests/store.rs::the_store_behaves_to_the_bit_as_a_naive_map_does";

@@ -1,7 +1,13 @@
-//! Walks Su et al., *GBA: A Tuning-free Approach to Switch between Synchronous and Asynchronous Training for Recommendation
-//! Models*, in its order: the definitions of §4.1, the workflows of appendix B, the baselines of §5.1, then what the paper claims
-//! of the switch. After that, random schedules — delays, reordering between workers, crashes, false suspicions — under which
-//! every invariant must hold, and planted bugs that the same invariants must catch.
+//! Follows Su et al., *GBA: A Tuning-free Approach to Switch between Synchronous and Asynchronous
+//! Training for Recommendation Models*, in the order of the paper:
+//!
+//! - the definitions of §4.1;
+//! - the algorithms of appendix B;
+//! - the baselines of §5.1;
+//! - the claim of §5.2 about training without staleness;
+//! - random schedules with delays, crashes, false suspicions, and messages reordered between
+//!   workers. All invariants must hold in them, and must catch planted bugs;
+//! - the switch between modes.
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
@@ -53,10 +59,10 @@ fn full<G: std::fmt::Debug>(pushed: Result<Pushed<G>, PushError>) -> Update<G> {
     }
 }
 
-// ---- §4.1: data list, token list --------------------------------------------------------------------------------------------
+// ---- §4.1: data list, token list --------------------------------------------------------------
 
 #[test]
-fn s4_1_the_data_list_splits_the_data_into_q_batches_of_local_size_in_order() {
+fn s4_1_the_data_list_splits_the_data_into_ordered_batches() {
     let mut list = DataList::new(4, 0);
     list.extend(18);
     list.close();
@@ -89,7 +95,7 @@ fn s4_1_q_batches_make_the_ceiling_of_q_over_m_updates() {
 }
 
 #[test]
-fn s4_1_a_worker_takes_a_batch_and_a_token_together_and_goes_on_without_waiting() {
+fn s4_1_a_worker_gets_a_token_with_each_batch_and_never_waits() {
     let mut dispatcher = dispatcher(gba(2, 3), 3, 100);
     let slow = work(&dispatcher.pull(Rank(0)).unwrap());
     assert_eq!(slow, Assignment { batch: Batch { first_row: 0, rows: 1 }, token: Token(0) });
@@ -101,11 +107,12 @@ fn s4_1_a_worker_takes_a_batch_and_a_token_together_and_goes_on_without_waiting(
     }
 }
 
-// ---- §4.1: the size of the buffer -------------------------------------------------------------------------------------------
+// ---- §4.1: the size of the buffer -------------------------------------------------------------
 
 #[test]
 fn s4_1_m_keeps_the_global_batch_of_synchronous_training() {
-    // Table 5.1: Criteo 40K × 32, Alimama 3K × 32, Private 6.4K × 64; GBA's local batches 12.8K, 0.75K, 1K.
+    // Table 5.1: Criteo 40K × 32, Alimama 3K × 32, Private 6.4K × 64; GBA's local batches 12.8K,
+    // 0.75K, 1K.
     for (sync_batch, sync_workers, local, m) in
         [(40_000, 32, 12_800, 100), (3_000, 32, 750, 128), (6_400, 64, 1_024, 400), (512, 8, 512, 8)]
     {
@@ -126,10 +133,10 @@ fn s4_1_an_m_that_is_not_whole_is_explained_and_never_rounded() {
     assert!(too_large.contains("larger local batches"), "{too_large}");
 }
 
-// ---- §4.1: the gradient buffer ----------------------------------------------------------------------------------------------
+// ---- §4.1: the gradient buffer ----------------------------------------------------------------
 
 #[test]
-fn s4_1_m_pairs_are_applied_at_once_as_one_global_step_and_the_buffer_is_cleared() {
+fn s4_1_m_pairs_make_one_global_step_and_empty_the_buffer() {
     let mut server = GradientServer::new(gba(3, 3), 3, GlobalStep(0), 0);
     for step in 0..20u64 {
         for i in 0..2 {
@@ -143,7 +150,7 @@ fn s4_1_m_pairs_are_applied_at_once_as_one_global_step_and_the_buffer_is_cleared
 }
 
 #[test]
-fn s4_1_each_server_has_a_buffer_of_its_own() {
+fn s4_1_each_server_has_a_separate_buffer() {
     let mut servers = [0, 1].map(|_| GradientServer::new(gba(2, 3), 2, GlobalStep(0), 0));
     servers[0].push(push(0, 0, 0, 0, ())).unwrap();
     let first = full(servers[0].push(push(1, 1, 0, 0, ())));
@@ -176,10 +183,10 @@ fn s4_1_data_staleness_is_the_step_of_application_less_the_token() {
     assert_eq!((counts.gradient_staleness.sum, counts.gradient_staleness.max), (1, 1));
 }
 
-// ---- Appendix B, algorithm 1: workers ---------------------------------------------------------------------------------------
+// ---- Appendix B, algorithm 1: workers ---------------------------------------------------------
 
 #[test]
-fn b_a_worker_sends_gradient_and_token_without_blocking_and_a_recovered_one_drops_what_it_held() {
+fn b_a_worker_pushes_without_blocking_and_a_restart_drops_its_batch() {
     let assignment = Assignment { batch: Batch { first_row: 0, rows: 1 }, token: Token(7) };
     let mut worker = PushPullWorker::new(3, 4);
     worker.start();
@@ -190,7 +197,7 @@ fn b_a_worker_sends_gradient_and_token_without_blocking_and_a_recovered_one_drop
 }
 
 #[test]
-fn b_the_disappearance_of_a_token_changes_nothing_and_nobody_waits() {
+fn b_a_lost_token_neither_shifts_the_others_nor_blocks_a_worker() {
     let mut dispatcher = dispatcher(gba(4, 3), 4, 12);
     let lost = work(&dispatcher.pull(Rank(3)).unwrap());
     assert_eq!(dispatcher.lose(Rank(3)), []);
@@ -205,14 +212,14 @@ fn b_the_disappearance_of_a_token_changes_nothing_and_nobody_waits() {
     assert_eq!(
         tokens,
         (0..13).map(|i| i / 4).collect::<Vec<u64>>(),
-        "the others' tokens are what they would have been"
+        "the lost token does not change the tokens of the other workers"
     );
     assert_eq!(rows, (0..12).collect(), "the lost token's batch went out again");
     assert_eq!((dispatcher.tokens().lost(), dispatcher.finished()), (1, true));
 }
 
 #[test]
-fn b_a_batch_that_a_worker_thought_dead_did_train_is_not_trained_again() {
+fn b_a_batch_trained_by_a_suspected_worker_is_not_trained_again() {
     let mut dispatcher = dispatcher(gba(1, 3), 2, 2);
     let slow = work(&dispatcher.pull(Rank(0)).unwrap());
     dispatcher.lose(Rank(0));
@@ -223,10 +230,10 @@ fn b_a_batch_that_a_worker_thought_dead_did_train_is_not_trained_again() {
     assert!(dispatcher.finished());
 }
 
-// ---- Appendix B, algorithm 2: parameter servers -----------------------------------------------------------------------------
+// ---- Appendix B, algorithm 2: parameter servers -----------------------------------------------
 
 #[test]
-fn b_tokens_are_refilled_while_training_goes_on_whenever_fewer_than_workers_are_left() {
+fn b_the_token_list_refills_below_one_token_per_worker() {
     let (m, workers) = (4, 10);
     let mut list = TokenList::new(size(m), LostTokens::Vanish, GlobalStep(0));
     for _ in 0..1000 {
@@ -243,14 +250,14 @@ fn b_the_dense_gradient_is_the_weighted_sum_over_m() {
     assert_eq!(
         aggregate_dense(pairs([1.0, 1.0, 0.0, 1.0]), 4),
         Some(vec![2.0, 2.0]),
-        "what is left out still counts in M"
+        "an excluded gradient still counts in M"
     );
     assert_eq!(aggregate_dense(pairs([0.5, 0.0, 0.0, 0.0]), 4), Some(vec![0.5, 1.0]));
     assert_eq!(aggregate_dense(pairs([0.0; 4]), 4), None, "nothing to apply");
 }
 
 #[test]
-fn b_an_embedding_gradient_is_the_weighted_sum_over_the_workers_that_met_the_key() {
+fn b_an_embedding_gradient_averages_the_workers_that_met_the_key() {
     let sparse = |keys: &[u64], value: f32| SparseGradients { keys: keys.to_vec(), values: vec![value; keys.len()] };
     let gradients = [sparse(&[1, 2], 6.0), sparse(&[2, 3], 2.0), sparse(&[2], 4.0), sparse(&[2], 8.0)];
     let pairs: Vec<EmbeddingPair<'_>> = (0..4)
@@ -266,7 +273,7 @@ fn b_an_embedding_gradient_is_the_weighted_sum_over_the_workers_that_met_the_key
 }
 
 #[test]
-fn b_a_key_is_stale_by_the_step_at_which_it_was_last_updated_and_not_by_the_present_step() {
+fn b_the_staleness_of_a_key_counts_from_its_last_update() {
     let rule =
         EmbeddingRule { dim: 1, decay: Decay::Threshold { tolerance: 1 }, divisor: KeyDivisor::Workers, buffer: 1 };
     let mut steps = LastUpdates::default();
@@ -279,10 +286,10 @@ fn b_a_key_is_stale_by_the_step_at_which_it_was_last_updated_and_not_by_the_pres
     for step in 1..9 {
         assert_eq!(update(step, &[8], step), [8]);
     }
-    // Computed under token 0, applied at step 9: the dense part is 9 steps stale. Key 7 changed once since (at step 0), key 8 at
-    // step 8, key 9 never.
+    // Computed under token 0 and applied at step 9, the dense part is 9 steps stale. Key 7 last
+    // changed at step 0, key 8 at step 8, and key 9 never.
     assert_eq!(update(0, &[7, 8, 9], 9), [7, 9]);
-    assert_eq!(update(8, &[8], 10), [8], "left out at step 9, key 8 is still what it became at step 8");
+    assert_eq!(update(8, &[8], 10), [8], "excluded at step 9, key 8 still has its value of step 8");
 }
 
 #[test]
@@ -302,7 +309,7 @@ fn b_a_key_in_every_batch_is_exactly_as_stale_as_the_dense_parameters() {
     }
 }
 
-// ---- §5.1: the baselines ----------------------------------------------------------------------------------------------------
+// ---- §5.1: the baselines ----------------------------------------------------------------------
 
 #[test]
 fn s5_1_async_applies_each_gradient_alone_however_stale() {
@@ -323,7 +330,7 @@ fn s5_1_bsp_aggregates_b2_gradients_whatever_their_version() {
 }
 
 #[test]
-fn s5_1_hop_bs_bounds_the_difference_between_the_fastest_and_the_slowest_version() {
+fn s5_1_hop_bs_bounds_the_spread_of_versions() {
     for bound in 0..4u64 {
         let mut dispatcher = dispatcher(TokenMode::HopBs { bound }, 3, 1000);
         let slow = work(&dispatcher.pull(Rank(0)).unwrap());
@@ -371,11 +378,11 @@ fn s5_1_hop_bw_ignores_the_b3_slowest_gradients_of_each_step() {
     assert_eq!(send(&mut server, 3, taken[3]), Pushed::Late);
     dispatcher.report(Rank(1), taken[1].batch, Outcome::Dropped).unwrap();
     assert_eq!((server.counts().late, dispatcher.ledger().dropped_rows()), (2, 1));
-    assert_eq!(server.counts().gradient_staleness.max, 0, "what is not ignored is not stale");
+    assert_eq!(server.counts().gradient_staleness.max, 0, "no applied gradient is stale");
     assert!(matches!(TokenMode::HopBw { backups: 5 }.validate(5), Err(DispatchError::NoQuorum { .. })));
 }
 
-// ---- §4.1, §5.2: GBA without staleness is synchronous training ---------------------------------------------------------------
+// ---- §4.1, §5.2: GBA without staleness is synchronous training --------------------------------
 
 /// Logistic regression on dense features plus one embedding, under AdaGrad.
 #[derive(Clone, PartialEq, Debug)]
@@ -443,7 +450,7 @@ fn samples(batch: Batch) -> Vec<Sample> {
     (batch.first_row..batch.end()).map(sample).collect()
 }
 
-/// Trains `rows` rows with `workers` workers in lockstep, M = workers, no delay.
+/// Trains `rows` rows with `workers` workers in lockstep, with M = workers and no delay.
 fn train_gba(rows: u64, workers: u32, local_rows: u32, divisor: KeyDivisor) -> Model {
     let mode = gba(workers, 0);
     let setup = DispatcherSetup { mode, workers, servers: 1, first_step: GlobalStep(0), in_flight_limit: 1 };
@@ -503,7 +510,7 @@ fn gba_with_one_worker_and_m_1_equals_sequential_training_to_the_bit() {
 }
 
 #[test]
-fn gba_with_n_equal_workers_and_m_n_stays_within_rounding_of_the_global_batch() {
+fn gba_with_n_equal_workers_matches_sync_up_to_rounding() {
     let (workers, local) = (4u32, 4u32);
     let trained = train_gba(16 * 200, workers, local, KeyDivisor::Buffer);
     let mut sync = Model::new();
@@ -519,9 +526,9 @@ fn gba_with_n_equal_workers_and_m_n_stays_within_rounding_of_the_global_batch() 
     }
 }
 
-// ---- Random schedules -------------------------------------------------------------------------------------------------------
+// ---- Random schedules -------------------------------------------------------------------------
 
-/// SplitMix64.
+/// The SplitMix64 generator.
 struct Random(u64);
 
 impl Random {
@@ -538,7 +545,7 @@ impl Random {
     }
 }
 
-/// A parameter server's buffer as the schedules see it: the real one, or one with a bug.
+/// A parameter server's buffer in the schedules: the real one, or one with a bug.
 trait Buffer {
     fn step(&self) -> GlobalStep;
     fn fill(&self) -> usize;
@@ -601,7 +608,7 @@ const BUGS: [Bug; 14] = [
     Bug::TokensAreBatchNumbers,
 ];
 
-/// The buffer written down a second time, plainly, with at most one bug.
+/// A second, plain implementation of the buffer, with at most one bug.
 struct PlainBuffer {
     m: usize,
     tolerance: u64,
@@ -723,7 +730,7 @@ enum Message {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Node {
     Coordinator,
-    /// With its incarnation: what is meant for an earlier one is lost.
+    /// A rank and its incarnation. Messages to an earlier incarnation are lost.
     Worker(u32, u32),
     Server(u32),
     /// The failure detector.
@@ -736,7 +743,8 @@ fn ensure(holds: bool, what: impl FnOnce() -> String) -> Checked {
     if holds { Ok(()) } else { Err(what()) }
 }
 
-/// The whole job under a network that delivers in order on each connection and in any order between connections.
+/// The whole job under a simulated network. Each connection delivers in order; different
+/// connections deliver in any order.
 struct World {
     setting: Setting,
     random: Random,
@@ -745,9 +753,9 @@ struct World {
     servers: Vec<Box<dyn Buffer>>,
     workers: Vec<PushPullWorker>,
     incarnations: Vec<u32>,
-    /// Where the coordinator's answer to a rank goes.
+    /// For each rank, the incarnation that gets the coordinator's answers.
     asked_by: BTreeMap<Rank, u32>,
-    /// The higher, the rarer a worker is chosen to go on.
+    /// The higher the number, the less often a message of the worker is delivered.
     slowness: Vec<u64>,
     assigned: BTreeMap<(u32, u32, Batch), Assignment>,
     links: BTreeMap<(Node, Node), VecDeque<Message>>,
@@ -755,7 +763,7 @@ struct World {
     check: Check,
 }
 
-/// What is known independently of the machines.
+/// The expected state, tracked independently of the state machines.
 #[derive(Default)]
 struct Check {
     tokens: u64,
@@ -867,7 +875,8 @@ impl World {
         }
     }
 
-    /// Delivers one message, chosen at random; a crash or a false suspicion now and then. `false` if nothing is left.
+    /// Delivers one random message. Sometimes it also crashes or falsely suspects a worker. Returns
+    /// `false` if no message is left.
     fn step(&mut self) -> Checked<bool> {
         self.links.retain(|_, queue| !queue.is_empty());
         if self.setting.crashes && self.random.below(40) == 0 {
@@ -944,7 +953,8 @@ impl World {
                 self.dispatcher.join(rank)
             }
             Message::Pull => {
-                // An old connection's request after the new incarnation has joined is never read.
+                // Once the new incarnation has joined, requests over the old connection are not
+                // read.
                 if self.asked_by.get(&rank) != Some(&incarnation) {
                     return Ok(());
                 }
@@ -962,7 +972,7 @@ impl World {
             }
             _ => Vec::new(),
         };
-        // Whoever waits when a rank is thought dead asks again when it finds its connection closed.
+        // A worker that waits while it is suspected finds its connection closed, and pulls again.
         self.answer(answers)
     }
 
@@ -981,7 +991,7 @@ impl World {
         Ok(())
     }
 
-    /// tᵢ = ⌊i/M⌋; with replaced lost tokens: ascending, and no further ahead.
+    /// Checks tᵢ = ⌊i/M⌋. If lost tokens are replaced, tokens must ascend and not exceed that.
     fn check_token(&mut self, assignment: &mut Assignment) -> Checked {
         let TokenMode::Gba { buffer, lost_tokens, .. } = self.setting.mode else { return Ok(()) };
         let (i, m) = (self.check.tokens, u64::from(buffer.get()));
@@ -1088,14 +1098,16 @@ impl World {
         Ok(())
     }
 
-    /// Until all is trained; then what remains is flushed and everything is accounted for.
+    /// Runs until all data is trained. Then flushes the buffers and checks that every batch is
+    /// accounted for.
     fn run(mut self) -> Checked {
         for _ in 0..400_000 {
             if self.dispatcher.finished() && self.stopped.len() == self.workers.len() {
                 return self.finish();
             }
             if !self.step()? {
-                // Nothing is on its way: a worker may have asked before it was thought dead. It asks again.
+                // No message is in flight. A worker may have pulled before it was suspected, so all
+                // workers restart.
                 if self.dispatcher.waiting() + self.stopped.len() >= self.workers.len() {
                     return Err(format!("training is stuck in {:?}", self.setting));
                 }
@@ -1127,7 +1139,7 @@ impl World {
             let at = self.servers[server].step();
             self.dispatcher.flushed(Server(server as u32), at).map_err(|e| e.to_string())?;
         }
-        ensure(self.dispatcher.paused_at().is_some(), || "not at rest after the end".to_owned())?;
+        ensure(self.dispatcher.paused_at().is_some(), || "not paused after the end".to_owned())?;
         self.dispatcher.ledger().prove_boundary(rows).map_err(|e| e.to_string())?;
         for server in 0..self.servers.len() {
             self.check_account(server)?;
@@ -1174,7 +1186,7 @@ fn ten_thousand_random_schedules_violate_no_invariant() {
 }
 
 #[test]
-fn the_plain_buffer_of_these_tests_is_right_unless_a_bug_is_planted() {
+fn the_plain_buffer_without_a_bug_violates_no_invariant() {
     for seed in 0..500 {
         let mode = gba(1 + (seed % 5) as u32, seed % 4);
         if let Err(violation) = World::new(seed, Some(mode), Implementation::Plain(None)).run() {
@@ -1184,7 +1196,7 @@ fn the_plain_buffer_of_these_tests_is_right_unless_a_bug_is_planted() {
 }
 
 #[test]
-fn planted_bugs_in_the_token_list_the_buffer_and_the_decay_are_each_caught() {
+fn the_invariants_catch_every_planted_bug() {
     for bug in BUGS {
         let caught = (0..200u64).filter_map(|seed| {
             let mode = gba(2 + (seed % 4) as u32, seed % 4);
@@ -1195,14 +1207,15 @@ fn planted_bugs_in_the_token_list_the_buffer_and_the_decay_are_each_caught() {
     }
 }
 
-// ---- The switch -------------------------------------------------------------------------------------------------------------
+// ---- The switch -------------------------------------------------------------------------------
 
 const G: u32 = 8;
 
-/// `sync`, with no dense worker that the test counts.
+/// The `sync` mode. The test simulates no dense workers for it.
 const SYNC: RunMode = RunMode { mode: TrainingMode::Sync, workers: 0, local_rows: 1 };
 
-/// A job that switches: rows trained by `sync` and by each server, told from outside the machines.
+/// A job that switches modes. The test counts the rows that `sync` and each server train,
+/// independently of the state machines.
 struct Switching {
     run: TrainingRun,
     random: Random,
@@ -1210,7 +1223,7 @@ struct Switching {
     held: BTreeMap<Rank, Assignment>,
     waiting: BTreeSet<Rank>,
     open_steps: Vec<(GlobalStep, Batch)>,
-    /// For each server, how often each row was trained.
+    /// For each server: the number of times that each row was trained.
     trained: Vec<BTreeMap<u64, u32>>,
     last_step: GlobalStep,
 }
@@ -1281,7 +1294,7 @@ impl Switching {
         {
             self.open_steps.push((step, batch));
         } else if self.random.below(5) > 0 && !self.open_steps.is_empty() {
-            // One time in five the step's workers die, and it is trained again.
+            // With probability 1/5, the step's workers die, and it is trained again.
             let (step, batch) = self.open_steps.remove(0);
             (0..self.servers.len()).for_each(|server| self.train(server, batch));
             self.run.sync_step_applied(step).unwrap();
@@ -1367,13 +1380,14 @@ impl Switching {
         if let Order::Publish { server, .. } | Order::ReadBack { server, .. } = order
             && self.random.below(3) > 0
         {
-            // One time in three the answer is lost, and the order comes again.
+            // With probability 1/3, the answer is lost, and the order is sent again.
             let orders = self.run.moved(server).unwrap();
             orders.into_iter().for_each(|order| self.obey(order));
         }
     }
 
-    /// At a boundary every row before it is trained once on every server, no row from it on, and every buffer is empty.
+    /// Checks a boundary on `server`: every row before it is trained once, no row from it on is
+    /// trained, and the buffer is empty.
     fn arrive(&mut self, server: Server, at: Boundary) {
         let server = server.0 as usize;
         assert!(self.held.is_empty() && self.open_steps.is_empty());
@@ -1401,7 +1415,7 @@ fn random_mode(random: &mut Random) -> RunMode {
 }
 
 #[test]
-fn switching_every_50_steps_for_1000_steps_with_random_crashes_leaves_the_ledger_exact() {
+fn twenty_switches_with_random_crashes_leave_the_ledger_exact() {
     for seed in 0..60 {
         let mut job = Switching::new(seed, 1 + (seed % 3) as u32);
         let (mut switches, mut next_switch) = (0, 50u64);

@@ -6,7 +6,7 @@
 //! |---|---|---|
 //! | `async` | at once | one gradient |
 //! | `gba` | at once | M gradients, decayed by f(τ, k) |
-//! | `bsp` | at once | b2 gradients, whatever their versions |
+//! | `bsp` | at once | b2 gradients of any version |
 //! | `hopBs` | while the worker is at most b1 batches ahead of the slowest | one gradient |
 //! | `hopBw` | once the worker's last step is applied | the first N − b3 gradients of N workers; later ones are dropped |
 //!
@@ -35,7 +35,7 @@ pub enum TokenMode {
         buffer: BufferSize,
         /// f.
         decay: Decay,
-        /// What happens to lost tokens.
+        /// How lost tokens are treated.
         lost_tokens: LostTokens,
     },
     /// Bounded staleness.

@@ -1,6 +1,8 @@
 //! Training without waiting for stragglers: `gba` (global-batch gradient aggregation) and its
 //! baselines `async`, `bsp`, `hopBs` and `hopBw`. Values in, decisions out: no socket, no clock, no
-//! thread, no randomness. Source: Su et al., *GBA: A Tuning-free Approach to Switch between
+//! thread, no randomness.
+//!
+//! Source: Su et al., *GBA: A Tuning-free Approach to Switch between
 //! Synchronous and Asynchronous Training for Recommendation Models*, NeurIPS 2022 (sections 3 to 5,
 //! appendix B).
 //!

@@ -1,6 +1,6 @@
 //! The data list (§4.1): the batches of the run in order. One worker takes each batch. A batch is a
-//! range of the run's row sequence, so the list holds neither data nor addresses, only the first
-//! row of the next batch. Batches of dead workers are taken first. Its owner is the current
+//! range of the run's row sequence. The list therefore holds neither data nor addresses, only the
+//! first row of the next batch. Batches of dead workers are taken first. Its owner is the current
 //! coordinator half, or the [`crate::switch::TrainingRun`] while training is paused.
 
 use std::collections::{BTreeSet, VecDeque};

@@ -19,7 +19,7 @@ pub enum RowLedgerError {
     #[error("{batch} were reported, but the coordinator never handed them out as one batch")]
     NeverHandedOut { batch: Batch },
     /// Some batches are not settled yet.
-    #[error("row {next_row} cannot be a boundary: {open} batches before it are not settled, the first of them is {first}")]
+    #[error("row {next_row} cannot be a boundary: {open} batches are not settled yet, the first of them is {first}")]
     Open { next_row: u64, open: usize, first: Batch },
     /// Rows before the boundary are not settled, or rows after it are.
     #[error("row {next_row} cannot be a boundary: rows are settled without a gap only up to row {settled}")]
@@ -112,8 +112,8 @@ impl RowLedger {
         Ok(Settled::Now)
     }
 
-    /// Proves that row `next_row` is a boundary: all rows before it are settled once, no batch is
-    /// open, and no row from it on is settled.
+    /// Proves that row `next_row` is a boundary. All rows before it must be settled once. No batch may
+    /// be open, and no row from it on may be settled.
     pub fn prove_boundary(&self, next_row: u64) -> Result<(), RowLedgerError> {
         if let Some(first) = self.open.values().next() {
             return Err(RowLedgerError::Open { next_row, open: self.open.len(), first: *first });
