@@ -204,7 +204,7 @@ mod tests {
     fn a_repeated_push_of_a_complete_step_is_answered_once_applied() {
         let mut gate = gate(2, 1);
         gate.push(GlobalStep(0), Rank(0), (0, 0)).unwrap();
-        assert_eq!(gate.pushed_again(GlobalStep(0), 1), Some(1), "others may wait for what it does next");
+        assert_eq!(gate.pushed_again(GlobalStep(0), 1), Some(1), "other ranks may wait for its next push");
         gate.push(GlobalStep(0), Rank(1), (1, 0)).unwrap();
         assert_eq!(gate.pushed_again(GlobalStep(0), 2), None, "about to be applied");
         assert!(gate.next_update().is_some());

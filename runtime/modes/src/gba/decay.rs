@@ -65,7 +65,7 @@ mod tests {
             for step in 0..50 {
                 let weight = decay.weight(Token(7), GlobalStep(step));
                 assert!(weight <= before && weight >= 0.0, "{decay:?} at {step}");
-                assert!(step > 7 || weight == 1.0, "{decay:?}: what is not stale counts in full");
+                assert!(step > 7 || weight == 1.0, "{decay:?}: a fresh gradient counts in full");
                 before = weight;
             }
         }

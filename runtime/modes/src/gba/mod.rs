@@ -2,9 +2,8 @@
 //! baselines `async`, `bsp`, `hopBs` and `hopBw`. Values in, decisions out: no socket, no clock, no
 //! thread, no randomness.
 //!
-//! Source: Su et al., *GBA: A Tuning-free Approach to Switch between
-//! Synchronous and Asynchronous Training for Recommendation Models*, NeurIPS 2022 (sections 3 to 5,
-//! appendix B).
+//! Source: Su et al., *GBA: A Tuning-free Approach to Switch between Synchronous and Asynchronous
+//! Training for Recommendation Models*, NeurIPS 2022 (sections 3 to 5, appendix B).
 //!
 //! - [`BufferSize`]: M = B_s·N_s / B_a, or an error if there is no such M.
 //! - [`TokenList`]: the tokens that the coordinator hands out with the batches.

@@ -19,9 +19,9 @@ pub enum LostTokens {
     /// switch or restart sets the list to the global step.
     #[default]
     Vanish,
-    /// The list appends its newest value once more for every lost token. In the long run, workers
-    /// report M tokens of each value. Tokens then stay with the global step, however many workers
-    /// die.
+    /// The next refill appends one more copy of its value for every lost token. In the long run,
+    /// M tokens per value are not lost. Tokens then do not run ahead of the global step, even if
+    /// many workers die.
     Replace,
 }
 
@@ -109,6 +109,6 @@ mod tests {
         assert!(taken.is_sorted());
         let unlost = list.issued() - list.lost();
         let ahead = i128::from(*taken.last().unwrap()) - i128::from(unlost / 3);
-        assert!(ahead.abs() <= 4, "tokens are {ahead} steps from what was not lost");
+        assert!(ahead.abs() <= 4, "tokens are {ahead} steps ahead of the tokens not lost");
     }
 }

@@ -112,8 +112,8 @@ impl RowLedger {
         Ok(Settled::Now)
     }
 
-    /// Proves that row `next_row` is a boundary. All rows before it must be settled once. No batch may
-    /// be open, and no row from it on may be settled.
+    /// Proves that row `next_row` is a boundary. All rows before it must be settled once. No batch
+    /// may be open, and no row from it on may be settled.
     pub fn prove_boundary(&self, next_row: u64) -> Result<(), RowLedgerError> {
         if let Some(first) = self.open.values().next() {
             return Err(RowLedgerError::Open { next_row, open: self.open.len(), first: *first });

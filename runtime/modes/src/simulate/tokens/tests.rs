@@ -42,7 +42,7 @@ fn check_end(world: &World<'_>, mode: TokenMode) -> Result<(), String> {
         match mode {
             TokenMode::Gba { decay: Decay::Threshold { tolerance }, .. } => {
                 let stale: u64 = data.histogram[tolerance as usize + 1..].iter().sum();
-                ensure(counts.excluded == stale, "not what is stale was excluded")?;
+                ensure(counts.excluded == stale, "the excluded gradients are not the stale ones")?;
             }
             TokenMode::HopBw { .. } => {
                 ensure(counts.gradient_staleness.max == 0, "hopBw applied a stale gradient")?;
