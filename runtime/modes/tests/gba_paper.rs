@@ -17,6 +17,7 @@ use rectrain_modes::barrier::SparseGradients;
 use rectrain_modes::gba::*;
 use rectrain_modes::switch::*;
 use rectrain_modes::*;
+use rectrain_random::SplitMix64;
 
 fn size(m: u32) -> BufferSize {
     BufferSize::new(m).unwrap()
@@ -528,16 +529,12 @@ fn gba_with_n_equal_workers_matches_sync_up_to_rounding() {
 
 // ---- Random schedules -------------------------------------------------------------------------
 
-/// The SplitMix64 generator.
-struct Random(u64);
+/// Draws of a schedule.
+struct Random(SplitMix64);
 
 impl Random {
     fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
+        self.0.next_u64()
     }
 
     fn below(&mut self, n: u64) -> u64 {
@@ -778,7 +775,7 @@ struct Check {
 
 impl World {
     fn new(seed: u64, mode: Option<TokenMode>, implementation: Implementation) -> Self {
-        let mut random = Random(seed);
+        let mut random = Random(SplitMix64::new(seed));
         let setting = Setting::draw(&mut random, mode);
         let (mode, workers, servers) = (setting.mode, setting.workers, setting.servers);
         let setup = DispatcherSetup {
@@ -1236,7 +1233,7 @@ impl Switching {
         run.extend_data(u64::from(G) * 1200);
         Self {
             run,
-            random: Random(seed),
+            random: Random(SplitMix64::new(seed)),
             servers: (0..servers).map(|_| GradientServer::new(gba(1, 0), 1, GlobalStep(0), 0)).collect(),
             held: BTreeMap::new(),
             waiting: BTreeSet::new(),

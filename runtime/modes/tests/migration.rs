@@ -13,6 +13,7 @@ use rectrain_modes::migration::{
     Changes, Epoch, Journal, Migration, MigrationId, Order, Progress, Receipt, SlotCost, SlotHolder, SlotMap,
     plan_moves,
 };
+use rectrain_random::SplitMix64;
 
 const SLOTS: u32 = 8;
 const KEYS: u32 = 3;
@@ -22,16 +23,12 @@ const WORKERS: usize = 2;
 const STAGES: [&[u16]; 7] = [&[0, 1, 2], &[0, 1], &[0, 1, 2], &[0, 1, 2], &[0, 2], &[0, 1, 2], &[2]];
 const MOST_SERVERS: usize = 3;
 
-/// The SplitMix64 generator.
-struct Random(u64);
+/// Draws of a schedule.
+struct Random(SplitMix64);
 
 impl Random {
     fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        self.0.next_u64()
     }
 
     fn below(&mut self, most: usize) -> usize {
@@ -209,7 +206,7 @@ struct World {
 
 impl World {
     fn new(seed: u64, writes: usize, bug: Bug) -> Self {
-        let mut random = Random(seed);
+        let mut random = Random(SplitMix64::new(seed));
         let map = SlotMap::even(SLOTS, 1);
         let servers = (0..MOST_SERVERS as u16)
             .map(|server| Server {
@@ -257,7 +254,7 @@ impl World {
 
     /// Costs differ between migrations, so a repeated set of servers is a rebalance.
     fn costs(&self) -> Vec<SlotCost> {
-        let mut random = Random(self.stages_done as u64);
+        let mut random = Random(SplitMix64::new(self.stages_done as u64));
         (0..SLOTS).map(|_| SlotCost { look_ups: 1 + random.next() % 9, bytes: 1 + random.next() % 9 }).collect()
     }
 
@@ -696,7 +693,7 @@ fn crashes(random: &mut Random, most: usize) -> Vec<Crash> {
 #[test]
 fn repeated_crashes_of_many_processes_lose_nothing() {
     for seed in 0..4000 {
-        let crashes = crashes(&mut Random(!seed), 12);
+        let crashes = crashes(&mut Random(SplitMix64::new(!seed)), 12);
         let mut world = World::new(seed, 40, Bug::None);
         world.run(&crashes).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
     }
@@ -714,7 +711,7 @@ fn the_simulation_finds_planted_bugs() {
         Bug::AnswersAnyEpoch,
     ] {
         let found = (0..2000).find_map(|seed| {
-            let crashes = crashes(&mut Random(!seed), 12);
+            let crashes = crashes(&mut Random(SplitMix64::new(!seed)), 12);
             // A mistake may also trigger an assertion of the simulation.
             let run = std::panic::AssertUnwindSafe(|| World::new(seed, 40, bug).run(&crashes));
             std::panic::catch_unwind(run)

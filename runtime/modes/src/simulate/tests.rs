@@ -273,8 +273,8 @@ fn a_worker_that_is_down_half_the_time_is_idle_half_the_time() {
 
 /// A few random workers in a random mode, for a few dozen batches.
 pub(super) fn random_simulation(seed: u64) -> Simulation {
-    let mut random = timeline::Random::new(seed, 1 << 40);
-    let mut below = |n: u64| (random.uniform() * n as f64) as u64 % n;
+    let mut random = timeline::random_stream(seed, 1 << 40);
+    let mut below = |n: u64| (random.positive_unit() * n as f64) as u64 % n;
     let n = 1 + below(6) as usize;
     let mut workers = Vec::new();
     for rank in 0..n {

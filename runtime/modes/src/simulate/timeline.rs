@@ -3,6 +3,8 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
+use rectrain_random::SplitMix64;
+
 use super::{Cause, ClusterSpec, LinkSpec, ServerSpec, Slowness, StepTime, WorkerSpec};
 
 /// Virtual time in nanoseconds from the start. It is a whole number, so the order of events never
@@ -66,44 +68,18 @@ impl<E> Timeline<E> {
     }
 }
 
-/// The SplitMix64 generator.
-pub(super) struct Random(u64);
-
-impl Random {
-    pub(super) fn new(seed: u64, stream: u64) -> Self {
-        let mut random = Self(seed ^ stream.wrapping_mul(0xD134_2543_DE82_EF95));
-        random.next();
-        random
-    }
-
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    /// A random number in (0, 1].
-    pub(super) fn uniform(&mut self) -> f64 {
-        ((self.next() >> 11) + 1) as f64 / (1u64 << 53) as f64
-    }
-
-    pub(super) fn exponential(&mut self, mean: f64) -> f64 {
-        -self.uniform().ln() * mean
-    }
-
-    /// A random number of at least 1.
-    fn pareto(&mut self, shape: f64) -> f64 {
-        self.uniform().powf(-1.0 / shape)
-    }
+/// The generator of one stream of a simulation. Streams of one seed are independent.
+pub(super) fn random_stream(seed: u64, stream: u64) -> SplitMix64 {
+    let mut random = SplitMix64::new(seed ^ stream.wrapping_mul(0xD134_2543_DE82_EF95));
+    random.next_u64();
+    random
 }
 
 /// A worker's speed from batch to batch.
 pub(super) struct WorkerSpeed {
     spec: WorkerSpec,
-    random: Random,
-    failures: Random,
+    random: SplitMix64,
+    failures: SplitMix64,
     batches: usize,
 }
 
@@ -111,8 +87,8 @@ impl WorkerSpeed {
     pub(super) fn all(cluster: &ClusterSpec, seed: u64) -> Vec<Self> {
         let speed = |(rank, spec): (usize, &WorkerSpec)| Self {
             spec: spec.clone(),
-            random: Random::new(seed, 2 * rank as u64),
-            failures: Random::new(seed, 2 * rank as u64 + 1),
+            random: random_stream(seed, 2 * rank as u64),
+            failures: random_stream(seed, 2 * rank as u64 + 1),
             batches: 0,
         };
         cluster.workers.iter().enumerate().map(speed).collect()
@@ -149,7 +125,7 @@ impl WorkerSpeed {
 /// The factor by which a batch that begins at `now` (seconds) takes longer. Every batch draws
 /// random numbers. A batch's slowness therefore does not depend on the start times of this and
 /// earlier batches.
-fn factor(slowness: &Slowness, now: f64, random: &mut Random) -> f64 {
+fn factor(slowness: &Slowness, now: f64, random: &mut SplitMix64) -> f64 {
     let factor = match slowness.cause {
         Cause::Constant { factor } => factor,
         Cause::Periodic { factor, period_seconds, slow_seconds, offset_seconds } => {
@@ -157,7 +133,7 @@ fn factor(slowness: &Slowness, now: f64, random: &mut Random) -> f64 {
             if phase < slow_seconds { factor } else { 1.0 }
         }
         Cause::HeavyTailed { probability, shape, limit } => {
-            let (hit, multiple) = (random.uniform() <= probability, random.pareto(shape));
+            let (hit, multiple) = (random.positive_unit() <= probability, random.pareto(shape));
             if hit { multiple.min(limit) } else { 1.0 }
         }
     };
