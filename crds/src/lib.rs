@@ -31,6 +31,7 @@ mod examples;
 mod explain;
 mod job;
 mod locate;
+mod locations;
 mod manifest;
 mod path;
 mod ranges;

@@ -5,6 +5,7 @@
 use std::collections::HashMap;
 
 use crate::defaults as d;
+use crate::locations::location_errors;
 use crate::resolved::*;
 use crate::*;
 
@@ -12,6 +13,9 @@ use crate::*;
 pub(crate) fn resolve(job: &RecTrainingJob) -> Result<ResolvedJob, Vec<FieldError>> {
     let spec = &job.spec;
     let mut errors = Errors::default();
+    for error in location_errors(spec) {
+        errors.add(error.path, error.message);
+    }
     let features = features(spec, &mut errors);
     let data = data(spec, &features, &mut errors);
     let resolved = ResolvedJob {
@@ -412,7 +416,8 @@ fn recognize(given: &DataSpec, parts: &TrainTest, errors: &mut Errors) -> DataFo
         }
     };
     let mut recognized: Option<(DataFormat, &str)> = None;
-    for path in paths {
+    // A path with a wrong scheme has its own error.
+    for path in paths.into_iter().filter(|path| Scheme::of(path).is_ok()) {
         let Some(format) = DataFormat::of_path(path) else {
             let guess = if given.csv.is_some() { "csv or tsv" } else { "csv, tsv or parquet" };
             errors.add(at(place), format!("the name of `{path}` does not end with .csv, .tsv or .parquet (or one of these and .gz or .zst): set spec.data.format to {guess}"));

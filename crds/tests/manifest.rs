@@ -556,7 +556,7 @@ fn an_unknown_kind_is_answered_with_every_kind() {
 
 /// Overrides of BASE, the field of the only error and a part of its sentence. No single field shows
 /// these errors.
-const BAD_JOBS: [(&[&str], &str, &str); 43] = [
+const BAD_JOBS: [(&[&str], &str, &str); 59] = [
     (
         &["spec.training.mode=shadow"],
         "spec.training.mode",
@@ -698,7 +698,95 @@ const BAD_JOBS: [(&[&str], &str, &str); 43] = [
     (&["spec.roles.ps.replicas=0"], "spec.roles.ps.replicas", "an integer from 1 to 1024, found 0"),
     (&["spec.features.sparse=null"], "spec.features.sparse", "missing, and required"),
     (&["spec.features.sparse={}"], "spec.features.sparse", "expected at least 1 entry, found 0"),
+    (
+        &["spec.data.train.paths={hdfs://nn/x.csv}"],
+        "spec.data.train.paths[0]",
+        "no build reads hdfs:// URLs; expected a local path, or a file://, s3:// or gs:// URL, found `hdfs://nn/x.csv`",
+    ),
+    (&["spec.data.train.paths={a.csv,oss://b/x}"], "spec.data.train.paths[1]", "no build reads oss:// URLs"),
+    (&["spec.data.test.paths={az://b/x.csv}"], "spec.data.test.paths[0]", "no build reads az:// URLs"),
+    (
+        &[
+            "spec.data.train=null,spec.data.test=null",
+            "spec.data.source.paths={https://host/a.csv},spec.data.split.fraction.train=0.8",
+        ],
+        "spec.data.source.paths[0]",
+        "no build reads https:// URLs",
+    ),
+    (&["spec.checkpoint.path=hdfs://nn/ck"], "spec.checkpoint.path", "no build reads hdfs:// URLs"),
+    (&["spec.checkpoint.path=s3:/b/ck"], "spec.checkpoint.path", "two slashes after the colon"),
+    (&["spec.checkpoint.path=gs:///ck"], "spec.checkpoint.path", "expected gs://BUCKET/PATH, found `gs:///ck`"),
+    (
+        &["spec.checkpoint.path=~/models"],
+        "spec.checkpoint.path",
+        "nothing expands `~` in `~/models`: write the whole path",
+    ),
+    (&["spec.checkpoint.path=~"], "spec.checkpoint.path", "nothing expands `~`"),
+    (&["spec.checkpoint.path=$HOME/models"], "spec.checkpoint.path", "nothing expands `$HOME` in `$HOME/models`"),
+    (&["spec.data.train.paths[0]=/data/${DAY}.csv"], "spec.data.train.paths[0]", "nothing expands `${DAY}`"),
+    (
+        &["spec.data.test.paths[0]=file:///data/$DAY/x.csv"],
+        "spec.data.test.paths[0]",
+        "nothing expands `$DAY` in `file:///data/$DAY/x.csv`",
+    ),
+    (
+        &["spec.data.train.paths={s3://b/x.csv}", "spec.data.storage.options.endpoint=minio:9000"],
+        "spec.data.storage.options.endpoint",
+        "expected http:// or https:// before the host, such as https://minio:9000, found `minio:9000`",
+    ),
+    (
+        &["spec.checkpoint.path=s3a://b/ck", "spec.data.storage.options.AWS_ENDPOINT_URL=s3://minio"],
+        "spec.data.storage.options.AWS_ENDPOINT_URL",
+        "expected http:// or https://, such as https://minio",
+    ),
+    (
+        &["spec.checkpoint.path=s3://b/ck", "spec.data.storage.options.endpoint=http://minio:9000"],
+        "spec.data.storage.options.endpoint",
+        "set the option `allow_http` to \"true\"",
+    ),
+    (
+        &["spec.checkpoint.path=gs://b/ck", "spec.data.storage.options.endpoint=fake-gcs:4443"],
+        "spec.data.storage.options.endpoint",
+        "such as http://fake-gcs:4443",
+    ),
 ];
+
+#[test]
+fn paths_and_endpoints_that_can_be_used_are_valid() {
+    for expressions in [
+        &["spec.data.train.paths={file:///a.csv,S3A://b/*.csv,gs://b/a.csv}"][..],
+        &["spec.data.train.paths={./~/a.csv,part$1.csv,a~/b.csv,~me.csv}"],
+        &["spec.checkpoint.path=s3://b/day=$DAY"],
+        &["spec.checkpoint.path=s3://b/ck", "spec.data.storage.options.endpoint=https://minio:9000"],
+        &[
+            "spec.checkpoint.path=s3://b/ck",
+            "spec.data.storage.options.endpoint=http://minio:9000",
+            "spec.data.storage.options.allow_http=yes",
+        ],
+        // The Secret may set AWS_ALLOW_HTTP.
+        &[
+            "spec.checkpoint.path=s3://b/ck",
+            "spec.data.storage.options.endpoint=http://minio:9000",
+            "spec.data.storage.secretName=keys",
+        ],
+        &["spec.checkpoint.path=gs://b/ck", "spec.data.storage.options.endpoint=http://127.0.0.1:4443"],
+        // No URL uses it.
+        &["spec.data.storage.options.endpoint=minio:9000"],
+    ] {
+        resolve(expressions);
+    }
+}
+
+#[test]
+fn a_scheme_that_no_build_reads_is_named_with_its_line() {
+    let text = BASE.replacen("paths: [test.csv]", "paths: [hdfs://nn/test.csv]", 1);
+    let error = load(&text, "base.yaml", &[]).unwrap_err().to_string();
+    assert!(error.starts_with("base.yaml:12:"), "{error}");
+    assert!(error.contains(": spec.data.test.paths[0]: no build reads hdfs:// URLs; expected a local path"), "{error}");
+    assert_eq!(error.lines().count(), 1, "{error}");
+    let error = load(BASE, "base.yaml", &sets(&["spec.checkpoint.path=~/ck"])).unwrap_err().to_string();
+    assert!(error.starts_with("--set spec.checkpoint.path=~/ck: spec.checkpoint.path: nothing expands `~`"), "{error}");
+}
 
 #[test]
 fn a_contradiction_gets_a_sentence_with_field_and_remedy() {

@@ -1,7 +1,7 @@
 //! Every kind that a manifest names: training modes, roles, models, tasks, optimizers, pooling,
 //! compression, precision, formats of data. Each kind is declared once, here, with its name and its
 //! documentation. Positions in data are here too, because the training algorithms and the readers
-//! share them.
+//! share them, and the rules for paths and URLs, which manifests and the storage share.
 //!
 //! `rectrain-crds` documents the kinds in the CustomResourceDefinition, the runtime computes with
 //! them, and the operator makes pods of them. A kind has one spelling everywhere: in manifests,
@@ -10,6 +10,7 @@
 #[macro_use]
 mod named;
 mod data;
+mod location;
 mod mode;
 mod model;
 mod optimizer;
@@ -22,6 +23,7 @@ pub use data::{
     BadRows, CsvFormat, DataFormat, DenseField, FileFormat, LabelField, Schema, SparseField, Split, SyntheticConfig,
     TimeBound, criteo_columns,
 };
+pub use location::{EXPECTED_LOCATION, Scheme, endpoint_problem, is_true, unexpanded};
 pub use mode::{Family, KeyDivisor, Mode};
 pub use model::{CrossStructure, ModelKind, ModelSettings};
 pub use named::{KindSet, UnknownKind};

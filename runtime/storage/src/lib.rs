@@ -24,6 +24,16 @@ pub enum StorageError {
         /// The common options of such a store.
         usual: &'static str,
     },
+    /// The endpoint, from the options or the environment, cannot be used.
+    #[error("cannot reach {url}: the option `endpoint` is `{endpoint}`: {problem}")]
+    Endpoint {
+        /// The bucket.
+        url: String,
+        /// The endpoint as it was given.
+        endpoint: String,
+        /// The problem and the expectation.
+        problem: String,
+    },
     /// The path or URL cannot be parsed.
     #[error("cannot use the path {path}: {problem}")]
     BadPath {
@@ -79,7 +89,7 @@ impl StorageError {
     pub fn is_users_input(&self) -> bool {
         use std::io::ErrorKind;
         match self {
-            Self::UnknownOption { .. } | Self::BadPath { .. } => true,
+            Self::UnknownOption { .. } | Self::Endpoint { .. } | Self::BadPath { .. } => true,
             Self::Unreachable { .. } | Self::TooLarge { .. } => false,
             Self::Io { source, .. } => matches!(
                 source.kind(),

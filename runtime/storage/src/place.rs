@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
-use object_store::{ObjectStore, RetryConfig};
+use object_store::{ClientConfigKey, ObjectStore, RetryConfig};
+use rectrain_kinds::{Scheme, endpoint_problem, is_true};
 
 use crate::StorageError;
 
@@ -35,17 +36,16 @@ pub struct Bucket {
 /// # Errors
 /// [`StorageError::BadPath`] for an unknown scheme, or a file URL that names no local path.
 pub fn place_of(path: &str) -> Result<Place, StorageError> {
-    let Some((scheme, rest)) = path.split_once("://") else {
-        return Ok(Place::Local(path.to_owned()));
-    };
-    match scheme.to_ascii_lowercase().as_str() {
-        "file" => local_path_of_url(path).map(Place::Local),
-        "s3" | "s3a" | "gs" => {
+    let scheme = Scheme::of(path).map_err(|problem| bad_path(path, problem))?;
+    let (name, rest) = path.split_once("://").unwrap_or(("", path));
+    match scheme {
+        Scheme::Path => Ok(Place::Local(path.to_owned())),
+        Scheme::File => local_path_of_url(path).map(Place::Local),
+        Scheme::S3 | Scheme::Gs => {
             let (bucket, key) = rest.split_once('/').unwrap_or((rest, ""));
-            let google = scheme.eq_ignore_ascii_case("gs");
-            Ok(Place::Bucket(Bucket { root: format!("{scheme}://{bucket}"), key: key.to_owned(), google }))
+            let google = scheme == Scheme::Gs;
+            Ok(Place::Bucket(Bucket { root: format!("{name}://{bucket}"), key: key.to_owned(), google }))
         }
-        _ => Err(bad_path(path, "expected a local path, or a file://, s3:// or gs:// URL")),
     }
 }
 
@@ -84,7 +84,20 @@ fn amazon(root: &str, options: &BTreeMap<String, String>) -> Result<Built, Stora
     for (name, value) in options {
         builder = builder.with_config(option::<AmazonS3ConfigKey>(root, name, USUAL_OF_AMAZON)?, value);
     }
+    let may_use_http = builder.get_config_value(&AmazonS3ConfigKey::Client(ClientConfigKey::AllowHttp));
+    let endpoint = builder.get_config_value(&AmazonS3ConfigKey::S3Endpoint);
+    if let Some(endpoint) = endpoint.or_else(|| builder.get_config_value(&AmazonS3ConfigKey::Endpoint)) {
+        check_endpoint(root, &endpoint, may_use_http.as_deref().is_some_and(is_true))?;
+    }
     Ok(builder.build().map(|store| Arc::new(store) as _))
+}
+
+/// The client would panic or fail without naming the endpoint.
+fn check_endpoint(root: &str, endpoint: &str, may_use_http: bool) -> Result<(), StorageError> {
+    match endpoint_problem(endpoint, may_use_http) {
+        None => Ok(()),
+        Some(problem) => Err(StorageError::Endpoint { url: root.to_owned(), endpoint: endpoint.to_owned(), problem }),
+    }
 }
 
 fn google(root: &str, options: &BTreeMap<String, String>) -> Result<Built, StorageError> {
@@ -95,6 +108,10 @@ fn google(root: &str, options: &BTreeMap<String, String>) -> Result<Built, Stora
             false => option(root, name, USUAL_OF_GOOGLE)?,
         };
         builder = builder.with_config(known, value);
+    }
+    if let Some(endpoint) = builder.get_config_value(&GoogleConfigKey::BaseUrl) {
+        // Google's client may always use http.
+        check_endpoint(root, &endpoint, true)?;
     }
     Ok(builder.build().map(|store| Arc::new(store) as _))
 }
@@ -156,6 +173,34 @@ mod tests {
             assert!(usual.contains("endpoint") && !usual.contains(name), "{message}");
         }
         assert!(store("s3://bucket/key", &[]).is_ok());
+    }
+
+    #[test]
+    fn an_endpoint_without_http_or_permission_is_refused() {
+        let store = |url: &str, options: &[(&str, &str)]| match place_of(url).unwrap() {
+            Place::Bucket(bucket) => {
+                bucket.store(&options.iter().map(|&(name, value)| (name.into(), value.into())).collect())
+            }
+            Place::Local(path) => panic!("{path}"),
+        };
+        for (url, options, part) in [
+            ("s3://b/k", &[("endpoint", "minio:9000"), ("allow_http", "true")][..], "such as http://minio:9000"),
+            ("s3a://b/k", &[("AWS_ENDPOINT_URL", "127.0.0.1:9000")], "such as https://127.0.0.1:9000"),
+            ("s3://b/k", &[("endpoint_url", "s3://minio")], "expected http:// or https://"),
+            ("s3://b/k", &[("endpoint", "http://minio:9000")], "set the option `allow_http`"),
+            ("s3://b/k", &[("endpoint", "http://minio:9000"), ("allow_http", "no")], "set the option `allow_http`"),
+            ("gs://b/k", &[("endpoint", "fake-gcs:4443")], "such as http://fake-gcs:4443"),
+        ] {
+            let error = store(url, options).unwrap_err();
+            assert!(error.is_users_input() && error.to_string().contains(part), "{options:?}: {error}");
+        }
+        for (url, options) in [
+            ("s3://b/k", &[("endpoint", "http://minio:9000"), ("aws_allow_http", "1")][..]),
+            ("s3://b/k", &[("endpoint", "https://minio:9000")]),
+            ("gs://b/k", &[("endpoint", "http://127.0.0.1:1"), ("skip_signature", "true")]),
+        ] {
+            assert!(store(url, options).is_ok(), "{options:?}");
+        }
     }
 
     #[test]

@@ -26,9 +26,10 @@ impl From<CheckpointError> for Failure {
 
 fn is_users(error: &StorageError) -> bool {
     match error {
-        StorageError::UnknownOption { .. } | StorageError::BadPath { .. } | StorageError::Unreachable { .. } => true,
+        StorageError::Unreachable { .. } => true,
         StorageError::Io { source, .. } => source.kind() == std::io::ErrorKind::NotFound,
-        _ => false,
+        StorageError::Store { .. } => false,
+        _ => error.is_users_input(),
     }
 }
 

@@ -1,0 +1,67 @@
+//! The rules for the paths and URLs of a job, and for the endpoint of its object store. Pure: only
+//! the text is checked, and nothing is opened.
+
+use std::collections::BTreeMap;
+
+use rectrain_kinds::{Scheme, endpoint_problem, is_true, unexpanded};
+
+use crate::{FieldError, FieldPath, RecTrainingJobSpec};
+
+/// Options that name an endpoint, for `s3://` and for `gs://`. Names are in any case of letters.
+const S3_ENDPOINTS: [&str; 5] = ["endpoint", "endpoint_url", "aws_endpoint", "aws_endpoint_url", "aws_endpoint_url_s3"];
+const GS_ENDPOINTS: [&str; 3] = ["endpoint", "base_url", "google_base_url"];
+const ALLOW_HTTP: [&str; 2] = ["allow_http", "aws_allow_http"];
+
+/// The errors of all paths and URLs of a job, and of the options of its object store.
+pub(crate) fn location_errors(spec: &RecTrainingJobSpec) -> Vec<FieldError> {
+    let locations = locations(spec);
+    let mut errors: Vec<FieldError> =
+        locations.iter().filter_map(|(field, path)| Some(FieldError::new(field.clone(), problem(path)?))).collect();
+    let schemes: Vec<Scheme> = locations.iter().filter_map(|(_, path)| Scheme::of(path).ok()).collect();
+    if let Some(storage) = &spec.data.storage {
+        errors.extend(option_errors(&storage.options, storage.secret_name.is_some(), &schemes));
+    }
+    errors
+}
+
+/// Every path of a job, with its field.
+fn locations(spec: &RecTrainingJobSpec) -> Vec<(FieldPath, &str)> {
+    let data = &spec.data;
+    let mut found = Vec::new();
+    for (field, paths) in [("train", &data.train), ("test", &data.test), ("source", &data.source)] {
+        let list = FieldPath::parse("spec.data").key(field).key("paths");
+        let paths = paths.iter().flat_map(|given| &given.paths).enumerate();
+        found.extend(paths.map(|(index, path)| (list.index(index), path.as_str())));
+    }
+    let checkpoint = spec.checkpoint.as_ref().and_then(|checkpoint| checkpoint.path.as_deref());
+    found.extend(checkpoint.map(|path| (FieldPath::parse("spec.checkpoint.path"), path)));
+    found
+}
+
+fn problem(path: &str) -> Option<String> {
+    let scheme = match Scheme::of(path) {
+        Ok(scheme) => scheme,
+        Err(problem) => return Some(format!("{problem}, found `{path}`")),
+    };
+    let part = unexpanded(path).filter(|_| matches!(scheme, Scheme::Path | Scheme::File))?;
+    Some(format!("nothing expands `{part}` in `{path}`: write the whole path, such as /home/me/models"))
+}
+
+/// The errors of the endpoint, if a URL of the job uses it. A Secret may set `AWS_ALLOW_HTTP`.
+fn option_errors(options: &BTreeMap<String, String>, has_secret: bool, schemes: &[Scheme]) -> Vec<FieldError> {
+    let named = |names: &[&str], name: &str| names.iter().any(|known| name.eq_ignore_ascii_case(known));
+    let is_allowed = options.iter().any(|(name, value)| named(&ALLOW_HTTP, name) && is_true(value));
+    let (on_s3, on_gs) = (schemes.contains(&Scheme::S3), schemes.contains(&Scheme::Gs));
+    let may_use_http = is_allowed || has_secret || !on_s3;
+    let mut errors = Vec::new();
+    for (name, endpoint) in options {
+        if !(on_s3 && named(&S3_ENDPOINTS, name) || on_gs && named(&GS_ENDPOINTS, name)) {
+            continue;
+        }
+        if let Some(problem) = endpoint_problem(endpoint, may_use_http) {
+            let field = FieldPath::parse("spec.data.storage.options").key(name);
+            errors.push(FieldError::new(field, format!("{problem}, found `{endpoint}`")));
+        }
+    }
+    errors
+}
