@@ -181,6 +181,23 @@ fn nothing_is_lost_wherever_the_space_runs_out() {
 }
 
 #[test]
+fn a_probe_names_the_operation_that_failed_and_leaves_nothing() {
+    runtime().block_on(async {
+        let storage = failing(3);
+        let error = storage.directory.probe("probe-1").await.unwrap_err();
+        assert!(error.is_outage() && !error.is_denied(), "{error}");
+        assert!(error.to_string().starts_with("cannot write small://jobs/one/probe-1: "), "{error}");
+        storage.left.store(u64::MAX, Ordering::SeqCst);
+        storage.dead.store(1, Ordering::SeqCst);
+        let error = storage.directory.probe("probe-1").await.unwrap_err().to_string();
+        assert!(error.contains("cannot write") && error.contains("connection refused"), "{error}");
+        storage.dead.store(0, Ordering::SeqCst);
+        storage.directory.probe("probe-1").await.unwrap();
+        assert_eq!(storage.directory.files("").await.unwrap(), []);
+    });
+}
+
+#[test]
 fn a_large_file_that_fails_in_mid_upload_does_not_appear() {
     runtime().block_on(async {
         let storage = failing(u64::MAX);

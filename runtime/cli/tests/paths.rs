@@ -91,3 +91,29 @@ fn an_endpoint_without_a_scheme_or_permission_is_refused() {
     let listed = rectrain(folder.path(), &["checkpoint", "ls", "hdfs://nn/ck"]);
     assert_refused(&listed, &["hdfs://nn/ck", "no build reads hdfs:// URLs"]);
 }
+
+/// Nothing is trained first: the data would take minutes, and a step is a row.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_checkpoint_path_that_cannot_be_written_is_refused_before_training() {
+    let folder = folder();
+    std::fs::write(folder.path().join("file"), "").unwrap();
+    let rows = "1,5\n0,6\n".repeat(1_000_000);
+    std::fs::write(folder.path().join("train.csv"), format!("label,user\n{rows}")).unwrap();
+    // The kernel makes no files in these two, for root neither.
+    for (path, operation) in
+        [("/sys/kernel", "cannot write"), ("/proc/self", "cannot write"), ("file", "make the folder")]
+    {
+        let set = format!("spec.checkpoint.path={path}");
+        for arguments in [&["run", "job.yaml", "--set", &set][..], &["run", "job.yaml", "--processes", "--set", &set]] {
+            let started = std::time::Instant::now();
+            let output = rectrain(folder.path(), arguments);
+            let message = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(2), "{message}");
+            for part in ["spec.checkpoint.path: cannot", operation, path, "expected a writable folder"] {
+                assert!(message.contains(part), "`{part}` is not in: {message}");
+            }
+            assert!(started.elapsed().as_secs() < 60, "{path}");
+        }
+    }
+}

@@ -5,12 +5,12 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use futures::future::try_join_all;
 use rectrain_checkpoint::{
-    Base, Begin, Checkpoint, CheckpointError, CheckpointWriter, Depth, FileEntry, Identity, Kind, ListedState,
-    Manifest, Ticket, directory_name, latest_good, list, retain, save_state,
+    Base, Begin, Checkpoint, CheckpointError, CheckpointId, CheckpointWriter, Depth, FileEntry, Identity, Kind,
+    ListedState, Manifest, Ticket, directory_name, latest_good, list, retain, save_state,
 };
 use rectrain_modes::switch::Boundary;
 use rectrain_proto::v1;
@@ -27,6 +27,10 @@ use rectrain_protocol::ticket;
 
 /// The key in a manifest for the run that wrote the checkpoint.
 const RUN: &str = "run";
+
+/// Seconds between two probes of a path whose store denies access. New permissions take up to a
+/// minute to spread.
+const DENIED_BACKOFF_SECONDS: [u64; 5] = [1, 2, 5, 10, 20];
 
 /// A boundary at which training paused, and the mode before it.
 type PausePoint = (Boundary, &'static str);
@@ -102,6 +106,21 @@ impl Checkpoints {
             last: None,
             invalidations: 0,
         }))
+    }
+
+    /// Checks that this process can write, read and delete files in the path, before anything is
+    /// trained.
+    pub(super) async fn probe(&self) -> Result<(), RoleError> {
+        let file = format!("probe-{}", CheckpointId::random());
+        let mut backoff = DENIED_BACKOFF_SECONDS.into_iter();
+        while let Err(error) = self.directory.probe(&file).await {
+            let is_local = self.directory.is_local();
+            match backoff.next().filter(|_| !is_local && error.is_denied()) {
+                Some(seconds) => tokio::time::sleep(Duration::from_secs(seconds)).await,
+                None => return Err(CheckpointPlan::probe_failed(error, is_local)),
+            }
+        }
+        Ok(())
     }
 
     /// Finds the checkpoint to resume from; `None` if training starts from step 0. Also returns

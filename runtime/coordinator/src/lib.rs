@@ -96,8 +96,8 @@ impl Coordinator {
     ///   earlier one.
     ///
     /// # Errors
-    /// - [`RoleError::Input`] if the checkpoint path cannot be used, or holds checkpoints of
-    ///   another run or another job.
+    /// - [`RoleError::Input`] if files in the checkpoint path cannot be written, read or deleted, or
+    ///   if it holds checkpoints of another run or another job.
     /// - [`RoleError::Checkpoint`] if the storage fails.
     /// - [`RoleError::System`] if the journal cannot be written.
     pub async fn start(
@@ -164,6 +164,7 @@ impl Coordinator {
     async fn resume(self, mut checkpoints: Option<Checkpoints>) -> Result<Self, RoleError> {
         let mut resumed = None;
         if let Some(checkpoints) = &mut checkpoints {
+            checkpoints.probe().await?;
             let (found, warnings) = checkpoints.find().await.map_err(CheckpointPlan::at_start)?;
             warn_all(&self.events, warnings);
             resumed = found;

@@ -2,6 +2,8 @@
 //! it returns, and readers never see a part of it.
 
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Write;
 use std::ops::Range;
 use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
@@ -11,7 +13,7 @@ use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
-use object_store::{GetOptions, GetRange, ObjectStore, ObjectStoreExt, PutPayload, WriteMultipart};
+use object_store::{GetOptions, GetRange, ObjectStore, ObjectStoreExt, PutMode, PutPayload, WriteMultipart};
 
 use crate::local_file::{LocalFile, read_direct};
 use crate::{Place, StorageError, place_of};
@@ -212,6 +214,43 @@ impl Directory {
         Ok(())
     }
 
+    /// Writes, reads and deletes a small file, to learn whether the directory can be used. In a
+    /// bucket the write is conditional, if the store knows conditional writes. No other file may
+    /// have this name.
+    ///
+    /// # Errors
+    /// [`StorageError::Io`] on this machine and [`StorageError::Store`] in a bucket, with the first
+    /// operation that failed. The file may be left then.
+    pub async fn probe(&self, file: &str) -> Result<(), StorageError> {
+        if let Some(local) = &self.local {
+            let (path, name) = (local.join(file), self.name_of(file));
+            return blocking(move || probe_local(&path, &name)).await;
+        }
+        let content = file.as_bytes();
+        self.put_new(file, content.to_vec()).await?;
+        let read = match self.read(file, content.len() as u64).await {
+            Ok(Some(bytes)) if bytes == content => Ok(()),
+            Ok(_) => Err(self.failed("read", file)(object_store::Error::Precondition {
+                path: self.name_of(file),
+                source: CHANGED.into(),
+            })),
+            Err(error) => Err(error),
+        };
+        let deleted = self.delete(&[file.to_owned()]).await;
+        read.and(deleted)
+    }
+
+    /// Writes a file that does not exist yet.
+    async fn put_new(&self, file: &str, bytes: Vec<u8>) -> Result<(), StorageError> {
+        let path = self.path(file);
+        match self.store.put_opts(&path, bytes.clone().into(), PutMode::Create.into()).await {
+            // The client repeats a write whose answer was lost.
+            Ok(_) | Err(object_store::Error::AlreadyExists { .. }) => Ok(()),
+            Err(object_store::Error::NotImplemented { .. }) => self.put(file, bytes).await,
+            Err(error) => Err(self.failed("write", file)(error)),
+        }
+    }
+
     /// Starts a file. Its content is sent in parts of `part_bytes`, or at once if it fits one part.
     /// The file appears when [`FileWriter::finish`] returns.
     #[must_use]
@@ -267,6 +306,29 @@ impl Directory {
         let files: Vec<String> = self.files(folder).await?.into_iter().map(|entry| entry.name).collect();
         self.delete(&files).await
     }
+}
+
+/// The file that a probe reads is another one than it wrote.
+const CHANGED: &str = "its content is not the content that was written";
+
+/// Not through the store's client: it retries for ever where no file can be created, as in `/proc`.
+fn probe_local(path: &FilePath, name: &str) -> Result<(), StorageError> {
+    let failed = |action| move |source| StorageError::Io { action, path: name.to_owned(), source };
+    let content = name.as_bytes();
+    let written = File::create_new(path).and_then(|mut file| {
+        file.write_all(content)?;
+        file.sync_all()
+    });
+    let read = written.map_err(failed("write")).and_then(|()| {
+        let bytes = std::fs::read(path).map_err(failed("read"))?;
+        let changed = || std::io::Error::new(std::io::ErrorKind::InvalidData, CHANGED);
+        if bytes == content { Ok(()) } else { Err(failed("read")(changed())) }
+    });
+    let deleted = match std::fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(failed("delete")(error)),
+        _ => Ok(()),
+    };
+    read.and(deleted)
 }
 
 async fn local_folders(path: PathBuf) -> Result<Vec<String>, StorageError> {

@@ -98,6 +98,20 @@ impl StorageError {
             Self::Store { source, .. } => is_refusal(source),
         }
     }
+
+    /// True if the store denies access. New permissions take up to a minute to spread.
+    #[must_use]
+    pub fn is_denied(&self) -> bool {
+        use object_store::Error;
+        matches!(self, Self::Store { source: Error::PermissionDenied { .. } | Error::Unauthenticated { .. }, .. })
+    }
+
+    /// True if the store may not have been reached, or failed on its own side.
+    #[must_use]
+    pub fn is_outage(&self) -> bool {
+        use object_store::Error;
+        matches!(self, Self::Store { source: Error::Generic { .. } | Error::JoinError { .. }, .. })
+    }
 }
 
 /// True if retrying cannot help: the object does not exist. Denied access may be granted within a

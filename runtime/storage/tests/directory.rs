@@ -27,6 +27,8 @@ fn bytes(count: usize) -> Vec<u8> {
 /// Every operation of a directory, with files of several parts of `part` bytes.
 async fn walk(directory: &Directory, part: usize) {
     assert_eq!(directory.folders().await.unwrap(), Vec::<String>::new());
+    directory.probe("probe-1").await.unwrap();
+    assert_eq!(names(directory.files("").await.unwrap()), Vec::<String>::new(), "a probe leaves nothing");
     directory.put("a/one", b"1".to_vec()).await.unwrap();
     directory.put("a/one", b"11".to_vec()).await.unwrap();
     let large = bytes(part * 7 / 2);
@@ -71,6 +73,17 @@ fn a_local_directory() {
     );
     let local = Directory::open(path.to_str().unwrap(), &options, true).unwrap();
     runtime().block_on(walk(&local, 5));
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_folder_that_cannot_be_written_fails_its_probe() {
+    // The kernel makes no files there, for root neither.
+    for path in ["/proc/self", "/sys/kernel"] {
+        let directory = Directory::open(path, &BTreeMap::new(), true).unwrap();
+        let error = runtime().block_on(directory.probe("probe-1")).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("cannot write {path}/probe-1: ")), "{error}");
+    }
 }
 
 /// Parts and reads that bypass the page cache, at unaligned offsets.

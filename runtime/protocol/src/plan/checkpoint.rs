@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 
 use rectrain_checkpoint::CheckpointError;
 use rectrain_crds as crds;
-use rectrain_storage::Directory;
+use rectrain_storage::{Directory, StorageError};
 
 use crate::error::RoleError;
 
@@ -57,6 +57,19 @@ impl CheckpointPlan {
             },
             _ => return error,
         };
+        Self::unusable(&reason)
+    }
+
+    /// The error of a coordinator that cannot write, read or delete a file in the path. It is the
+    /// user's unless the store of a bucket failed or was not reached, which a retry may cure.
+    pub fn probe_failed(error: StorageError, is_local: bool) -> RoleError {
+        match is_local || !error.is_outage() {
+            true => Self::unusable(&error.to_string()),
+            false => RoleError::Checkpoint(Box::new(error.into())),
+        }
+    }
+
+    fn unusable(reason: &str) -> RoleError {
         RoleError::Input(format!(
             "spec.checkpoint.path: {reason}: expected a writable folder (in a cluster, on a volume that coordinator, ps and denseWorker mount) \
              or a gs:// or s3:// URL that they may read and write"
@@ -83,5 +96,28 @@ mod tests {
         assert!(error.to_string().contains("spec.checkpoint.path: cannot"), "{error}");
         let folder = tempfile::tempdir().expect("a folder");
         assert!(plan(&folder.path().join("checkpoints").display().to_string()).directory().is_ok());
+    }
+
+    #[test]
+    fn a_failed_probe_is_the_users_error_unless_a_store_was_not_reached() {
+        use object_store::Error;
+        let store = |source| StorageError::Store { action: "write", path: "s3://b/ck/probe".to_owned(), source };
+        let path = || "ck/probe".to_owned();
+        let generic = || store(Error::Generic { store: "S3", source: "no route".into() });
+        let io = |kind: std::io::ErrorKind| StorageError::Io { action: "delete", path: path(), source: kind.into() };
+        for (error, is_local, is_users) in [
+            (io(std::io::ErrorKind::ReadOnlyFilesystem), true, true),
+            (io(std::io::ErrorKind::StorageFull), true, true),
+            (store(Error::PermissionDenied { path: path(), source: "403".into() }), false, true),
+            (store(Error::NotFound { path: path(), source: "no bucket".into() }), false, true),
+            (store(Error::Precondition { path: path(), source: "changed".into() }), false, true),
+            (generic(), false, false),
+        ] {
+            let reason = error.to_string();
+            let error = CheckpointPlan::probe_failed(error, is_local);
+            assert_eq!(error.is_user_error(), is_users, "{error}");
+            assert!(error.to_string().contains(&reason), "{error}");
+            assert_eq!(error.to_string().contains("spec.checkpoint.path: cannot"), is_users, "{error}");
+        }
     }
 }
