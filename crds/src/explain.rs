@@ -73,8 +73,7 @@ fn hint(topic: &str) -> String {
         let [modes @ .., last] = Mode::ALL.map(Mode::name);
         return format!(": this version does not run that training mode; it runs {} and {last}", modes.join(", "));
     }
-    let mut paths = Vec::new();
-    collect(schema::annotated(), &FieldPath::root(), &mut paths);
+    let paths = field_paths();
     let last = topic.rsplit('.').next().unwrap_or(topic);
     let meant =
         paths.iter().find(|path| leaf(path) == last).map(String::as_str).or_else(|| nearest_topic(last, &paths));
@@ -92,6 +91,15 @@ fn nearest_topic<'a>(name: &str, paths: &'a [String]) -> Option<&'a str> {
 /// The last part of a path.
 fn leaf(path: &str) -> &str {
     path.rsplit('.').next().unwrap_or(path)
+}
+
+/// The paths of all fields of the manifest and of their parts, such as `spec.data.csv.delimiter`.
+/// The fields of a list's entries have the list's path before them, without an index.
+#[must_use]
+pub fn field_paths() -> Vec<String> {
+    let mut paths = Vec::new();
+    collect(schema::annotated(), &FieldPath::root(), &mut paths);
+    paths
 }
 
 fn collect(schema: &Value, path: &FieldPath, paths: &mut Vec<String>) {

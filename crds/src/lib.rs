@@ -52,7 +52,7 @@ pub use capability::{Capability, Requirement, capabilities, refuse_missing};
 pub use check::FieldError;
 pub use decision::{DecisionAction, DecisionStatus, DecisionSubject, UnknownAction};
 pub use examples::{KIND_FIELDS, KindExample, KindField};
-pub use explain::{ExplainError, explain};
+pub use explain::{ExplainError, explain, field_paths};
 pub use job::{RecTrainingJob, RecTrainingJobSpec};
 pub use manifest::{
     LocatedError, Manifest, ManifestError, Origin, Override, load, parse_manifest, parse_manifest_with,

@@ -1,7 +1,10 @@
-//! The parts of a job that must match its checkpoint: model, features, optimizers. They are kept as
-//! JSON sections, so that an error can name a difference by its path. The creator of an identity
-//! leaves out settings that may change between two runs: learning rates, batch sizes, replicas, the
-//! training mode.
+//! The parts of a job that must match its checkpoint: model, features, optimizers, the meaning of
+//! rows and labels. They are kept as JSON sections, so that an error can name a difference by its
+//! path. The creator of an identity leaves out settings that may change between two runs: learning
+//! rates, batch sizes, replicas, the training mode.
+//!
+//! A program may add sections that earlier versions did not write. So a section that a checkpoint
+//! lacks is not compared.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -29,7 +32,11 @@ pub struct Difference {
 
 impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let shown = |value: &Option<Value>| value.as_ref().map_or("missing".to_owned(), |value| format!("`{value}`"));
+        let shown = |value: &Option<Value>| match value {
+            None => "missing".to_owned(),
+            Some(Value::Null) => "not set".to_owned(),
+            Some(value) => format!("`{value}`"),
+        };
         write!(f, "{} is {} in the checkpoint and {} in the job", self.path, shown(&self.saved), shown(&self.wanted))
     }
 }
@@ -54,15 +61,16 @@ impl Identity {
     }
 
     /// The first difference between this identity, a checkpoint's, and a job's, if they differ.
+    /// Sections that the checkpoint lacks are not compared: the program that wrote it did not know
+    /// them.
     #[must_use]
     pub fn difference(&self, wanted: &Self) -> Option<Difference> {
-        let object = |identity: &Self| Value::Object(identity.sections.clone().into_iter().collect());
-        differ("", Some(&object(self)), Some(&object(wanted)))
+        self.sections.iter().find_map(|(name, saved)| differ(name, Some(saved), wanted.section(name)))
     }
 }
 
 fn differ(path: &str, saved: Option<&Value>, wanted: Option<&Value>) -> Option<Difference> {
-    let below = |key: &dyn fmt::Display| if path.is_empty() { key.to_string() } else { format!("{path}.{key}") };
+    let below = |key: &dyn fmt::Display| format!("{path}.{key}");
     match (saved, wanted) {
         (Some(Value::Object(saved)), Some(Value::Object(wanted))) => {
             let added = wanted.keys().filter(|key| !saved.contains_key(*key));
@@ -131,6 +139,24 @@ mod tests {
         let mut wanted = saved.clone();
         wanted["epsilon"] = json!(1.1e-8);
         assert!(difference(saved, wanted).starts_with("model.epsilon"));
+    }
+
+    #[test]
+    fn only_sections_that_the_checkpoint_has_are_compared() {
+        let model = ("model".to_owned(), json!({"kind": "lr"}));
+        let label = ("spec.features.label".to_owned(), json!({"name": "label", "positiveFrom": null}));
+        let (old, new) = (Identity::new([model.clone()]), Identity::new([model.clone(), label]));
+        assert_eq!(old.difference(&new), None);
+        let missing = new.difference(&old).unwrap().to_string();
+        assert!(
+            missing.starts_with("spec.features.label is `") && missing.ends_with("missing in the job"),
+            "{missing}"
+        );
+        let threshold = ("spec.features.label".to_owned(), json!({"name": "label", "positiveFrom": 4.0}));
+        assert_eq!(
+            new.difference(&Identity::new([model, threshold])).unwrap().to_string(),
+            "spec.features.label.positiveFrom is not set in the checkpoint and `4.0` in the job"
+        );
     }
 
     #[test]

@@ -1,12 +1,18 @@
 //! The identity of a job in its checkpoints: the parts of the plan that must be equal for another
 //! run to resume from them.
-//! Learning rates, weight decay, dropout, batch sizes, the training mode and replicas may change
-//! between two runs, so the identity leaves them out.
+//! Learning rates, weight decay, dropout, the training mode and replicas may change between two
+//! runs, so the identity leaves them out. The coordinator's state has the batch size and the
+//! shuffle window, because positions in the data are counted in them.
+//!
+//! The sections whose names begin with `spec.` hold the meaning of rows and labels. Their paths are
+//! the manifest's fields, so that an error names the field. Checkpoints of earlier versions lack
+//! these sections.
 
 use rectrain_checkpoint::{FeatureIdentity, Identity};
+use rectrain_data::Format;
 use rectrain_embedding::RowSpec;
-use rectrain_kinds::DenseOptimizer;
-use serde_json::{Value, json};
+use rectrain_kinds::{BadRows, CsvFormat, DenseOptimizer, FileFormat, SparseField};
+use serde_json::{Map, Value, json};
 
 use super::JobPlan;
 
@@ -43,8 +49,49 @@ impl JobPlan {
                     "groups": self.store.groups.iter().map(row_group).collect::<Vec<_>>(),
                 }),
             ),
+            ("spec.features.label", json!(self.schema.label)),
+            ("spec.features.sparse", self.cells().into()),
+            ("spec.features.group", json!(self.schema.group)),
+            ("spec.data", self.data_identity()),
         ];
-        Identity::new(sections.map(|(name, section)| (name.to_owned(), section)))
+        Identity::new(sections.into_iter().chain(self.bad_rows()).map(|(name, section)| (name.to_owned(), section)))
+    }
+
+    /// How the cells of each sparse feature become ids.
+    fn cells(&self) -> Map<String, Value> {
+        self.schema.sparse.iter().map(|field| (field.name.clone(), cell(field))).collect()
+    }
+
+    /// How the files become rows, and which of the rows train.
+    fn data_identity(&self) -> Value {
+        let (format, csv, synthetic) = match &self.train.format {
+            Format::Auto => ("auto", Value::Null, Value::Null),
+            Format::Files(FileFormat::Csv(format)) => ("csv", csv(format), Value::Null),
+            Format::Files(FileFormat::Parquet) => ("parquet", Value::Null, Value::Null),
+            // The test rows follow the training rows, so their number changes no training row.
+            Format::Synthetic(config) => ("synthetic", Value::Null, without(json!(config), &["testRows"])),
+        };
+        json!({ "format": format, "csv": csv, "synthetic": synthetic, "split": self.split() })
+    }
+
+    fn split(&self) -> Value {
+        match &self.train.format {
+            Format::Synthetic(_) => Value::Null,
+            _ if self.tests_on_the_next_slice => {
+                json!({ "slices": { "rows": self.batches_per_chunk * self.global_batch_rows } })
+            }
+            _ => json!(self.train.split),
+        }
+    }
+
+    /// The treatment of bad rows if it skips them. Positions then count good rows only, so a later
+    /// run must skip them too. There is no section if a bad row ends the run. A later run may then
+    /// skip bad rows, because there are none before the position.
+    fn bad_rows(&self) -> Option<(&'static str, Value)> {
+        match self.train.bad_rows {
+            BadRows::Fail => None,
+            BadRows::Skip { .. } => Some(("spec.data.badRows", json!({ "action": "skip" }))),
+        }
     }
 
     fn feature_identities(&self) -> Vec<FeatureIdentity> {
@@ -60,6 +107,19 @@ impl JobPlan {
             })
             .collect()
     }
+}
+
+/// A multi-valued cell without values has no id, whatever `missing` says.
+fn cell(field: &SparseField) -> Value {
+    match field.multi_value {
+        Some(separator) => json!({ "multiValue": { "separator": separator }, "missing": null }),
+        None => json!({ "multiValue": null, "missing": field.missing }),
+    }
+}
+
+fn csv(format: &CsvFormat) -> Value {
+    let CsvFormat { delimiter, header, columns, quoting } = format;
+    json!({ "delimiter": char::from(*delimiter), "header": header, "columns": columns, "quoting": quoting })
 }
 
 fn row_group(spec: &RowSpec) -> Value {
