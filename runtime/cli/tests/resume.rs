@@ -4,8 +4,9 @@
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
 use std::fmt::Write as _;
+use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -113,4 +114,133 @@ fn bad_rows_may_be_skipped_from_a_resume_on_but_not_read_again() {
     events(&run(folder.path(), &["spec.training.steps=12", skip]));
     refused(folder.path(), &["spec.data.badRows.action=fail"], &["spec.data.badRows", "skip"]);
     assert_eq!(events(&run(folder.path(), &[skip])).last().unwrap()["samples"], 200);
+}
+
+#[test]
+fn other_files_within_an_epoch_are_refused_before_the_first_step() {
+    let folder = folder();
+    let files = |name: &str| folder.path().join("d").join(name);
+    events(&run(folder.path(), FIRST));
+    let restore = || {
+        std::fs::remove_dir_all(folder.path().join("d")).unwrap();
+        std::fs::create_dir(folder.path().join("d")).unwrap();
+        write(folder.path(), "b.csv", 0..100);
+        write(folder.path(), "c.csv", 100..200);
+    };
+    let changes: &[(&dyn Fn(), &str)] = &[
+        (&|| write(folder.path(), "a.csv", 200..230), "d/a.csv was added"),
+        (&|| write(folder.path(), "d.csv", 200..230), "d/d.csv was added"),
+        (&|| write(folder.path(), "b.csv", 300..400), "d/b.csv was replaced"),
+        (&|| write(folder.path(), "c.csv", 100..250), "d/c.csv grew from"),
+        (&|| write(folder.path(), "c.csv", 100..150), "d/c.csv shrank from"),
+        (&|| std::fs::remove_file(files("b.csv")).unwrap(), "d/b.csv was removed"),
+        (&|| std::fs::remove_file(files("c.csv")).unwrap(), "d/c.csv was removed"),
+        (&|| std::fs::rename(files("b.csv"), files("z.csv")).unwrap(), "d/b.csv was removed or renamed"),
+    ];
+    for (change, words) in changes {
+        change();
+        refused(folder.path(), &[], &[words, "within an epoch", "restore the files", "spec.checkpoint.path"]);
+        restore();
+    }
+    refused(folder.path(), &["spec.data.train.paths={d/c.csv,d/b.csv}"], &["d/c.csv now comes before d/b.csv"]);
+    std::fs::remove_dir_all(folder.path().join("d")).unwrap();
+    refused(folder.path(), &[], &["d/*.csv"]);
+    std::fs::create_dir(folder.path().join("d")).unwrap();
+    // Written again, the files have another time of modification and their content.
+    restore();
+    let after = events(&run(folder.path(), &[]));
+    let summary = after.last().unwrap();
+    assert_eq!((&summary["samples"], &summary["steps"]), (&200.into(), &25.into()));
+}
+
+#[test]
+fn files_may_move_to_another_folder() {
+    let folder = folder();
+    events(&run(folder.path(), FIRST));
+    std::fs::rename(folder.path().join("d"), folder.path().join("e")).unwrap();
+    let after = events(&run(folder.path(), &["spec.data.train.paths={e/*.csv}"]));
+    assert_eq!(after.last().unwrap()["samples"], 200);
+}
+
+#[test]
+fn other_files_may_follow_at_the_end_of_an_epoch() {
+    let folder = folder();
+    events(&run(folder.path(), &[]));
+    std::fs::remove_file(folder.path().join("d/b.csv")).unwrap();
+    write(folder.path(), "d.csv", 200..330);
+    let after = run(folder.path(), &["spec.training.epochs=3"]);
+    let all = String::from_utf8_lossy(&after.stdout).into_owned();
+    assert!(all.contains("epoch 1 begins on other files"), "{all}");
+    let after = events(&after);
+    let summary = after.last().unwrap();
+    // 200 rows in the first epoch, 230 in each of the two others: 25 and twice 29 steps.
+    assert_eq!((&summary["samples"], &summary["trainedRows"]), (&660.into(), &660.into()), "{summary}");
+    assert_eq!(summary["steps"], 25 + 2 * 29);
+    // Within the third epoch, the files of that epoch count.
+    write(folder.path(), "e.csv", 400..410);
+    events(&run(folder.path(), &["spec.training.epochs=4"]));
+    let last = events(&run(folder.path(), &["spec.training.epochs=4"]));
+    assert_eq!(last.last().unwrap()["samples"], 660 + 240);
+}
+
+/// Of two loaders, either may report its files first.
+#[test]
+fn a_run_of_processes_refuses_other_files_too() {
+    let folder = folder();
+    let processes = |sets: &[&str]| {
+        let sets = sets.iter().flat_map(|set| ["--set", set]);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_rectrain"));
+        command.args(["run", "job.yaml", "--json", "--processes"]).args(sets);
+        command.args(["--set", "spec.roles.loader.replicas=2"]).current_dir(folder.path()).output().unwrap()
+    };
+    assert!(processes(FIRST).status.success());
+    write(folder.path(), "a.csv", 200..230);
+    let output = processes(&[]);
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{message}");
+    assert!(message.contains("d/a.csv was added"), "{message}");
+    std::fs::remove_file(folder.path().join("d/a.csv")).unwrap();
+    assert_eq!(events(&processes(&[])).last().unwrap()["samples"], 200);
+}
+
+fn children_of(parent: u32) -> Vec<(u32, String)> {
+    let mut children = Vec::new();
+    for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+        let Some(process) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
+        let Ok(stat) = std::fs::read_to_string(entry.path().join("stat")) else { continue };
+        let parent_of = stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().nth(1)?.parse::<u32>().ok());
+        if parent_of == Some(parent)
+            && let Ok(line) = std::fs::read(entry.path().join("cmdline"))
+        {
+            let role = line.split(|byte| *byte == 0).nth(1).unwrap_or_default();
+            children.push((process, String::from_utf8_lossy(role).into_owned()));
+        }
+    }
+    children
+}
+
+/// The only dense worker cannot be replaced, so its death begins another attempt.
+#[test]
+fn an_attempt_after_a_crash_refuses_a_replaced_file() {
+    let folder = folder();
+    std::fs::remove_file(folder.path().join("d/c.csv")).unwrap();
+    // An epoch of 50,000 steps.
+    write(folder.path(), "b.csv", 100_000..500_000);
+    write(folder.path(), "other", 500_000..900_000);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_rectrain"));
+    command.args(["run", "job.yaml", "--json", "--processes", "--set"]);
+    command.arg("spec.checkpoint.everySteps=50,spec.faultTolerance.backoffSeconds=1");
+    command.current_dir(folder.path()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    while !lines.next().unwrap().unwrap().contains("checkpointSaved") {}
+    std::fs::rename(folder.path().join("d/other"), folder.path().join("d/b.csv")).unwrap();
+    let worker = children_of(child.id()).into_iter().find(|(_, role)| role == "dense-worker").unwrap().0;
+    assert!(Command::new("kill").args(["-9", &worker.to_string()]).status().unwrap().success());
+    let rest: Vec<String> = lines.map(|line| line.unwrap()).collect();
+    let output = child.wait_with_output().unwrap();
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{message}");
+    assert!(message.contains("d/b.csv was replaced") && message.contains("within an epoch"), "{message}");
+    assert!(!rest.iter().any(|line| line.contains("\"resumed\"")), "{rest:?}");
 }

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use rectrain_modes::DataPosition;
+use rectrain_modes::{DataPosition, FirstPass};
 use serde::{Deserialize, Serialize};
 
 /// The batches known so far.
@@ -51,10 +51,11 @@ impl BatchIndex {
         }
     }
 
-    /// The index of a run that resumes at `position`: the batches before it.
-    pub(super) fn resume(global_rows: u64, position: DataPosition) -> Self {
-        let mut data = Self::new(global_rows);
-        for epoch in 0..position.epoch {
+    /// The index of a run that resumes at `position`: the batches before it. Before `first_pass` the
+    /// run has trained on other files. The index has only the counts of their batches and rows.
+    pub(super) fn resume(global_rows: u64, position: DataPosition, first_pass: FirstPass) -> Self {
+        let mut data = Self::after(global_rows, first_pass);
+        for epoch in first_pass.epoch..position.epoch {
             let rows = position.epoch_rows.unwrap_or(0);
             data.add(Chunk { epoch, first_batch: data.batches, rows });
         }
@@ -62,6 +63,17 @@ impl BatchIndex {
         let rows = position.epoch_rows.map_or(rows, |epoch_rows| rows.min(epoch_rows));
         if rows > 0 {
             data.add(Chunk { epoch: position.epoch, first_batch: data.batches, rows });
+        }
+        data
+    }
+
+    fn after(global_rows: u64, first_pass: FirstPass) -> Self {
+        let FirstPass { epoch, batch, rows } = first_pass;
+        let mut data =
+            Self { batches: batch, epoch, epoch_starts: vec![batch; epoch as usize], ..Self::new(global_rows) };
+        let missing = (batch * global_rows).saturating_sub(rows);
+        if missing > 0 {
+            data.short.insert(batch - 1, Short { rows: global_rows, missing });
         }
         data
     }
@@ -181,7 +193,7 @@ mod tests {
         for batch in 0..=12 {
             for epoch in [all.epoch_of(batch), all.epoch_of(batch.saturating_sub(1))] {
                 let position = DataPosition { batch, epoch, epoch_rows: Some(34) };
-                let mut resumed = BatchIndex::resume(10, position);
+                let mut resumed = BatchIndex::resume(10, position, FirstPass::default());
                 assert_eq!(resumed.batches(), batch);
                 // The chunk at the position is read again.
                 resumed.add(Chunk { epoch, first_batch: u64::from(epoch) * 4, rows: 34 });
@@ -190,14 +202,31 @@ mod tests {
                 assert!(all.epoch_starts().starts_with(resumed.epoch_starts()), "{batch} {epoch}");
             }
         }
-        let unknown_end = BatchIndex::resume(10, DataPosition { batch: 3, epoch: 0, epoch_rows: None });
+        let unknown_end =
+            BatchIndex::resume(10, DataPosition { batch: 3, epoch: 0, epoch_rows: None }, FirstPass::default());
         assert_eq!((unknown_end.batches(), unknown_end.row_of(3)), (3, 30));
+    }
+
+    #[test]
+    fn rows_are_counted_on_after_epochs_over_other_files() {
+        let first_pass = FirstPass { epoch: 2, batch: 8, rows: 68 };
+        let position = DataPosition { batch: 8, epoch: 2, epoch_rows: None };
+        let mut data = BatchIndex::resume(10, position, first_pass);
+        assert_eq!((data.batches(), data.row_of(8), data.epoch_of(8)), (8, 68, 2));
+        data.add(Chunk { epoch: 2, first_batch: 8, rows: 25 });
+        data.add(Chunk { epoch: 3, first_batch: 11, rows: 25 });
+        assert_eq!((data.row_of(11), data.epoch_of(10), data.epoch_of(11)), (93, 2, 3));
+        assert_eq!(data.locate(70), (8, 2));
+        let position = DataPosition { batch: 12, epoch: 3, epoch_rows: Some(25) };
+        let resumed = BatchIndex::resume(10, position, first_pass);
+        assert_eq!((resumed.batches(), resumed.row_of(12), resumed.epoch_of(12)), (12, 103, 3));
     }
 
     #[test]
     fn data_never_ends_before_the_position_of_a_resumed_run() {
         for (total, is_complete) in [(2, true), (7, true), (8, false)] {
-            let mut data = BatchIndex::resume(10, DataPosition { batch: 7, epoch: 0, epoch_rows: None });
+            let position = DataPosition { batch: 7, epoch: 0, epoch_rows: None };
+            let mut data = BatchIndex::resume(10, position, FirstPass::default());
             data.end(total);
             assert_eq!((data.complete(), data.batches()), (is_complete, 7), "{total}");
         }

@@ -106,7 +106,8 @@ impl Coordinator {
         let Checkpointer { checkpoints: Some(checkpoints), resumed, .. } = checkpointer else {
             return Err(RoleError::Stopped);
         };
-        while let Some(from) = resumed.take() {
+        while let Some(mut from) = resumed.take() {
+            self.check_files(&mut from, checkpoints).await?;
             match checkpoints::restore_rows(&from.name, servers).await? {
                 RowsRestored::All { rows } => {
                     checkpoints.restored(&from);
@@ -132,6 +133,33 @@ impl Coordinator {
                 }
             }
         }
+        Ok(())
+    }
+
+    /// Waits until a loader has reported the training files, and compares them with the files of the
+    /// checkpoint. If other files follow at the end of an epoch, the state restarts at that epoch.
+    ///
+    /// # Errors
+    /// [`RoleError::Input`] if the files differ within an epoch.
+    async fn check_files(&self, from: &mut ResumePoint, checkpoints: &Checkpoints) -> Result<(), RoleError> {
+        let found = self.wait_until(WHOLE_JOB, |state| Ok(state.training_files())).await?;
+        let Some((next, difference)) = from.state.with_files(&self.plan, &found)? else { return Ok(()) };
+        let epoch = next.training.epoch;
+        warn_all(
+            &self.events,
+            [format!(
+                "epoch {epoch} begins on other files than the checkpoint {} was trained on: {difference}",
+                from.name
+            )],
+        );
+        self.change(|state| {
+            state.reset_to(&self.plan, Some(&next))?;
+            state.set_damaged_checkpoints(checkpoints.damaged());
+            Ok(())
+        })?;
+        // The new state asks for a restore, which is under way.
+        self.lock().training().take_calls();
+        from.state = next;
         Ok(())
     }
 

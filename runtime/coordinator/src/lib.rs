@@ -16,6 +16,7 @@ mod commands;
 mod control;
 mod digest;
 mod drain;
+mod files;
 mod handlers;
 mod in_flight;
 mod incarnations;
@@ -25,6 +26,8 @@ mod migrations;
 mod page;
 mod refused;
 mod reply_cache;
+#[cfg(test)]
+mod resumed_data;
 mod ring;
 mod server_calls;
 mod server_progress;

@@ -3,10 +3,11 @@
 //! It is JSON, under the name [`NAME`].
 
 use rectrain_modes::RowCounts;
-use rectrain_modes::{DataPosition, TrainingLength};
+use rectrain_modes::{DataPosition, FirstPass, TrainingLength};
 use rectrain_proto::v1;
 use serde::{Deserialize, Serialize};
 
+use crate::files::FileList;
 use rectrain_protocol::error::RoleError;
 use rectrain_protocol::events::TestMetrics;
 use rectrain_protocol::plan::JobPlan;
@@ -33,6 +34,16 @@ pub(super) struct Snapshot {
     pub(super) skipped_rows: u64,
     pub(super) last_test: Option<(u64, TestMetrics)>,
     pub(super) applied: AppliedGradients,
+    /// The training files. Checkpoints of earlier versions have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) files: Option<FileList>,
+    /// Where the passes over these files begin.
+    #[serde(default, skip_serializing_if = "is_first")]
+    pub(super) first_pass: FirstPass,
+}
+
+fn is_first(pass: &FirstPass) -> bool {
+    *pass == FirstPass::default()
 }
 
 /// How the data is divided into batches and chunks. Positions in the data depend on it.
@@ -101,6 +112,8 @@ impl Snapshot {
             skipped_rows: 0,
             last_test: None,
             applied: AppliedGradients::default(),
+            files: None,
+            first_pass: FirstPass::default(),
         }
     }
 
@@ -134,9 +147,50 @@ impl Snapshot {
         let epoch_batches = self.epoch_rows.map(|rows| rows.div_ceil(plan.global_batch_rows.max(1)));
         let all = match plan.length {
             TrainingLength::Steps(steps) => Some(steps),
-            TrainingLength::Epochs(epochs) => epoch_batches.map(|batches| batches.saturating_mul(u64::from(epochs))),
+            TrainingLength::Epochs(epochs) => epoch_batches.map(|batches| {
+                let passes = u64::from(epochs.saturating_sub(self.first_pass.epoch));
+                batches.saturating_mul(passes).saturating_add(self.first_pass.batch)
+            }),
         };
         all.is_some_and(|all| self.training.batch >= all)
+    }
+
+    /// Compares the training files with the ones that are found now. Returns this snapshot with
+    /// the next epoch over other files, if it is at the end of an epoch, and the difference.
+    ///
+    /// # Errors
+    /// [`RoleError::Input`] if the files differ and the snapshot is within an epoch: its position
+    /// counts the rows of the earlier files.
+    pub(super) fn with_files(&self, plan: &JobPlan, found: &FileList) -> Result<Option<(Self, String)>, RoleError> {
+        let difference = self.files.as_ref().and_then(|files| files.difference(found));
+        let Some(difference) = difference.filter(|_| !self.is_all_trained(plan)) else { return Ok(None) };
+        match self.next_epoch(plan) {
+            Some(next) => Ok(Some((next, difference))),
+            None => Err(RoleError::Input(format!(
+                "spec.data: {difference} since the checkpoint of step {}, which is within an epoch, so rows would be trained twice or never: restore the files as they were (other files may follow at the end of an epoch), or train from the start with another spec.checkpoint.path",
+                self.training.step
+            ))),
+        }
+    }
+
+    /// This snapshot with the next epoch over other files; `None` within an epoch.
+    fn next_epoch(&self, plan: &JobPlan) -> Option<Self> {
+        let FirstPass { epoch, batch, rows } = self.first_pass;
+        let epoch_rows = self.epoch_rows.unwrap_or(0);
+        let trained = self.training.batch.checked_sub(batch)?;
+        let passes = match epoch_rows.div_ceil(plan.global_batch_rows.max(1)) {
+            0 if trained == 0 => 0,
+            batches if batches > 0 && trained.is_multiple_of(batches) => trained / batches,
+            _ => return None,
+        };
+        let epoch = epoch.checked_add(u32::try_from(passes).ok()?)?;
+        let first_pass = FirstPass { epoch, batch: self.training.batch, rows: rows + passes * epoch_rows };
+        let counts = self.training.rows();
+        if counts.trained_rows + counts.dropped_rows != first_pass.rows {
+            return None;
+        }
+        let training = TrainingSnapshot { epoch, ..self.training.clone() };
+        Some(Self { training, epoch_rows: None, files: None, first_pass, ..self.clone() })
     }
 
     pub(super) fn position(&self) -> DataPosition {

@@ -112,7 +112,7 @@ impl Dataset {
         self.identity().digest()
     }
 
-    fn source_files(&self) -> Vec<&SourceFile> {
+    pub(crate) fn source_files(&self) -> Vec<&SourceFile> {
         self.shared.source.files()
     }
 

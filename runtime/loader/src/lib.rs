@@ -14,7 +14,7 @@ mod send;
 use std::sync::Arc;
 use std::time::Instant;
 
-use rectrain_data::{Batch, ChunkReader, Dataset, ReadPlan};
+use rectrain_data::{Batch, ChunkReader, Dataset, Fingerprint, ReadPlan};
 use rectrain_proto::v1;
 use rectrain_protocol::blocking::blocking;
 use rectrain_protocol::coordinator_channel::CoordinatorChannel;
@@ -130,10 +130,18 @@ impl Loader {
         }
     }
 
-    /// Reports the training files to the coordinator. All loaders must find the same files.
+    /// Reports the training files to the coordinator. All loaders must find the same files. A job
+    /// with checkpoints also reports the list of files, which its checkpoints hold.
     async fn report_files(&self, dataset: &Dataset) -> Result<(), RoleError> {
         let (files, digest) = (dataset.files().len() as u64, dataset.files_digest());
-        let found = v1::FilesFound { loader: self.index, files, digest };
+        let mut found = v1::FilesFound { loader: self.index, files, digest, ..v1::FilesFound::default() };
+        if self.plan.checkpoint.is_some() {
+            let dataset = dataset.clone();
+            let reading = blocking("reading of the files' content", move || dataset.fingerprints());
+            let fingerprints = self.reporting_progress(reading).await???;
+            found.summary = Some(v1::FilesSummary { bytes: fingerprints.bytes, digest: fingerprints.digest });
+            found.list = fingerprints.list.into_iter().map(listed).collect();
+        }
         self.peers.coordinator.call(found, Vec::new(), CALL_DEADLINE).await.map(drop)
     }
 
@@ -183,4 +191,9 @@ impl Loader {
             read_ahead_chunks,
         }
     }
+}
+
+fn listed(file: Fingerprint) -> v1::DataFile {
+    let Fingerprint { name, size, version, content } = file;
+    v1::DataFile { name, size, version, content }
 }

@@ -64,6 +64,19 @@ pub struct DataPosition {
     pub epoch_rows: Option<u64>,
 }
 
+/// Where the passes over the present files begin. Before that, the run has trained on other files,
+/// whose epochs may have had another length.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FirstPass {
+    /// The first epoch over the present files.
+    pub epoch: u32,
+    /// Global batches of all epochs before it.
+    pub batch: u64,
+    /// Rows of all epochs before it.
+    pub rows: u64,
+}
+
 /// The answer to a loader that requests data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lease {
@@ -109,6 +122,7 @@ pub struct DataLedger<C = FiniteChunks> {
     chunks: C,
     on_lease: BTreeMap<(u32, u64), ChunkLease>,
     rows_read: u64,
+    first_pass: FirstPass,
 }
 
 impl DataLedger {
@@ -124,14 +138,25 @@ impl DataLedger {
     /// # Errors
     /// [`LedgerError::NoSuchBatch`] if the data up to the position has fewer batches.
     pub fn resume(plan: DataPlan, position: DataPosition) -> Result<Self, LedgerError> {
+        Self::resume_after(plan, position, FirstPass::default())
+    }
+
+    /// As [`resume`](Self::resume), for a run that has trained on other files before `first_pass`.
+    ///
+    /// # Errors
+    /// [`LedgerError::NoSuchBatch`] as `resume`, and if the position lies before the first pass.
+    pub fn resume_after(plan: DataPlan, position: DataPosition, first_pass: FirstPass) -> Result<Self, LedgerError> {
         let epoch_rows = position.epoch_rows;
         let ledger = Self::over(plan, |chunk_rows| FiniteChunks::new(chunk_rows, epoch_rows));
-        let mut ledger = Self { epoch: position.epoch, ..ledger };
+        let mut ledger = Self { epoch: position.epoch, first_pass, ..ledger };
         let epoch_batches = epoch_rows.map(|rows| rows.div_ceil(ledger.plan.global_batch_rows));
-        let start = match (position.epoch, epoch_batches) {
-            (0, _) => Some(0),
-            (epoch, Some(batches)) => batches.checked_mul(u64::from(epoch)),
-            (_, None) => None,
+        let passes = position.epoch.checked_sub(first_pass.epoch);
+        let start = match (passes, epoch_batches) {
+            (Some(0), _) => Some(first_pass.batch),
+            (Some(passes), Some(batches)) => {
+                batches.checked_mul(u64::from(passes)).and_then(|batches| batches.checked_add(first_pass.batch))
+            }
+            _ => None,
         };
         let within = start.and_then(|start| position.batch.checked_sub(start));
         let (Some(start), Some(within)) = (start, within) else { return Err(LedgerError::NoSuchBatch(position)) };
@@ -140,8 +165,9 @@ impl DataLedger {
         }
         ledger.epoch_start = GlobalStep(start);
         ledger.next_chunk = within / ledger.plan.batches_per_chunk;
+        let passes = u64::from(passes.unwrap_or(0));
         ledger.rows_read =
-            ledger.next_chunk * ledger.plan.chunk_rows() + u64::from(position.epoch) * epoch_rows.unwrap_or(0);
+            first_pass.rows + ledger.next_chunk * ledger.plan.chunk_rows() + passes * epoch_rows.unwrap_or(0);
         Ok(ledger)
     }
 }
@@ -162,6 +188,7 @@ impl<C: Chunks> DataLedger<C> {
             chunks: chunks(plan.chunk_rows()),
             on_lease: BTreeMap::new(),
             rows_read: 0,
+            first_pass: FirstPass::default(),
         }
     }
 
@@ -231,7 +258,8 @@ impl<C: Chunks> DataLedger<C> {
             TrainingLength::Steps(steps) => Some(GlobalStep(steps)),
             TrainingLength::Epochs(epochs) => {
                 let rows = self.epoch_rows()?;
-                Some(GlobalStep(rows.div_ceil(self.plan.global_batch_rows) * u64::from(epochs)))
+                let passes = u64::from(epochs.saturating_sub(self.first_pass.epoch));
+                Some(GlobalStep(self.first_pass.batch + rows.div_ceil(self.plan.global_batch_rows) * passes))
             }
         }
     }
@@ -240,6 +268,12 @@ impl<C: Chunks> DataLedger<C> {
     #[must_use]
     pub fn epoch_rows(&self) -> Option<u64> {
         self.chunks.pass_rows()
+    }
+
+    /// Where the passes over the present files begin.
+    #[must_use]
+    pub fn first_pass(&self) -> FirstPass {
+        self.first_pass
     }
 
     /// Rows of all reported chunks.
@@ -356,6 +390,33 @@ mod tests {
         ) {
             let steps = run(plan(batch, batches, TrainingLength::Steps(limit)), rows, loaders, &choices);
             prop_assert_eq!(steps.keys().copied().collect::<Vec<_>>(), (0..limit).collect::<Vec<_>>());
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn epochs_over_other_files_follow_the_first_ones(
+            batch in 1u64..5, batches in 1u64..4, before in 1u64..60, rows in 1u64..60, loaders in 1usize..5,
+            at in any::<prop::sample::Index>(), choices in proptest::collection::vec(any::<usize>(), 1..60),
+        ) {
+            let first = run(plan(batch, batches, TrainingLength::Epochs(1)), before, 1, &[0]);
+            let first_pass = FirstPass { epoch: 1, batch: first.len() as u64, rows: before };
+            let plan = plan(batch, batches, TrainingLength::Epochs(3));
+            let position = DataPosition { batch: first_pass.batch, epoch: 1, epoch_rows: None };
+            let all = run_on(DataLedger::resume_after(plan, position, first_pass).unwrap(), rows, loaders, &choices);
+            let epoch_batches = rows.div_ceil(batch);
+            for (n, (step, place)) in all.iter().enumerate() {
+                let (n, epoch) = (n as u64, 1 + n as u64 / epoch_batches);
+                let row = n % epoch_batches * batch;
+                prop_assert_eq!((*step, *place), (first_pass.batch + n, (epoch as u32, row, (rows - row).min(batch))));
+            }
+            prop_assert_eq!(all.len() as u64, 2 * epoch_batches);
+            let within = at.index(all.len()) as u64;
+            let epoch = 1 + (within / epoch_batches) as u32;
+            let position = DataPosition { batch: first_pass.batch + within, epoch, epoch_rows: Some(rows) };
+            let rest = run_on(DataLedger::resume_after(plan, position, first_pass).unwrap(), rows, loaders, &choices);
+            let from = position.batch - within % epoch_batches % batches;
+            prop_assert_eq!(rest, all.into_iter().filter(|(step, _)| *step >= from).collect::<BTreeMap<_, _>>());
         }
     }
 

@@ -30,7 +30,7 @@ use serde::{Deserialize, Serialize};
 
 pub use assignment::{Answers, Assignment, Reply, Token};
 pub use chunks::{Chunks, FiniteChunks};
-pub use data_ledger::{ChunkLease, DataLedger, DataPlan, DataPosition, Lease, LedgerError, TrainingLength};
+pub use data_ledger::{ChunkLease, DataLedger, DataPlan, DataPosition, FirstPass, Lease, LedgerError, TrainingLength};
 pub use evaluation::EvaluationPoints;
 pub use mode::{CoordinatorHalf, DenseHome, ModeSettings, TrainingMode};
 pub use rows::{Batch, DataList, Inserted, Next, Outcome, RowCounts, RowLedger, RowLedgerError, RowSet, Settled};

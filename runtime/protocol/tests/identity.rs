@@ -381,8 +381,8 @@ const FTRL: &[&str] = &["spec.training.optimizer.sparse.kind=ftrl"];
 const LEFT_OUT: &[(&str, &str)] = &[
     ("spec.training.globalBatchSize", "the coordinator's state in the checkpoint has it and is compared"),
     ("spec.data.shuffle.windowRows", "the coordinator's state in the checkpoint has it and is compared"),
-    ("spec.data.train.paths", "a file may move; positions count its rows, not its name"),
-    ("spec.data.source.paths", "a file may move; positions count its rows, not its name"),
+    ("spec.data.train.paths", "the coordinator's state in the checkpoint has the list of files and is compared"),
+    ("spec.data.source.paths", "the coordinator's state in the checkpoint has the list of files and is compared"),
     ("spec.data.test.paths", "the test changes no parameter"),
     ("spec.data.synthetic.testRows", "the test rows follow the training rows and change no parameter"),
     ("spec.data.badRows.limit", "it says when reading ends with an error, not which rows are good"),

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::State;
 use crate::batch_index::Chunk;
+use crate::files::FileList;
 use crate::in_flight::{InFlightChunks, Leased, Replay};
 use crate::snapshot::Snapshot;
 use rectrain_protocol::error::RoleError;
@@ -43,6 +44,8 @@ pub(super) struct Data {
     pub(super) ledger: DataLedger,
     /// The number of training files that the first loader found, and their digest.
     pub(super) files: Option<(u64, u64)>,
+    /// The list of these files, if the job has checkpoints.
+    pub(super) listed: Option<FileList>,
     pub(super) in_flight: InFlightChunks,
     /// Which embedding worker gets which piece.
     pub(super) round_robin: RoundRobin,
@@ -59,6 +62,7 @@ impl Data {
         Self {
             ledger,
             files: None,
+            listed: None,
             in_flight: InFlightChunks::new(plan.batches_per_chunk),
             round_robin: RoundRobin::new(plan.replicas.embedding_worker),
             labels: Labels { sum, rows },
@@ -107,14 +111,35 @@ impl State {
     /// A loader has listed the training files. Rows are counted through all files, so a loader with
     /// other files would train rows twice or never.
     pub(crate) fn files_found(&mut self, found: &v1::FilesFound) -> Result<(), RoleError> {
-        let v1::FilesFound { loader, files, digest } = *found;
-        let (first_files, first_digest) = *self.data.files.get_or_insert((files, digest));
-        if first_digest == digest {
+        let v1::FilesFound { loader, files, digest, .. } = *found;
+        let list = FileList::read(found);
+        let Some((first_files, first_digest)) = self.data.files else {
+            self.data.files = Some((files, digest));
+            self.data.listed = list;
             return Ok(());
+        };
+        if first_digest == digest {
+            return self.same_content(loader, list.as_ref());
         }
         Err(RoleError::Input(format!(
             "spec.data.train.paths: loader {loader} finds {files} training files, which differ from the {first_files} files at the start of training in name, size or order: files below a glob must not be added, removed or changed while a job trains"
         )))
+    }
+
+    /// Checks that files of the names and sizes that the first loader found have their content too.
+    fn same_content(&self, loader: u32, list: Option<&FileList>) -> Result<(), RoleError> {
+        let lists = self.data.listed.as_ref().zip(list);
+        match lists.and_then(|(first, list)| first.difference(list)) {
+            None => Ok(()),
+            Some(difference) => Err(RoleError::Input(format!(
+                "spec.data: loader {loader} finds other training files than at the start of training: {difference}: files must not be changed while a job trains"
+            ))),
+        }
+    }
+
+    /// The training files, once a loader has reported them.
+    pub(crate) fn training_files(&self) -> Option<FileList> {
+        self.data.files.map(|_| self.data.listed.clone().unwrap_or_default())
     }
 
     /// Assigns pieces to embedding workers, in training or in the evaluation at a step.
@@ -169,7 +194,8 @@ impl State {
 
     /// Forgets the chunks that a run that resumes at `position` does not read again.
     pub(super) fn forget_reads_before(&mut self, position: DataPosition) -> Result<(), LedgerError> {
-        let read_again = DataLedger::resume(self.job.data, position)?.next_batch();
+        let first_pass = self.data.ledger.first_pass();
+        let read_again = DataLedger::resume_after(self.job.data, position, first_pass)?.next_batch();
         self.data.reads = self.data.reads.split_off(&read_again);
         Ok(())
     }
@@ -224,7 +250,7 @@ mod tests {
     #[test]
     fn loaders_that_find_other_files_fail_the_job() {
         let mut state = State::new(&plan(), None).unwrap();
-        let found = |loader, files, digest| v1::FilesFound { loader, files, digest };
+        let found = |loader, files, digest| v1::FilesFound { loader, files, digest, ..v1::FilesFound::default() };
         state.files_found(&found(0, 12, 7)).unwrap();
         state.files_found(&found(1, 12, 7)).unwrap();
         let error = state.files_found(&found(1, 13, 8)).unwrap_err();

@@ -111,7 +111,7 @@ impl State {
             resumes: saved.is_some(),
         };
         let ledger = match saved {
-            Some(saved) => DataLedger::resume(data, saved.position()).map_err(data_changed)?,
+            Some(saved) => DataLedger::resume_after(data, saved.position(), saved.first_pass).map_err(data_changed)?,
             None => DataLedger::new(data),
         };
         Ok(Self {
@@ -137,6 +137,7 @@ impl State {
         self.members = old.members;
         self.replies = old.replies;
         self.data.files = old.data.files;
+        self.data.listed = old.data.listed;
         self.end.traffic = old.end.traffic;
         self.end.failure = old.end.failure;
         Ok(())
@@ -147,6 +148,8 @@ impl State {
     pub(super) fn save(&mut self, plan: &JobPlan, applied: &[v1::Applied]) -> Result<Snapshot, RoleError> {
         let mut saved = Snapshot::new(plan, self.training.save()?);
         saved.epoch_rows = self.data.ledger.epoch_rows();
+        saved.first_pass = self.data.ledger.first_pass();
+        saved.files = self.data.listed.clone();
         self.forget_reads_before(saved.position())?;
         let again = self.data.reads.values();
         saved.labels = again.clone().fold((self.data.labels.sum, self.data.labels.rows), |(sum, rows), read| {

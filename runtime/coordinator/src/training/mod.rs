@@ -703,7 +703,7 @@ impl Due {
 /// The batches known before training starts: those before the checkpoint.
 fn data_at(global_rows: u64, resume: Option<(&Snapshot, Option<GlobalStep>)>) -> BatchIndex {
     let Some((saved, total)) = resume else { return BatchIndex::new(global_rows) };
-    let mut data = BatchIndex::resume(global_rows, saved.position());
+    let mut data = BatchIndex::resume(global_rows, saved.position(), saved.first_pass);
     if let Some(total) = total {
         data.end(total.0);
     }
