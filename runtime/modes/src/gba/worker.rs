@@ -64,9 +64,9 @@ pub struct PushPullWorker {
 }
 
 impl PushPullWorker {
-    /// A worker of a job with `servers` parameter servers. At most `unacknowledged_limit` (at least
-    /// 1) pushed batches may wait for acknowledgements. At that limit, the worker stops until all
-    /// servers have acknowledged one of them.
+    /// A worker of a job with `servers` parameter servers. At most `unacknowledged_limit` pushed
+    /// batches may wait for acknowledgements; the limit is at least 1. At that limit, the worker
+    /// stops until all servers have acknowledged one of them.
     #[must_use]
     pub fn new(servers: u32, unacknowledged_limit: usize) -> Self {
         Self {
