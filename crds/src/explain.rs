@@ -1,5 +1,5 @@
-//! `rectrain explain FIELD|KIND`: the manual of one field or kind, from the schema. So its text comes
-//! from the doc comments of the types.
+//! `rectrain explain FIELD|KIND`: the manual of one field or kind, from the schema. So its text
+//! comes from the doc comments of the types.
 
 use serde_json::Value;
 
@@ -173,7 +173,8 @@ fn first_sentence(text: &str) -> &str {
     text.find(". ").map_or(text, |end| &text[..=end])
 }
 
-/// Wraps text to lines of at most [`WIDTH`] characters, each after `indent`. Ends with a line break.
+/// Wraps text to lines of at most [`WIDTH`] characters, each after `indent`. Ends with a line
+/// break.
 fn wrapped(text: &str, indent: &str) -> String {
     let mut lines = String::new();
     for paragraph in text.split('\n') {

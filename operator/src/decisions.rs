@@ -154,8 +154,8 @@ pub fn decided(status: Option<&RecTrainingJobStatus>) -> impl Iterator<Item = De
     status.into_iter().flat_map(|status| &status.decisions).filter_map(read)
 }
 
-/// The decisions that a status keeps, the new ones last: the newest about each subject, the one
-/// that sets the number of a role's members, and raises of the memory limit.
+/// The decisions that a status keeps, the new ones last. It keeps the newest about each subject,
+/// the one that sets the number of a role's members, and raises of the memory limit.
 #[must_use]
 pub fn kept(before: &[DecisionStatus], new: &[DecisionStatus]) -> Vec<DecisionStatus> {
     let all: Vec<_> = before.iter().chain(new).collect();

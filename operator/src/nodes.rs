@@ -1,6 +1,6 @@
 //! The load of the nodes with a job's pods, as an early warning of slow workers (GBA, §3.2, figure
-//! 1): pressure, and the CPU that other pods use of the part that the job has not requested. The
-//! job's own use is no warning, since dense workers use all CPU that they get.
+//! 1). It is the pressure, and the CPU that other pods use of the part that the job has not
+//! requested. The job's own use is no warning, since dense workers use all CPU that they get.
 //!
 //! CPU in use comes from the resource metrics API (metrics-server; GKE has it), and pressure from
 //! the nodes' conditions. Without the API, or without the right to read nodes, less is known and

@@ -53,8 +53,8 @@ named! {
     }
 }
 
-/// A model with its sizes. Lists are the widths of hidden layers, first layer first; each is followed by
-/// ReLU. The layer that makes the logit comes on top, unless the last width is 1.
+/// A model with its sizes. Lists are the widths of hidden layers, first layer first; each is
+/// followed by ReLU. The layer that makes the logit comes on top, unless the last width is 1.
 ///
 /// The manifest of a checkpoint keeps it as JSON: `{"kind": "dnn", "hidden": [256, 128]}`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -12,8 +12,8 @@ named! {
     }
 }
 
-/// A label that a model predicts, and its part in training. A job has a list of them. The manifest names
-/// one label, so the list has one entry.
+/// A label that a model predicts, and its part in training. A job has a list of them. The manifest
+/// names one label, so the list has one entry.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Task {

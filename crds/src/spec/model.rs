@@ -69,8 +69,8 @@ pub struct ModelSpec {
     pub dropout: Option<f64>,
 }
 
-/// Models that multiply the embeddings of different features need one width. A rule of `spec`, because it
-/// reads the model and the features.
+/// Models that multiply the embeddings of different features need one width. A rule of `spec`,
+/// because it reads the model and the features.
 pub(crate) fn one_width_rule() -> Rule {
     let kinds = ModelKind::ALL.into_iter().filter(|kind| kind.needs_one_width()).map(ModelKind::name);
     let names: Vec<&str> = kinds.collect();

@@ -1,6 +1,6 @@
-//! A Kubernetes of two nodes on this machine, without a container engine and without a registry:
-//! API server, scheduler, controller-manager, etcd, kubelets, kube-proxies, containerd and CoreDNS,
-//! in namespaces of their own. [`down`] leaves nothing but the cache.
+//! A Kubernetes of two nodes on this machine, without a container engine and without a registry.
+//! API server, scheduler, controller-manager, etcd, kubelets, kube-proxies, containerd and CoreDNS
+//! run in namespaces of their own. [`down`] leaves nothing but the cache.
 //!
 //! **Contributors usually take [kind](https://kind.sigs.k8s.io) instead.** With Docker or Podman,
 //! `kind create cluster` is quicker, and `cargo xtask cluster install|demo|operate` use the cluster

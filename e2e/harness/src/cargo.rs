@@ -11,8 +11,8 @@ use crate::{HarnessError, say};
 /// selection, so another selection would build dependencies a second time.
 const PROGRAMS: [&str; 5] = ["build", "--release", "--workspace", "--bins", "--tests"];
 
-/// Builds every program of the workspace, once per process: a trial installs the chart several times,
-/// and each time cargo would look at all sources.
+/// Builds every program of the workspace, once per process: a trial installs the chart several
+/// times, and each time cargo would look at all sources.
 ///
 /// # Errors
 /// See [`cargo`].

@@ -1,5 +1,5 @@
-//! The life of a job as one pure function: [`decide`] takes the known facts, among them the last
-//! status, and returns the new status and whether the job's pods should run. No clock, no network;
+//! The life of a job as one pure function. [`decide`] takes the known facts, among them the last
+//! status. It returns the new status and whether the job's pods should run. No clock, no network:
 //! `reconcile` gathers the facts and carries out the decision.
 //!
 //! ```text

@@ -1,5 +1,6 @@
-//! Trouble that must not end a job that trains: impossible changes, refused pods, coordinators that
-//! are silent for a moment, drained nodes, other containers in its pods, pods of a namesake.
+//! Trouble that must not end a job that trains. Users make impossible changes, and pods are
+//! refused. Coordinators are silent for a moment, and nodes are drained. A job's pods have other
+//! containers, and a namesake has left pods.
 use rectrain_crds::Phase;
 use rectrain_operator::coordinator_view::{CoordinatorView, Stage};
 use serde_json::{Value, json};

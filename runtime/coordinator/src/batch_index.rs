@@ -51,8 +51,8 @@ impl BatchIndex {
         }
     }
 
-    /// The index of a run that resumes at `position`: the batches before it. Before `first_pass` the
-    /// run has trained on other files. The index has only the counts of their batches and rows.
+    /// The index of a run that resumes at `position`: the batches before it. Before `first_pass`
+    /// the run has trained on other files. The index has only the counts of their batches and rows.
     pub(super) fn resume(global_rows: u64, position: DataPosition, first_pass: FirstPass) -> Self {
         let mut data = Self::after(global_rows, first_pass);
         for epoch in first_pass.epoch..position.epoch {

@@ -136,8 +136,9 @@ impl Coordinator {
         Ok(())
     }
 
-    /// Waits until a loader has reported the training files, and compares them with the files of the
-    /// checkpoint. If other files follow at the end of an epoch, the state restarts at that epoch.
+    /// Waits until a loader has reported the training files, and compares them with the files of
+    /// the checkpoint. If other files follow at the end of an epoch, the state restarts at that
+    /// epoch.
     ///
     /// # Errors
     /// [`RoleError::Input`] if the files differ within an epoch.

@@ -133,8 +133,8 @@ impl Journal {
         self.written.send_replace(ENDED);
     }
 
-    /// Removes the journal, because it could not be written and no longer has the present state. Nothing
-    /// waits for a write from now on.
+    /// Removes the journal, because it could not be written and no longer has the present state.
+    /// Nothing waits for a write from now on.
     pub(super) fn discard(&self) {
         self.files.lock().remove();
         self.close();

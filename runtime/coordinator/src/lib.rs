@@ -99,8 +99,8 @@ impl Coordinator {
     ///   earlier one.
     ///
     /// # Errors
-    /// - [`RoleError::Input`] if files in the checkpoint path cannot be written, read or deleted, or
-    ///   if it holds checkpoints of another run or another job.
+    /// - [`RoleError::Input`] if files in the checkpoint path cannot be written, read or deleted,
+    ///   or if it holds checkpoints of another run or another job.
     /// - [`RoleError::Checkpoint`] if the storage fails.
     /// - [`RoleError::System`] if the journal cannot be written.
     pub async fn start(

@@ -1,5 +1,5 @@
 //! Tiny data with random changes of the files between attempts, against an oracle that knows each
-//! row: every attempt trains the rows of the epoch's files once, or is refused before its first
+//! row. Every attempt trains the rows of the epoch's files once, or is refused before its first
 //! step.
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]

@@ -1,5 +1,5 @@
-//! One generator of random numbers for every crate: SplitMix64 (Steele, Lea, Flood: "Fast splittable
-//! pseudorandom number generators", OOPSLA 2014).
+//! One generator of random numbers for every crate: SplitMix64 (Steele, Lea, Flood: "Fast
+//! splittable pseudorandom number generators", OOPSLA 2014).
 //!
 //! Its numbers are the same on every machine and in every version. Initial embedding rows, shuffles
 //! and dropout masks depend on that, because a restarted process must compute them again. It is not

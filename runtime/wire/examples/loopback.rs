@@ -1,7 +1,7 @@
-//! The cost of the wire compared with bare TCP, on loopback, in one run: the round trip of a small
-//! request, and the throughput of 4 MiB f32 replies (a look-up's). Rounds of both alternate, and
-//! the example prints medians. `cargo run --release -p rectrain-wire --example loopback`; under 20
-//! s.
+//! The cost of the wire compared with bare TCP, on loopback, in one run. It measures the round trip
+//! of a small request, and the throughput of 4 MiB f32 replies (a look-up's). Rounds of both
+//! alternate, and the example prints medians.
+//! `cargo run --release -p rectrain-wire --example loopback` takes less than 20 s.
 //!
 //! Each side has one thread, like two processes on two cores. In both cases the server makes each
 //! reply as a copy of a vector, in place of a look-up. Bare TCP writes it and reads it into one

@@ -1,6 +1,6 @@
-//! Tensors as messages carry them: a typed vector and a shape of up to three dimensions. Not a
-//! tensor to compute with (that is Burn's); it owns its numbers so that they can be moved to a
-//! socket, to another task, or into a model without a copy.
+//! Tensors as messages carry them: a typed vector and a shape of up to three dimensions. Burn's
+//! tensors compute; these own their numbers. So a message moves them to a socket, to another task,
+//! or into a model without a copy.
 
 use std::fmt;
 
