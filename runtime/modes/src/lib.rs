@@ -15,6 +15,7 @@
 mod assignment;
 pub mod barrier;
 mod chunks;
+mod coordinator_half;
 mod data_ledger;
 mod evaluation;
 pub mod gba;
@@ -30,9 +31,10 @@ use serde::{Deserialize, Serialize};
 
 pub use assignment::{Answers, Assignment, Reply, Token};
 pub use chunks::{Chunks, FiniteChunks};
+pub use coordinator_half::CoordinatorHalf;
 pub use data_ledger::{ChunkLease, DataLedger, DataPlan, DataPosition, FirstPass, Lease, LedgerError, TrainingLength};
 pub use evaluation::EvaluationPoints;
-pub use mode::{CoordinatorHalf, DenseHome, ModeSettings, TrainingMode};
+pub use mode::{DenseHome, ModeSettings, TrainingMode};
 pub use rows::{Batch, DataList, Inserted, Next, Outcome, RowCounts, RowLedger, RowLedgerError, RowSet, Settled};
 
 /// Counts optimizer steps over the global batch, from 0.

@@ -8,6 +8,7 @@
 //! ([`kept`]).
 
 mod checkpoint;
+mod contribution;
 mod half;
 mod kept;
 mod look_up_replies;
@@ -42,11 +43,12 @@ use rectrain_protocol::remember::Remembering;
 use rectrain_wire::{BoxFuture, Frame, Peer, Refusal, Service, Tensor, Transport};
 
 use self::checkpoint::Saving;
+use self::contribution::Contribution;
 use self::half::{BarrierHalf, CurrentHalf, ModeHalf, RowGradients, TokenHalf, half_of, not_this_mode};
 pub use self::kept::Rows;
 use self::kept::{Left, Standing};
 use self::look_up_replies::LookUpReplies;
-use self::shared::{Contribution, Shared, TrackedStore, as_keys};
+use self::shared::{Shared, TrackedStore, as_keys};
 use self::slots::Slots;
 
 /// The number of slots that are digested at once. Each digest copies the rows of its slot.

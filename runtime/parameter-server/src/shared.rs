@@ -6,7 +6,6 @@ use std::sync::Arc;
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use rectrain_embedding::{FeatureKey, GroupId, LookupCounts, Missing, Store, UpdateCounts, UpdateLog};
 use rectrain_modes::GlobalStep;
-use rectrain_modes::barrier::SparseGradients;
 use rectrain_protocol::error::RoleError;
 use rectrain_protocol::metrics::PsMetrics;
 use rectrain_protocol::plan::JobPlan;
@@ -14,9 +13,6 @@ use rectrain_protocol::plan::JobPlan;
 use crate::kept::Kept;
 use crate::partition::Partition;
 use crate::slots::Slots;
-
-/// The gradients of one piece of a batch: a part for each row group.
-pub(crate) type Contribution = Vec<SparseGradients>;
 
 /// See the module documentation.
 pub(crate) struct Shared {

@@ -16,7 +16,8 @@ use rectrain_wire::BoxFuture;
 use tokio::sync::oneshot;
 
 use super::{BufferStanding, ModeHalf, RowGradients, Snapshot, not_this_mode};
-use crate::shared::{Contribution, Shared, TrackedStore, as_keys};
+use crate::contribution::Contribution;
+use crate::shared::{Shared, TrackedStore, as_keys};
 
 type Gate = StepGate<oneshot::Sender<()>, Contribution>;
 

@@ -17,8 +17,9 @@ use rectrain_wire::BoxFuture;
 pub(crate) use self::barrier::BarrierHalf;
 pub(crate) use self::buffer::BufferStanding;
 pub(crate) use self::tokens::TokenHalf;
+use crate::contribution::Contribution;
 use crate::partition::Snapshot;
-use crate::shared::{Contribution, Shared};
+use crate::shared::Shared;
 
 /// The gradients of the rows of one piece.
 pub(crate) struct RowGradients {

@@ -24,9 +24,10 @@ use rectrain_proto::v1;
 
 use super::buffer::{Buffer, BufferStanding};
 use super::{ModeHalf, RowGradients, not_this_mode};
+use crate::contribution::Contribution;
 use crate::kept::{Kept, LeftTokens, Pushes, RowsStanding, WrittenPush};
 use crate::partition::Snapshot;
-use crate::shared::{Contribution, Shared};
+use crate::shared::Shared;
 use rectrain_protocol::blocking::blocking;
 use rectrain_protocol::error::RoleError;
 use rectrain_protocol::outcome;

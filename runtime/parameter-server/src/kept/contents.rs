@@ -9,7 +9,7 @@ use rectrain_modes::barrier::SparseGradients;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::shared::Contribution;
+use crate::contribution::Contribution;
 
 /// A buffered writer of a file.
 pub(crate) type Writer = BufWriter<std::fs::File>;

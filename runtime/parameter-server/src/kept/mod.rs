@@ -33,9 +33,9 @@ use serde::{Deserialize, Serialize};
 
 use self::contents::{Reader, Writer, write_contribution};
 pub(crate) use self::tokens::{LeftTokens, Pushes, RowsStanding, WrittenPush};
+use crate::contribution::Contribution;
 use crate::half::BufferStanding;
 use crate::partition::Partition;
-use crate::shared::Contribution;
 use rectrain_protocol::coordinator_channel::CoordinatorChannel;
 use rectrain_protocol::deadline::CALL_DEADLINE;
 use rectrain_protocol::error::RoleError;

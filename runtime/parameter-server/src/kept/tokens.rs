@@ -23,9 +23,9 @@ use serde::{Deserialize, Serialize};
 
 use super::contents::{Reader, Writer, write_contribution, write_message, write_numbers, write_value};
 use super::{Kept, failed, remove_file};
+use crate::contribution::Contribution;
 use crate::half::BufferStanding;
 use crate::partition::Partition;
-use crate::shared::Contribution;
 use rectrain_protocol::error::RoleError;
 
 const PARTITION: &str = "partition";
