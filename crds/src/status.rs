@@ -79,21 +79,25 @@ impl ReplicaCount {
 #[serde(rename_all = "camelCase")]
 pub struct ReplicaStatuses {
     /// The coordinator.
-    pub coordinator: ReplicaCount,
-    /// The members.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub coordinator: Option<ReplicaCount>,
+    /// The members. A status of another version may lack a role.
     #[serde(flatten)]
-    pub members: PerRole<ReplicaCount>,
+    pub members: PerRole<Option<ReplicaCount>>,
 }
 
 impl ReplicaStatuses {
     /// Counts the pods of each role.
     pub fn from_fn(mut count: impl FnMut(Role) -> ReplicaCount) -> Self {
-        Self { coordinator: count(Role::Coordinator), members: PerRole::from_fn(count) }
+        Self { coordinator: Some(count(Role::Coordinator)), members: PerRole::from_fn(|role| Some(count(role))) }
     }
 
-    /// The count of each role.
+    /// The counts of the roles that have one.
     pub fn by_role(&self) -> impl Iterator<Item = (Role, &ReplicaCount)> {
-        Role::ALL.into_iter().map(|role| (role, self.members.get(role).unwrap_or(&self.coordinator)))
+        Role::ALL.into_iter().filter_map(|role| {
+            let count = self.members.get(role).unwrap_or(&self.coordinator);
+            Some((role, count.as_ref()?))
+        })
     }
 }
 

@@ -296,7 +296,7 @@ fn an_object_taken_from_a_cluster_is_read_with_its_status() {
     let job = parse_manifest(&text, "cluster.yaml").unwrap();
     let status = job.status.unwrap();
     assert_eq!(status.phase, Some(Phase::Training));
-    assert_eq!(status.replica_statuses.unwrap().members.ps.display, "1/2");
+    assert_eq!(status.replica_statuses.unwrap().members.ps.unwrap().display, "1/2");
 }
 
 #[test]
@@ -781,7 +781,7 @@ fn paths_and_endpoints_that_can_be_used_are_valid() {
 fn a_scheme_that_no_build_reads_is_named_with_its_line() {
     let text = BASE.replacen("paths: [test.csv]", "paths: [hdfs://nn/test.csv]", 1);
     let error = load(&text, "base.yaml", &[]).unwrap_err().to_string();
-    assert!(error.starts_with("base.yaml:12:"), "{error}");
+    assert!(error.starts_with("base.yaml:13:"), "{error}");
     assert!(error.contains(": spec.data.test.paths[0]: no build reads hdfs:// URLs; expected a local path"), "{error}");
     assert_eq!(error.lines().count(), 1, "{error}");
     let error = load(BASE, "base.yaml", &sets(&["spec.checkpoint.path=~/ck"])).unwrap_err().to_string();

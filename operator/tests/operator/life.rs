@@ -66,8 +66,8 @@ async fn the_status_follows_training_and_counts_ready_pods() {
     assert_eq!((status.auc, status.loss), (Some(0.61235), Some(0.5)));
     assert_eq!(status.last_checkpoint.map(|last| (last.name, last.step)), Some(("full-3".to_owned(), 3)));
     let replicas = status.replica_statuses.unwrap();
-    assert_eq!(replicas.members.ps.display, "2/2");
-    assert_eq!(replicas.coordinator.display, "1/1");
+    assert_eq!(replicas.members.ps.unwrap().display, "2/2");
+    assert_eq!(replicas.coordinator.unwrap().display, "1/1");
     assert_eq!(status.selector.as_deref(), Some("rectrain.dev/job=clicks,rectrain.dev/role=dense-worker"));
 }
 

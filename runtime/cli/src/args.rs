@@ -460,8 +460,9 @@ impl FromArgMatches for MemberCommand {
 impl Subcommand for MemberCommand {
     fn augment_subcommands(command: ClapCommand) -> ClapCommand {
         command.subcommands(Role::MEMBERS.map(|role| {
-            let about = format!("Run one {} of a job", role.singular());
-            MemberArgs::augment_args(ClapCommand::new(role.name()).about(about))
+            // The arguments' own texts would replace an earlier one.
+            let command = MemberArgs::augment_args(ClapCommand::new(role.name()));
+            command.about(format!("Run one {} of a job", role.singular())).long_about(None)
         }))
     }
 
@@ -486,6 +487,10 @@ mod tests {
 
     #[test]
     fn every_role_of_members_has_a_subcommand() {
+        use clap::CommandFactory;
+        let about =
+            |role: Role| Cli::command().find_subcommand(role.name()).unwrap().get_about().map(ToString::to_string);
+        assert_eq!(about(Role::Ps).as_deref(), Some("Run one parameter server of a job"));
         for role in Role::MEMBERS {
             let line = ["rectrain", role.name(), "job.yaml", "--index", "3", "--coordinator", "tcp://127.0.0.1:1"];
             let Command::Member(member) = Cli::try_parse_from(line).unwrap().command else { panic!("{role}") };

@@ -176,8 +176,8 @@ pub enum DataError {
     /// A quoted cell that is never closed. All rows after it would become its content. A reader
     /// cannot skip it as a bad row, because the number of lost rows is unknown.
     #[error(
-        "{file}, line {line}: a quoted cell of this row continues to the end of the file; close its quote, or turn \
-         quoting off if quotes are ordinary characters here"
+        "{file}, line {line}: expected a closing quote, found the end of the file in a quoted cell; close its quote, or \
+         turn quoting off if quotes are ordinary characters here"
     )]
     UnclosedQuote {
         /// The file.

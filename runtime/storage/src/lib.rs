@@ -93,7 +93,11 @@ impl StorageError {
             Self::Unreachable { .. } | Self::TooLarge { .. } => false,
             Self::Io { source, .. } => matches!(
                 source.kind(),
-                ErrorKind::NotFound | ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem
+                ErrorKind::NotFound
+                    | ErrorKind::PermissionDenied
+                    | ErrorKind::ReadOnlyFilesystem
+                    | ErrorKind::AlreadyExists
+                    | ErrorKind::NotADirectory
             ),
             Self::Store { source, .. } => is_refusal(source),
         }

@@ -96,6 +96,11 @@ mod tests {
         assert!(error.to_string().contains("spec.checkpoint.path: cannot"), "{error}");
         let folder = tempfile::tempdir().expect("a folder");
         assert!(plan(&folder.path().join("checkpoints").display().to_string()).directory().is_ok());
+        std::fs::write(folder.path().join("file"), "").expect("a file");
+        for path in ["file", "file/below"] {
+            let error = plan(&folder.path().join(path).display().to_string()).directory().expect_err("it is a file");
+            assert!(error.is_user_error(), "{error}");
+        }
     }
 
     #[test]
