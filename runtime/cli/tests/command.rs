@@ -2,12 +2,16 @@
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
+mod common;
+
 use std::io::{BufRead, BufReader, Lines};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+
+use common::{children_of, events};
 
 /// A job on synthetic clicks that trains in a second or two.
 const JOB: &str = "
@@ -55,12 +59,6 @@ fn folder_with(manifest: &str) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("job.yaml"), manifest).unwrap();
     folder
-}
-
-fn events(output: &Output) -> Vec<Value> {
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
 #[test]
@@ -949,23 +947,6 @@ fn replaced_members_that_still_run_do_no_harm() {
 
 fn free_port() -> u16 {
     std::net::TcpListener::bind("127.0.0.73:0").unwrap().local_addr().unwrap().port()
-}
-
-/// The process ids and the first arguments of the processes that `parent` started.
-fn children_of(parent: u32) -> Vec<(u32, String)> {
-    let mut children = Vec::new();
-    for entry in std::fs::read_dir("/proc").unwrap().flatten() {
-        let Some(process) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
-        let Ok(stat) = std::fs::read_to_string(entry.path().join("stat")) else { continue };
-        let parent_of = stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().nth(1)?.parse::<u32>().ok());
-        if parent_of == Some(parent)
-            && let Ok(line) = std::fs::read(entry.path().join("cmdline"))
-        {
-            let role = line.split(|byte| *byte == 0).nth(1).unwrap_or_default();
-            children.push((process, String::from_utf8_lossy(role).into_owned()));
-        }
-    }
-    children
 }
 
 #[test]

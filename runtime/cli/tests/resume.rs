@@ -3,13 +3,15 @@
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
+mod common;
+
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
+use common::{children_of, events};
 
 /// Trains 10 of the 25 steps of an epoch.
 const FIRST: &[&str] = &["spec.training.steps=10"];
@@ -52,11 +54,6 @@ fn run(folder: &Path, sets: &[&str]) -> Output {
     let sets = sets.iter().flat_map(|set| ["--set", set]);
     let mut command = Command::new(env!("CARGO_BIN_EXE_rectrain"));
     command.args(["run", "job.yaml", "--json"]).args(sets).current_dir(folder).output().unwrap()
-}
-
-fn events(output: &Output) -> Vec<Value> {
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8_lossy(&output.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
 fn checkpoints(folder: &Path) -> Vec<String> {
@@ -201,22 +198,6 @@ fn a_run_of_processes_refuses_other_files_too() {
     assert!(message.contains("d/a.csv was added"), "{message}");
     std::fs::remove_file(folder.path().join("d/a.csv")).unwrap();
     assert_eq!(events(&processes(&[])).last().unwrap()["samples"], 200);
-}
-
-fn children_of(parent: u32) -> Vec<(u32, String)> {
-    let mut children = Vec::new();
-    for entry in std::fs::read_dir("/proc").unwrap().flatten() {
-        let Some(process) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
-        let Ok(stat) = std::fs::read_to_string(entry.path().join("stat")) else { continue };
-        let parent_of = stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().nth(1)?.parse::<u32>().ok());
-        if parent_of == Some(parent)
-            && let Ok(line) = std::fs::read(entry.path().join("cmdline"))
-        {
-            let role = line.split(|byte| *byte == 0).nth(1).unwrap_or_default();
-            children.push((process, String::from_utf8_lossy(role).into_owned()));
-        }
-    }
-    children
 }
 
 /// The only dense worker cannot be replaced, so its death begins another attempt.
