@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use rectrain_crds::{CheckpointStatus, JobSummary, Mode, Role};
-use rectrain_proto::v1;
 use rectrain_proto::v1::control_client::ControlClient;
+use rectrain_proto::{member_role, v1};
 use serde::Deserialize;
 use tonic::Code;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
@@ -239,13 +239,11 @@ fn last_checkpoint(status: &v1::JobStatus) -> Option<CheckpointStatus> {
 
 /// The members of each reported role.
 fn members(status: &v1::JobStatus) -> BTreeMap<Role, Members> {
-    let role =
-        |reported: &v1::RoleReplicas| Role::MEMBERS.into_iter().find(|role| v1::Role::from(*role) == reported.role());
     let members = |reported: &v1::RoleReplicas| {
         let &v1::RoleReplicas { present, wanted, needed, .. } = reported;
         (present > 0 && wanted > 0 && needed > 0).then_some(Members { present, wanted, needed })
     };
-    status.replicas.iter().filter_map(|reported| Some((role(reported)?, members(reported)?))).collect()
+    status.replicas.iter().filter_map(|reported| Some((member_role(reported.role())?, members(reported)?))).collect()
 }
 
 /// Events that end a job, as `rectrain run --json` prints them; all others are skipped.

@@ -4,6 +4,8 @@
 pub mod metric_names;
 mod roles;
 
+pub use roles::member_role;
+
 /// Version 1 of the messages.
 pub mod v1 {
     #![allow(

@@ -11,6 +11,12 @@ impl From<Role> for v1::Role {
     }
 }
 
+/// The member's role that a message names; `None` if it names no member's role.
+#[must_use]
+pub fn member_role(role: v1::Role) -> Option<Role> {
+    Role::MEMBERS.into_iter().find(|member| v1::Role::from(*member) == role)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -22,5 +28,10 @@ mod tests {
             [v1::Role::Coordinator, v1::Role::Ps, v1::Role::EmbeddingWorker, v1::Role::DenseWorker, v1::Role::Loader];
         assert_eq!(messages, expected);
         assert!(!messages.contains(&v1::Role::Unspecified));
+        for role in Role::ALL {
+            let member = Role::MEMBERS.contains(&role).then_some(role);
+            assert_eq!(member_role(v1::Role::from(role)), member);
+        }
+        assert_eq!(member_role(v1::Role::Unspecified), None);
     }
 }

@@ -3,7 +3,6 @@
 
 use rectrain_kinds::Role;
 use rectrain_proto::v1;
-use rectrain_protocol::role::RoleExt;
 use tonic::Code;
 
 use crate::args::ScaleArgs;
@@ -17,8 +16,11 @@ pub(crate) fn scale(args: &ScaleArgs) -> Result<(), Failure> {
             Some(job) => (job.clone(), running::connect(job).await?.ok_or_else(|| not_here(job))?),
             None => running::the_only_one().await?,
         };
-        let request =
-            v1::ScaleRequest { role: role.proto().into(), replicas: args.replicas, ..v1::ScaleRequest::default() };
+        let request = v1::ScaleRequest {
+            role: v1::Role::from(role).into(),
+            replicas: args.replicas,
+            ..v1::ScaleRequest::default()
+        };
         let reply = client.scale(request).await;
         let from = reply.map_err(|status| refused(&name, &status))?.into_inner().from;
         let to = args.replicas;

@@ -1,15 +1,14 @@
 //! The control interface over gRPC (`proto/rectrain/v1/control.proto`). The operator and the
 //! command line use it.
 
-use rectrain_protocol::role::role_of;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::{Stream, StreamExt};
-use rectrain_proto::v1;
 use rectrain_proto::v1::control_server::{Control, ControlServer};
+use rectrain_proto::{member_role, v1};
 use rectrain_wire::tls::Credentials;
 use rectrain_wire::{WireCounters, listening_at};
 use tokio::net::{TcpListener, TcpStream};
@@ -62,7 +61,7 @@ impl Control for ControlService {
 
     async fn scale(&self, request: Request<v1::ScaleRequest>) -> Result<Response<v1::ScaleReply>, Status> {
         let request = request.into_inner();
-        let role = role_of(request.role())
+        let role = member_role(request.role())
             .ok_or_else(|| Status::invalid_argument("the role to scale is missing, or has no members"))?;
         let requested = self.coordinator.scale(role, request.replicas, request.reason, request.decided_seconds);
         self.coordinator.journaled().await;

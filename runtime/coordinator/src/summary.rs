@@ -4,14 +4,13 @@
 use std::time::Duration;
 
 use futures::future::join_all;
-use rectrain_proto::v1;
+use rectrain_proto::{member_role, v1};
 use rectrain_protocol::connect;
 use rectrain_protocol::deadline::WHOLE_JOB;
 use rectrain_protocol::error::RoleError;
 use rectrain_protocol::events::{JobEvent, Summary};
 use rectrain_protocol::message;
 use rectrain_protocol::placement::Placement;
-use rectrain_protocol::role::role_of;
 use rectrain_wire::Transport;
 
 use super::state::State;
@@ -60,7 +59,7 @@ impl Coordinator {
             self.events.push(self.plan.started()?);
         }
         for replicas in self.status().replicas {
-            if let Some(role) = role_of(replicas.role()) {
+            if let Some(role) = member_role(replicas.role()) {
                 self.metrics.set_members(role, replicas.present);
             }
         }

@@ -1,6 +1,5 @@
 //! A whole job in one process. Every member is a task, and messages are moved instead of copied.
 
-use rectrain_protocol::role::RoleExt;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -71,7 +70,7 @@ pub async fn run_with(
         members.spawn(member.run());
     };
     for role in Role::MEMBERS {
-        (0..role.replicas(&plan)).for_each(|index| start(&mut members, role, index));
+        (0..plan.replicas.count(role)).for_each(|index| start(&mut members, role, index));
     }
     let mut events = coordinator.follow();
     let mut running = std::pin::pin!(coordinator.run(&*transport));

@@ -2,7 +2,6 @@
 //! others, works, and stays until the job has ended.
 //! Members in one process and in many run the same code over different transports.
 
-use rectrain_protocol::role::RoleExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -97,7 +96,7 @@ impl Member {
     /// The reason why there is no checkpoint; see
     /// [`Coordinator::save_now`](rectrain_coordinator::Coordinator::save_now).
     pub fn leave(&self) -> impl Future<Output = Result<String, RoleError>> + Send + use<> {
-        let request = v1::Leave { role: self.role.proto().into(), index: self.index };
+        let request = v1::Leave { role: v1::Role::from(self.role).into(), index: self.index };
         let coordinator = self.transport.connect(&self.coordinator);
         let saves = self.plan.checkpoint.is_some();
         async move {
@@ -133,7 +132,8 @@ impl Member {
         if let Work::Ps(server) = &work {
             server.serves_at(&address);
         }
-        let join = v1::Join { role: self.role.proto().into(), index: self.index, address: address.clone(), attempt };
+        let join =
+            v1::Join { role: v1::Role::from(self.role).into(), index: self.index, address: address.clone(), attempt };
         let working = async {
             let (roster, _) = coordinator.call(join, Vec::new(), WHOLE_JOB).await?;
             coordinator.set_attempt(roster.attempt);
@@ -258,8 +258,11 @@ impl Member {
     }
 
     async fn job_end(&self, coordinator: &CoordinatorChannel, address: &str) -> Result<(), RoleError> {
-        let request =
-            v1::JobEndRequest { role: self.role.proto().into(), index: self.index, address: address.to_owned() };
+        let request = v1::JobEndRequest {
+            role: v1::Role::from(self.role).into(),
+            index: self.index,
+            address: address.to_owned(),
+        };
         let (end, _) = coordinator.call(request, Vec::new(), WHOLE_JOB).await?;
         if end.failed {
             return Err(RoleError::JobFailed { message: end.message, user_error: end.user_error });
@@ -287,7 +290,7 @@ impl Member {
         let user_error = error.is_user_error();
         let message =
             if user_error { error.to_string() } else { format!("{} {}: {error}", self.role.name(), self.index) };
-        let failure = v1::Failure { role: self.role.proto().into(), index: self.index, message, user_error };
+        let failure = v1::Failure { role: v1::Role::from(self.role).into(), index: self.index, message, user_error };
         if let Err(unreported) = coordinator.call(failure, Vec::new(), CALL_DEADLINE).await {
             tracing::warn!(%error, %unreported, "a failure could not be reported to the coordinator");
         }

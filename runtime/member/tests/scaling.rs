@@ -6,7 +6,6 @@
 
 mod common;
 
-use rectrain_protocol::role::RoleExt;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -327,7 +326,7 @@ fn impossible_sizes_are_refused_with_a_sentence() {
         }
         let members = |role: Role| {
             let replicas = coordinator.status().replicas;
-            let of_role = replicas.iter().find(|replicas| replicas.role() == role.proto()).unwrap();
+            let of_role = replicas.iter().find(|replicas| replicas.role() == v1::Role::from(role)).unwrap();
             (of_role.present, of_role.wanted, of_role.needed)
         };
         let servers = || members(Role::Ps);

@@ -25,7 +25,6 @@ pub mod placement;
 pub mod plan;
 pub mod readiness;
 pub mod remember;
-pub mod role;
 pub mod round_robin;
 pub mod ticket;
 pub mod token_counts;

@@ -29,7 +29,6 @@ use rectrain_proto::v1;
 use rectrain_proto::v1::control_client::ControlClient;
 use rectrain_protocol::events::JobEvent;
 use rectrain_protocol::plan::{JobPlan, Replicas};
-use rectrain_protocol::role::RoleExt;
 use tempfile::NamedTempFile;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
@@ -402,7 +401,7 @@ impl Job<'_> {
         command.arg(role).args(self.args.job.repeat(self.manifest.path()));
         for role in Role::MEMBERS {
             let replicas = self.replicas.get().count(role);
-            if replicas != role.replicas(self.plan) {
+            if replicas != self.plan.replicas.count(role) {
                 command.arg("--set").arg(format!("spec.roles.{}.replicas={replicas}", role.section()));
                 // Otherwise the size of a local batch would change with the number of dense
                 // workers.

@@ -4,7 +4,6 @@
 
 mod curve;
 
-use rectrain_protocol::role::role_of;
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -15,7 +14,7 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use parking_lot::Mutex;
-use rectrain_proto::v1;
+use rectrain_proto::{member_role, v1};
 use serde::Serialize;
 
 use self::curve::{Curve, Point};
@@ -146,7 +145,7 @@ async fn job(State(page): State<LivePage>, RawQuery(query): RawQuery) -> Respons
         loss: Some(status.loss).filter(|loss| loss.is_finite() && status.step > 0),
         auc: status.auc,
         map_epoch: status.map_epoch,
-        wanted: status.replicas.iter().filter_map(|role| Some((role_of(role.role())?, role.wanted))).collect(),
+        wanted: status.replicas.iter().filter_map(|role| Some((member_role(role.role())?, role.wanted))).collect(),
         last_checkpoint: some(status.last_checkpoint),
         all_reduce_seconds: Some(status.all_reduce_seconds).filter(|seconds| *seconds > 0.0),
         curve: curve.points(),

@@ -4,8 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use rectrain_modes::Rank;
 use rectrain_modes::migration::SlotMap;
-use rectrain_proto::v1;
-use rectrain_protocol::role::{RoleExt, role_of};
+use rectrain_proto::{member_role, v1};
 
 use super::progress::DenseWorkerState;
 use super::{MOST_MEMBERS, State};
@@ -94,7 +93,7 @@ impl State {
         };
         match joined {
             Joined::Expected => Ok(None),
-            Joined::Rejoined { .. } if role_of(role).is_some_and(Role::is_replaceable) => {
+            Joined::Rejoined { .. } if member_role(role).is_some_and(Role::is_replaceable) => {
                 Ok(Some(self.replaced(role, request.index)))
             }
             Joined::Rejoined { .. }
@@ -375,7 +374,7 @@ impl State {
 
     /// The present, wanted and needed members of a role.
     pub(super) fn replicas(&self, role: Role) -> v1::RoleReplicas {
-        let present = self.present(role.proto());
+        let present = self.present(v1::Role::from(role));
         let of = |membership: &Membership| (membership.wanted(), membership.needed());
         let (wanted, needed) = match role {
             Role::Coordinator => (1, 1),
@@ -384,7 +383,7 @@ impl State {
             Role::DenseWorker => of(&self.members.dense_workers),
             Role::Loader => of(&self.members.loaders),
         };
-        v1::RoleReplicas { role: role.proto().into(), present, wanted, needed }
+        v1::RoleReplicas { role: v1::Role::from(role).into(), present, wanted, needed }
     }
 
     /// A parameter server without slots ends. Returns whether this server is one.
@@ -507,7 +506,7 @@ impl State {
     }
 
     fn push_scaled(&mut self, role: Role, from: u32) {
-        let to = self.present(role.proto());
+        let to = self.present(v1::Role::from(role));
         if from != to {
             self.pending_events.push(JobEvent::Scaled { role, from, to });
         }
@@ -530,5 +529,5 @@ fn unexpected_member(request: &v1::Join, replicas: u32) -> RoleError {
 
 /// The name of a role in commands, metrics and pods.
 fn role_name(role: v1::Role) -> &'static str {
-    role_of(role).map_or("coordinator", Role::name)
+    member_role(role).map_or("coordinator", Role::name)
 }
