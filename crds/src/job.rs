@@ -102,8 +102,8 @@ pub struct RecTrainingJobSpec {
     #[schemars(range(min = 0, max = 315_360_000), extend("x-default" = "never deleted"))]
     pub ttl_seconds_after_finished: Option<u32>,
 
-    /// Seconds after the job's start. If it has not ended by then, it is stopped and fails. Works
-    /// only in a cluster; `rectrain run` refuses it.
+    /// The most seconds from the job's start to its end. A job that takes longer is stopped and
+    /// fails. Works only in a cluster; `rectrain run` refuses it.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 315_360_000), extend("x-default" = "no deadline"))]
     pub active_deadline_seconds: Option<u32>,

@@ -74,11 +74,11 @@ named! {
         /// gradient of the mean loss over the global batch, which `sync` applies.
         #[default]
         Buffer = "buffer",
-        /// The number of dense workers that met the key (algorithm 2 of the paper). Keys that few
-        /// workers meet learn faster than in `sync`.
+        /// The number of dense workers whose batches contain the key (algorithm 2 of the paper).
+        /// Keys in the batches of few workers learn faster than in `sync`.
         Workers = "workers",
-        /// The number of local batches that met the key. It equals `workers` while each dense
-        /// worker has one batch in the step. Where a fast worker has several, a key in all of them
+        /// The number of local batches that contain the key. It equals `workers` if each dense
+        /// worker has one batch in the step. If a fast worker has several, a key in all of them
         /// keeps the scale that it has in `sync`.
         Batches = "batches",
     }

@@ -166,12 +166,12 @@ pub struct AutoscalingSpec {
     #[schemars(range(min = 10, max = 86_400), extend("x-default" = defaults::COOL_DOWN_SECONDS))]
     pub cool_down_seconds: Option<u32>,
 
-    /// How long more replicas must have been needed without interruption, in seconds.
+    /// Seconds for which more replicas must have been needed, without interruption.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 15, max = 3600), extend("x-default" = defaults::UP_WINDOW_SECONDS))]
     pub up_window_seconds: Option<u32>,
 
-    /// How long fewer replicas must have been enough without interruption, in seconds.
+    /// Seconds for which fewer replicas must have been enough, without interruption.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 15, max = 3600), extend("x-default" = defaults::DOWN_WINDOW_SECONDS))]
     pub down_window_seconds: Option<u32>,

@@ -17,10 +17,11 @@ pub struct PathsSpec {
     /// gs:// and s3:// URLs. Globs (`*`, `?`, `[…]`, `**`) are read in the order of the matching
     /// names. A glob matches hidden files, and files in folders that begin with `.` or `_`, only if
     /// it names such a name itself. Files without rows are skipped, if others have rows. No file
-    /// may be found twice, nor for training and for testing. Every loader lists the files when it
-    /// starts. If it does not find the files that the first loader found, the job ends; a loader
-    /// that continues from a checkpoint must find the files it was trained on. So name the files of
-    /// one day, not the folder that receives the next day's. At least one, at most 1,024. Required.
+    /// may match twice, or match both for training and for testing. Every loader lists the files
+    /// when it starts. If it does not find the files that the first loader found, the job ends. A
+    /// loader that continues from a checkpoint must find the files of the earlier training. So name
+    /// the files of one day, not the folder that receives the next day's. At least one, at most
+    /// 1,024. Required.
     #[schemars(length(min = 1, max = 1024), inner(length(min = 1, max = 1024)))]
     pub paths: Vec<String>,
 }
@@ -68,7 +69,7 @@ pub struct CsvSpec {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PositionSplit {
-    /// Number of rows, from the first, that train. All later rows are the test. At least 1.
+    /// Number of rows to train on, from the first row. All later rows are the test. At least 1.
     /// Required.
     #[schemars(range(min = 1, max = 1_000_000_000_000_000u64))]
     pub train_rows: u64,
@@ -81,8 +82,8 @@ pub struct PositionSplit {
     validation = Rule::new("self.train > 0.0 && self.train < 1.0").message("`train` is a share of the rows: expected a number above 0 and below 1, such as 0.8").field_path(".train")
 )]
 pub struct FractionSplit {
-    /// Share of the rows, from the first, that train: above 0 and below 1, rounded to a row. All
-    /// later rows are the test. The rows are counted before training starts. Required.
+    /// Share of the rows to train on, from the first row: above 0 and below 1, rounded to a row.
+    /// All later rows are the test. The rows are counted before training starts. Required.
     #[schemars(range(min = 0.0, max = 1.0))]
     pub train: f64,
 }
@@ -113,9 +114,9 @@ pub struct TimeSplit {
     pub column: String,
 
     /// First moment of the test: an integer in the column's own unit, such as Unix seconds, or
-    /// text. Text that can be parsed as a number is one. Other text is compared with the column
-    /// letter by letter, which is right for dates such as "2026-11-03". For timestamp and date
-    /// columns of Parquet it is a number of seconds since 1970, whatever their unit. Required.
+    /// text. Text that is a number counts as a number. Other text is compared with the column
+    /// letter by letter, which suits dates such as "2026-11-03". For timestamp and date columns of
+    /// Parquet it is a number of seconds since 1970, whatever their unit. Required.
     #[schemars(schema_with = "time_bound_schema")]
     pub test_from: TimeBoundSpec,
 }
@@ -139,15 +140,15 @@ pub struct SliceSplit {
     validation = Rule::new("[has(self.position), has(self.fraction), has(self.time), has(self.slices)].filter(given, given).size() == 1").message("expected exactly one of `position`, `fraction`, `time` and `slices`")
 )]
 pub struct SplitSpec {
-    /// By position: the first rows train.
+    /// By position: the job trains on the first rows.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub position: Option<PositionSplit>,
 
-    /// By share: the first share of the rows trains.
+    /// By share: the job trains on the first share of the rows.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fraction: Option<FractionSplit>,
 
-    /// By time: earlier rows train.
+    /// By time: the job trains on the earlier rows.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub time: Option<TimeSplit>,
 

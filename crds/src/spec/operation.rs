@@ -43,7 +43,8 @@ pub struct CheckpointSpec {
     #[schemars(range(min = 1, max = 1000), extend("x-default" = defaults::FULL_CHECKPOINT_EVERY))]
     pub full_every: Option<u32>,
 
-    /// Full checkpoints to keep, with the ones that build on them. Older ones are deleted.
+    /// The number of full checkpoints to keep, with the deltas that build on them. Older
+    /// checkpoints are deleted.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1000), extend("x-default" = defaults::CHECKPOINTS_KEPT))]
     pub keep: Option<u32>,
@@ -59,8 +60,8 @@ pub struct CheckpointSpec {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct FaultToleranceSpec {
-    /// The most restarts of crashed roles, all roles together, before the job fails. The count
-    /// starts again after a day without a crash. 0 fails at the first crash.
+    /// The most restarts after crashes before the job fails, all roles together. The count starts
+    /// again after a day without a crash. 0 fails at the first crash.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 100_000), extend("x-default" = defaults::MAX_RESTARTS))]
     pub max_restarts: Option<u32>,

@@ -99,12 +99,12 @@ impl JsonSchema for ModeSpec {
     validation = Rule::new("(has(self.dwellSeconds) ? self.dwellSeconds : 300) >= (has(self.windowSeconds) ? self.windowSeconds : 60)").message("a mode must stay at least as long as the window of its measurements: expected a `dwellSeconds` (default 300) of at least `windowSeconds` (default 60)").field_path(".dwellSeconds")
 )]
 pub struct AutoModeSpec {
-    /// How much faster than `sync` the mode `gba` must be predicted to be for a switch, as a share:
-    /// 0.1 is a tenth. The margin in effect is never less than the switch costs within
-    /// `dwellSeconds`. It is doubled until `gba` was used for the first time. Training returns to
-    /// `sync` as soon as `gba` is faster by less than half of it. In a crowded cluster half of it
-    /// is enough for a switch to `gba`. Training then returns only if `sync` is faster by all of
-    /// it.
+    /// The predicted gain in speed over `sync` that a switch to `gba` needs, as a share: 0.1 is a
+    /// tenth. The margin in effect is at least the gain that earns back the time of the switch
+    /// within `dwellSeconds`. It is doubled until the job has used `gba` once. Training returns to
+    /// `sync` as soon as the gain is below half of the margin. In a crowded cluster, half of the
+    /// margin is enough for a switch to `gba`. Training then returns only if `sync` is faster by
+    /// the whole margin.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0.0, max = 10.0), extend("x-default" = defaults::MODE_MARGIN))]
     pub margin: Option<f64>,
@@ -135,8 +135,8 @@ pub struct AutoModeSpec {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct HybridSpec {
-    /// τ: the most global steps whose rows have been looked up and whose gradients are not applied
-    /// yet. 0 waits for every update.
+    /// τ: a look-up of rows may miss the updates of at most this many preceding global steps. 0
+    /// waits for every update.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 1024), extend("x-default" = defaults::STALENESS))]
     pub staleness: Option<u32>,
@@ -146,8 +146,9 @@ pub struct HybridSpec {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct GbaSpec {
-    /// ι: a gradient more than this many global steps stale is left out of its step. The staleness
-    /// of a key's gradient counts from the step that last updated the key.
+    /// ι: the largest staleness, in global steps, at which a gradient still counts. A staler
+    /// gradient is left out of its step. The staleness of a key's gradient counts from the step
+    /// that last updated the key.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 1024), extend("x-default" = defaults::GBA_STALENESS))]
     pub staleness: Option<u32>,
@@ -172,8 +173,8 @@ pub struct HopBsSpec {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct HopBwSpec {
-    /// b3: the number of dense workers whose gradients a step does not wait for. Less than the
-    /// number of dense workers.
+    /// b3: a step does not wait for the gradients of this many dense workers, the slowest. Less
+    /// than the number of dense workers.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 1024), extend("x-default" = defaults::HOP_BW_BACKUPS))]
     pub backups: Option<u32>,
