@@ -20,13 +20,13 @@ use crate::failure::Problem;
 use crate::objects::{Kind, Owned, Wanted};
 use crate::phase::{Decision, Run};
 
-/// Longest time between two looks at a job, without any change.
+/// Longest time between two reconciles of a job that does not change.
 const AT_LEAST: Duration = Duration::from_secs(600);
-/// Time after which a refused object is tried again.
+/// Time after which the operator applies a refused object again.
 const REFUSED: Duration = Duration::from_secs(15);
-/// Objects of a job that are applied at the same time.
+/// The most objects of a job that are applied at the same time.
 const SIDE_BY_SIDE: usize = 16;
-/// Objects whose stored form is remembered.
+/// The most objects of all jobs whose stored form is remembered.
 const MOST_STORED_FORMS: usize = 100_000;
 
 /// Brings the job's objects to the decided state. `job` has the decision in its status.
@@ -95,14 +95,14 @@ fn next(
     let is_news = note_obstacle(context, &gathered.uid, obstacle.clone());
     match (result, obstacle) {
         (Err(error), None) => Err(error),
-        // The next reconcile writes it into the status.
+        // The next reconcile writes the obstacle into the status.
         (_, _) if is_news => Ok(Action::requeue(AGAIN)),
         (_, Some(_)) => Ok(Action::requeue(REFUSED)),
         (Ok(()), None) => Ok(Action::requeue(look_again)),
     }
 }
 
-/// Returns whether the obstacle has changed.
+/// Remembers the obstacle. Returns whether it differs from the remembered one.
 fn note_obstacle(context: &Context, uid: &str, obstacle: Option<Problem>) -> bool {
     context.memories.with(uid, |memory| {
         let is_news = memory.obstacle != obstacle;
@@ -122,7 +122,7 @@ impl<'a> Work<'a> {
     fn new(wanted: &'a [Wanted], belongings: &'a Belongings, stored_forms: &StoredForms) -> Self {
         let applications =
             wanted.iter().map(|wanted| Application { wanted, owned: belongings.find(wanted.kind, &wanted.name) });
-        // A terminating object is created again once it is gone.
+        // Leave a terminating object alone. A later reconcile creates it again.
         let is_in_order = |application: &Application<'_>| {
             application.owned.is_some_and(|owned| {
                 owned.is_terminating || apply::is_in_order(application.wanted, owned, stored_forms)
@@ -139,8 +139,8 @@ impl<'a> Work<'a> {
     }
 }
 
-/// Applies and deletes objects: first the objects that pods need, then the pods. A refused object
-/// does not stop the others.
+/// Applies and deletes objects. Applies the objects that pods need before the pods' StatefulSets. A
+/// refused object does not stop the others.
 async fn carry_out(context: &Context, target: Target<'_>, work: &Work<'_>) -> Result<(), ReconcileError> {
     context.stored_forms.trim(MOST_STORED_FORMS);
     let is_of_pods = |application: &&Application<'_>| application.wanted.kind == Kind::StatefulSet;
@@ -176,8 +176,8 @@ async fn apply_side_by_side<'a>(
     Ok(refused)
 }
 
-/// Applies an object. A StatefulSet without pods is deleted if its new template is refused, so that
-/// its pods go all the same.
+/// Applies an object. If the API server refuses a StatefulSet that should have no pods, deletes the
+/// existing StatefulSet, so that its pods end anyway.
 async fn apply_one(context: &Context, target: Target<'_>, application: Application<'_>) -> Result<(), ReconcileError> {
     let applied = apply::apply(target, application, &context.stored_forms).await;
     match (applied, application.owned) {

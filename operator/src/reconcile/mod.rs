@@ -1,16 +1,17 @@
-//! One reconcile of a job. Its steps are in files of their own:
+//! One reconcile of a job. Each step has its own files:
 //!
 //! 1. gather ([`gather`]): reads the job, its objects and pods ([`dereference`]) and its
 //!    coordinator's report. Judges the manifest ([`validate`]), and runs the policy
 //!    ([`policy_run`]).
-//! 2. decide ([`ask`]): [`crate::phase::decide`] computes the new status. A switch of the training
-//!    mode and a changed manifest ([`dry_run`]) need an answer first.
-//! 3. write ([`write`]): writes the status before anything else is done. An operator that is killed
-//!    in between is replaced by one that continues from the status.
+//! 2. decide ([`ask`]): [`crate::phase::decide`] computes the new status. For a switch of the
+//!    training mode it first asks the coordinator. For a changed manifest it first makes a dry run
+//!    ([`dry_run`]).
+//! 3. write ([`write`]): writes the status before any other change. If the operator is killed
+//!    afterwards, its replacement continues from the status.
 //! 4. report: commits the policy run and updates the metrics.
 //! 5. ask ([`ask`]): asks the coordinator for members, a rebalance or a checkpoint.
-//! 6. act ([`act`]): builds the objects ([`build`]), applies the ones that differ ([`apply`]) and
-//!    deletes the ones that are not wanted ([`prune`]).
+//! 6. act ([`act`]): builds the objects ([`build`]), and applies the objects that differ
+//!    ([`apply`]). Deletes the objects that the job no longer needs ([`prune`]).
 
 mod act;
 pub mod apply;
@@ -46,17 +47,18 @@ use crate::metrics::JobSnapshot;
 use crate::names::JobName;
 use crate::phase::{Decision, max_restarts};
 
-/// Time after which the next reconcile uses the findings of this one.
+/// Delay before the next reconcile if it must act on a finding of this one.
 const AGAIN: Duration = Duration::from_millis(100);
 
-/// Reconciles one job, when the context's reader is ready. `seen` is the job as the watch has it.
+/// Reconciles one job. Call this once the context's reader is ready. `seen` is the job from the
+/// watch's cache.
 ///
-/// Before anything changes, the API server has confirmed that the job is still the one that was
-/// decided about. `None` means that the job was put aside, because its coordinator's answer is
-/// late: nothing was done, and the answer triggers another reconcile.
+/// Changes nothing until the API server has confirmed that the job is still the one that the
+/// decision was made for. Returns `None` if the coordinator's answer is late. The job is then put
+/// aside with nothing done, and the answer triggers another reconcile.
 ///
 /// # Errors
-/// The first failed call. The next reconcile finds and finishes everything that is half done.
+/// The first failed call. The next reconcile finishes the work that is half done.
 pub async fn reconcile(seen: Arc<RecTrainingJob>, context: Arc<Context>) -> Result<Option<Action>, ReconcileError> {
     let Some(current) = Box::pin(gather::current(&context, &seen)).await? else {
         context.forget(&JobName::of(&seen));
@@ -80,7 +82,7 @@ pub async fn reconcile(seen: Arc<RecTrainingJob>, context: Arc<Context>) -> Resu
     Box::pin(act::act(&context, &gathered, &decision, &job)).await.map(Some)
 }
 
-/// Notes the written status: only decisions in the status count.
+/// Notes the written status. Only decisions that are in the status count.
 fn report(context: &Context, gathered: &mut Gathered, decision: &Decision, job: &RecTrainingJob) {
     context.memories.note(job);
     if let Some(run) = gathered.policy_run.take() {

@@ -1,10 +1,12 @@
-//! The coordinator's journal: its whole state, written before a reply leaves. A coordinator that is
-//! killed recovers from it.
-//! The journal is an image and not a log. The state is a few KiB, so writing it whole is cheap,
-//! needs no replay, and one write serves many replies.
-//! The coordinator writes two files in turn, so that one of them is whole whenever the process
-//! dies. The journal outlives the process but not the machine. A coordinator without a journal
-//! restarts the job from its last checkpoint.
+//! The coordinator's journal: its whole state, written before it sends a reply. The replacement of
+//! a killed coordinator recovers from it.
+//!
+//! The journal is an image, not a log, so there is nothing to replay. The state is a few KiB, so
+//! writing it whole is cheap. One write serves many replies.
+//!
+//! Writes alternate between two files, so that one of them is complete whenever the process dies.
+//! The journal outlives the process but not the machine. A coordinator without a journal restarts
+//! the job from its last checkpoint.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Read};
@@ -23,15 +25,15 @@ use rectrain_protocol::blocking::await_task;
 use rectrain_protocol::error::RoleError;
 use rectrain_protocol::plan::JobPlan;
 
-/// The first bytes of a file: the format of the header and of the image.
+/// The first bytes of a file. They identify the format of the header and of the image.
 const MAGIC: [u8; 8] = *b"RTJRNL01";
-/// Magic, number, length of the image, and the SHA-256 of these and the image.
+/// Magic, number, length of the image, and a SHA-256 over these three fields and the image.
 const HEADER_BYTES: usize = 8 + 8 + 8 + 32;
 /// The names of the files.
 const FILES: [&str; 2] = ["state-0", "state-1"];
 /// The file of the events, in the same directory.
 pub(super) const EVENTS: &str = "events.jsonl";
-/// Counts as the number of the last write when no more writes follow.
+/// The value of [`Journal::written`] once no more writes follow. It ends every wait for a write.
 const ENDED: u64 = u64::MAX;
 
 /// The journal of one coordinator.
@@ -40,7 +42,7 @@ pub(super) struct Journal {
     /// Writes requested so far.
     requested: AtomicU64,
     wake: Notify,
-    /// The last request that a write has served.
+    /// The newest request that a write has served.
     written: watch::Sender<u64>,
 }
 
@@ -97,7 +99,7 @@ impl Journal {
         Ok((journal, recovered))
     }
 
-    /// Waits until the present state is written.
+    /// Requests a write of the present state, and waits until it is done.
     pub(super) async fn flushed(&self) {
         let number = self.requested.fetch_add(1, Ordering::AcqRel) + 1;
         self.wake.notify_one();
@@ -128,20 +130,21 @@ impl Journal {
         Ok(())
     }
 
-    /// No more writes follow, because the job has ended. Nothing waits for one from now on.
+    /// Ends the journal, because the job has ended. Every present and later wait for a write
+    /// returns.
     pub(super) fn close(&self) {
         self.written.send_replace(ENDED);
     }
 
-    /// Removes the journal, because it could not be written and no longer has the present state.
-    /// Nothing waits for a write from now on.
+    /// Removes the journal after a failed write, because its state is outdated. Every present and
+    /// later wait for a write returns.
     pub(super) fn discard(&self) {
         self.files.lock().remove();
         self.close();
     }
 }
 
-/// Identifies a run and its plan. A journal of another run or plan is ignored.
+/// Identifies a run and its plan. A coordinator ignores the journal of another run or plan.
 fn job(plan: &JobPlan, run: &str) -> String {
     let hash = Sha256::digest(format!("{run}\n{plan:?}"));
     hash.iter().map(|byte| format!("{byte:02x}")).collect()
@@ -152,12 +155,12 @@ struct Files {
     job: String,
     paths: [PathBuf; 2],
     files: [File; 2],
-    /// The number of the last write. Even numbers are in the first file.
+    /// The number of the last write. Writes with even numbers go to the first file.
     number: u64,
 }
 
 impl Files {
-    /// Opens the files. Returns the newest image that is whole.
+    /// Opens the files. Also returns the newest complete image.
     fn open(directory: &Path) -> io::Result<(Self, Option<Vec<u8>>)> {
         DirBuilder::new().mode(0o700).recursive(true).create(directory)?;
         let paths = FILES.map(|name| directory.join(name));
@@ -193,7 +196,7 @@ impl Files {
     }
 }
 
-/// The number and the image in a file, if they are whole.
+/// The number and the image in a file, if both are complete.
 fn read(bytes: &[u8]) -> Option<(u64, Vec<u8>)> {
     let (header, rest) = bytes.split_at_checked(HEADER_BYTES)?;
     let (head, sum_of_all) = header.split_at(HEADER_BYTES - 32);
@@ -220,7 +223,7 @@ mod tests {
         }
         let found = || Files::open(directory.path()).unwrap().1.map(|image| String::from_utf8(image).unwrap());
         assert_eq!(found().as_deref(), Some("three"));
-        // The process died at some byte of the fourth write. The third image is whole.
+        // The process dies after any byte of the fourth write. The third image stays complete.
         let (mut files, _) = Files::open(directory.path()).unwrap();
         let path = files.paths[0].clone();
         let before = std::fs::read(&path).unwrap();

@@ -1,5 +1,5 @@
-//! The training half of a dense worker: carries out orders. It also has the functions that all
-//! orders share. Every wait runs on the runtime's handle and ends when the worker is stopped.
+//! The half of a dense worker that carries out orders. This file has the functions that all orders
+//! share. Every wait blocks on the runtime's handle, and ends early when the worker is stopped.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -45,16 +45,17 @@ pub struct Trainer {
     pub(crate) peers: DensePeers,
     pub(crate) metrics: DenseWorkerMetrics,
     pub(crate) waits: Waits,
-    /// The number of dense workers, from rank 0, that train with a barrier, from the last order.
+    /// The number of dense workers that train with a barrier, from the last order. They have the
+    /// lowest ranks.
     pub(crate) barrier_workers: u32,
-    /// The number of their ring. It grows each time one of them is replaced.
+    /// The number of the ring of these workers. It grows each time one of them is replaced.
     pub(crate) ring_number: u64,
     pub(crate) ring_watch: Option<RingWatch>,
-    /// With a barrier: the next step for the parameters. `None` in a replacement that has no
-    /// parameters yet.
+    /// With a barrier: the next step to apply to the parameters. `None` in a replacement that has
+    /// no parameters yet.
     pub(crate) applied: Option<u64>,
-    /// In `sync` with several dense workers: the parameters from before the last step. Otherwise,
-    /// and before the first step of an order, it is empty.
+    /// In `sync` with several dense workers: the parameters before the last step. Empty in other
+    /// modes, and before the first step of an order.
     pub(crate) previous: Vec<f32>,
     pub(crate) offer: Arc<Offer>,
     slow: f64,
@@ -126,8 +127,8 @@ impl Trainer {
         self.plan.share(self.rank, self.barrier_workers)
     }
 
-    /// Runs the forward and backward pass. `scale` is the factor of each sample's gradient in the
-    /// sum. `number` is the seed of dropout.
+    /// Runs the forward and backward pass. `scale` multiplies each sample's gradient. `number` is
+    /// the seed of dropout.
     pub(crate) fn compute(&mut self, batch: &LocalBatch, scale: f32, number: u64) -> Result<StepOutput, RoleError> {
         let started = Instant::now();
         let output = self.watchdog.watch_batch(|| {
@@ -141,7 +142,7 @@ impl Trainer {
     }
 
     /// Counts a step of this worker, and reports progress every [`REPORT_EVERY`]. `at_batch` is the
-    /// position of a job with a barrier.
+    /// worker's position in a mode with a barrier, and 0 in other modes.
     pub(crate) fn count(
         &mut self,
         batch: &LocalBatch,

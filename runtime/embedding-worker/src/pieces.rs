@@ -1,9 +1,9 @@
-//! The pieces of batches that an embedding worker holds between a loader and a dense worker. Also
-//! its replies to requests about these pieces.
+//! The pieces of batches that an embedding worker has received from loaders and holds for dense
+//! workers. Also its replies to requests about these pieces.
 //!
-//! The worker holds a piece until the parameter servers have its gradients, because a replacement
-//! of a dense worker may fetch it again. It holds the piece longer if the delivery to the
-//! predecessor is not stored.
+//! The worker holds a piece until the parameter servers have its gradients, because the replacement
+//! of a dense worker may fetch the piece again. It holds the piece even longer if the reply to the
+//! dead worker is not stored.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -34,8 +34,8 @@ pub(crate) struct Piece {
     pub(crate) global_samples: u32,
     /// Dense features and labels, and group ids if the data has groups.
     pub(crate) rest: Vec<Tensor>,
-    /// In an evaluation: whether a dense worker has fetched the piece. The dense worker fetches it
-    /// again if a lost connection takes the reply with it.
+    /// In an evaluation: whether a dense worker has fetched the piece. If the connection broke
+    /// before the reply arrived, the dense worker fetches the piece again.
     is_evaluated: AtomicBool,
 }
 
@@ -71,15 +71,15 @@ impl Pieces {
         }
     }
 
-    /// Waits until the piece may enter. The wait has no deadline, because training may pause for
-    /// hours: for an evaluation, or for a worker without a node. The coordinator watches the job's
-    /// progress.
+    /// Waits until the window admits the piece. The wait has no deadline, because training may
+    /// pause for hours: for an evaluation, or for a worker without a node. The coordinator watches
+    /// the job's progress.
     pub(crate) async fn admitted(&self, key: BatchKey) {
         self.wait(|| self.lock_positions().admits(key, self.window).then_some(())).await;
     }
 
-    /// Adds a piece. Loaders repeat a piece after a loader died or a connection was lost. A
-    /// repeated piece changes nothing.
+    /// Adds a piece. A loader may send a piece again, after a loader died or a connection was lost.
+    /// A repeated piece changes nothing.
     pub(crate) fn put(&self, key: BatchKey, piece: Piece) {
         if self.lock_replies().acknowledgement(key).is_some() || self.lock_positions().is_over(key) {
             return;
@@ -92,12 +92,12 @@ impl Pieces {
     }
 
     /// Waits for the piece that a dense worker requests, and returns it. The request also moves the
-    /// window, so that more pieces may enter.
+    /// window, so that more pieces are admitted.
     ///
     /// # Errors
     /// The piece does not arrive in time. A training piece must arrive within the patience of a
-    /// call. For a piece of an evaluation, the wait continues while other pieces make progress.
-    /// Loaders send the pieces of all dense workers, and a replacement may be far behind.
+    /// call. For a piece of an evaluation, the wait continues while other pieces arrive or are
+    /// fetched. Loaders send the pieces of all dense workers, and a replacement may be far behind.
     pub(crate) async fn fetch(&self, message: &'static str, key: BatchKey) -> Result<Arc<Piece>, RoleError> {
         self.lock_positions().move_to(key, self.window);
         self.changed.notify_waiters();
@@ -134,9 +134,10 @@ impl Pieces {
         }
     }
 
-    /// Drops pieces after piece `piece` of batch `number` of an evaluation was fetched. These are
-    /// all pieces of other evaluations, and this dense worker's pieces that it fetched long before.
-    /// The remaining pieces stay: another dense worker may be far behind.
+    /// Drops pieces after a dense worker has fetched piece `piece` of batch `number` of an
+    /// evaluation. It drops all pieces of other evaluations. Of this evaluation, it drops the
+    /// pieces with the same number that were fetched long before. The others stay, because another
+    /// dense worker may be far behind.
     fn drop_evaluated(&self, at_step: GlobalStep, number: u64, piece: u32) {
         self.retain(|key, held| match key.position {
             BatchPosition::Train(_) => true,
@@ -154,8 +155,9 @@ impl Pieces {
         self.metrics.batches_in_flight.sub((before - held.len()) as i64);
     }
 
-    /// Records that the parameter servers have the piece's gradients. Stores the reply before it
-    /// removes the piece. Otherwise a repeated piece could enter in between.
+    /// Records that the parameter servers have the piece's gradients. Stores the reply first and
+    /// then removes the piece. In the other order, [`Self::put`] could add a repeated piece in
+    /// between.
     fn acknowledge(&self, key: BatchKey, request: &v1::Backward, reply: v1::BackwardReply) {
         let rank = request.push.as_ref().map(|push| push.rank);
         let stays = {
@@ -169,9 +171,9 @@ impl Pieces {
         }
     }
 
-    /// The reply to a repeated fetch. It is the stored delivery, if there is one. Without a
-    /// delivery, a piece with acknowledged gradients gets a reply without tensors. `None` if the
-    /// worker must look the piece up.
+    /// The reply to a repeated fetch: the stored delivery, if there is one. Without one, the reply
+    /// for a piece with acknowledged gradients has no tensors. `None` if the embedding worker must
+    /// look the rows up.
     fn recall_delivery(&self, key: BatchKey, has_barrier: bool) -> Option<Frame> {
         let replies = self.lock_replies();
         let answered = replies.acknowledgement(key).is_some();
@@ -288,11 +290,11 @@ fn decode<R: Request>(frame: &Frame) -> Result<R, Refusal> {
 
 /// Whether a dense worker may still fetch a piece after batch `number` of training was fetched.
 ///
-/// Short batches have pieces without rows. Dense workers fetch these only in modes with a barrier.
-/// In these modes no dense worker is far behind the others. An older piece was repeated because the
-/// embedding worker with its gradients died.
+/// Short batches have pieces without rows. Dense workers fetch these pieces only in modes with a
+/// barrier. In these modes no dense worker is far behind the others. So an older piece is a
+/// repetition that loaders sent because an embedding worker died after it had the gradients.
 ///
-/// A piece of an evaluation that arrives again after the evaluation is never fetched.
+/// No dense worker fetches a piece of an evaluation after that evaluation.
 fn may_be_fetched(position: BatchPosition, number: u64, window: u64, has_rows: bool, has_barrier: bool) -> bool {
     match position {
         // A replacement fetches the last staleness + 2 batches again. Another dense worker is

@@ -1,5 +1,5 @@
 //! The [`Store`]: slots behind locks, and the calls on their rows. It cuts a batch into
-//! [pieces](crate::pieces) for its slots' tables; the tables decide what happens to a row.
+//! [pieces](crate::pieces), one for each slot's table. The tables read and change the rows.
 //!
 //! The calls on whole slots are in [`contents`](crate::contents), [`moving`](crate::moving) and
 //! [`frozen`](crate::frozen).
@@ -23,19 +23,19 @@ use parking_lot::Mutex;
 pub struct StoreBytes {
     /// Embedding values and optimizer state of all rows.
     pub payload: u64,
-    /// Everything else that tables use: keys, scores and timestamps, indexes, free rows, padding
-    /// and the tables themselves.
+    /// Everything else that tables use: keys, the words of policies, side tables, indexes, free
+    /// rows, padding and the tables themselves.
     pub overhead: u64,
-    /// Memory that tables have given back: rows of slots that left, indexes that were replaced. The
-    /// store reuses it before it asks the system for more.
+    /// Memory that tables have released, such as rows of slots that moved away and replaced
+    /// indexes. The store reuses it before it asks the system for more.
     pub free: u64,
 }
 
-/// See the crate's text.
+/// See the documentation of the crate.
 ///
 /// All methods take `&self` and may be called from any number of threads. A call locks each slot
-/// while it works on it, so it finds and leaves every slot whole. No call waits for a lock while it
-/// holds another, except [`Store::freeze`], which holds all locks for an instant.
+/// while it works on it, so no call sees a half-changed slot. No call waits for a lock while it
+/// holds another. The exception is [`Store::freeze`], which holds all locks for an instant.
 pub struct Store {
     pub(crate) config: StoreConfig,
     pub(crate) groups: Vec<Group>,
@@ -81,9 +81,9 @@ impl Store {
         }
     }
 
-    /// Starts threads that prepare the memory of each group's first rows: 8 MiB, and as much for
-    /// the index. The first requests then do not wait for the kernel, which may take milliseconds a
-    /// page. Meant for a store that will soon be filled; does nothing for one in shared memory.
+    /// Starts threads that prepare memory for each group: 8 MiB for its first rows, and as much for
+    /// its index. The first requests then do not wait for the kernel, which may take milliseconds a
+    /// page. Call this for a store that will soon be filled. It does nothing in shared memory.
     pub fn make_ready(&self) {
         for group in &self.groups {
             group.memory.make_ready();
@@ -112,7 +112,7 @@ impl Store {
     }
 
     /// Reads the embeddings of `keys` into `out`, `[keys.len(), dim]`. Keys may come in any order
-    /// and repeat. Keys sorted by slot take one lock a slot, others up to one a key.
+    /// and repeat. Keys sorted by slot take one lock a slot. Other keys take up to one lock a key.
     ///
     /// # Errors
     /// [`StoreError::UnknownGroup`]; [`StoreError::BufferLength`] if `out` has another length.
@@ -137,13 +137,14 @@ impl Store {
         Ok(counts)
     }
 
-    /// Applies `gradients`, `[keys.len(), dim]`, to the rows of `keys`, in order; a key that
+    /// Applies `gradients`, `[keys.len(), dim]`, to the rows of `keys`, in order. A key that
     /// repeats is updated each time. `update_count` is the number of this update in the whole job,
-    /// from 1, for Adam's bias correction. The caller counts, and saves the count with checkpoints.
+    /// from 1, for Adam's bias correction. The caller maintains the count and saves it in
+    /// checkpoints.
     ///
-    /// A key without a row is counted and skipped, unless the group's [policy](crate::LifePolicy)
-    /// gives it a row now. A gradient with a NaN or an infinity is counted and skipped too. Neither
-    /// touches any other row.
+    /// Counts and skips a key without a row, unless the group's [policy](crate::LifePolicy) gives
+    /// it a row now. Counts and skips a gradient with a NaN or an infinity, too. A skipped key does
+    /// not affect the others.
     ///
     /// # Errors
     /// [`StoreError::UnknownGroup`]; [`StoreError::BufferLength`] if `gradients` has another
@@ -158,9 +159,9 @@ impl Store {
         self.update_through(group, keys, gradients, update_count, &mut NoLog)
     }
 
-    /// As [`Self::update`], as part of the update that `log` has under way. If an earlier process
-    /// began that update, only the rest of it is applied. The counts cover the whole update. Only
-    /// `admitted` and `forgotten` leave out the part that the earlier process completed.
+    /// Like [`Self::update`], but as a part of the update that `log` has under way. If an earlier
+    /// process began that update, this applies only the rest of it. The counts cover the whole
+    /// update, except `admitted` and `forgotten`. Those two cover only the rest.
     ///
     /// # Errors
     /// As [`Self::update`].
@@ -205,7 +206,7 @@ impl Store {
         Ok(counts)
     }
 
-    /// Removes a row; returns whether there was one. A later look-up of the key starts from its
+    /// Removes a row, and returns whether there was one. A later look-up of the key reads its
     /// initial values.
     ///
     /// # Errors
@@ -227,9 +228,9 @@ impl Store {
         Ok(state.tables[usize::from(group.0)].contains(key))
     }
 
-    /// Sweeps up to `most` rows of a slot and group, from the row number `from` on: removes rows
-    /// that the group's [policy](crate::LifePolicy) gives up. The slot is locked for this piece of
-    /// the sweep only. With a policy that keeps every row, nothing happens.
+    /// Sweeps up to `most` rows of a slot and group, from the row number `from` on. A sweep removes
+    /// the rows that the group's [policy](crate::LifePolicy) finds expired. This call locks the
+    /// slot for its own rows only. It does nothing if the policy keeps every row.
     ///
     /// # Errors
     /// [`StoreError::UnknownGroup`], [`StoreError::UnknownSlot`].
@@ -245,14 +246,14 @@ impl Store {
         Ok(with_life!(life, life => table.sweep(life, sweep, rows, record)))
     }
 
-    /// Counts the slots that were cleared, restored, saved or digested. A walk through all slots
-    /// takes long if there are many rows; a watchdog sees by this number that it makes progress.
+    /// The number of times that a slot was cleared, restored, saved or digested. Such work on all
+    /// slots takes long if there are many rows. The watchdog reads its progress from this number.
     #[must_use]
     pub fn work_done(&self) -> u64 {
         self.work.load(Ordering::Relaxed)
     }
 
-    /// One slot has been walked through.
+    /// Counts one slot; see [`Self::work_done`].
     pub(crate) fn has_worked(&self) {
         self.work.fetch_add(1, Ordering::Relaxed);
     }
@@ -296,8 +297,8 @@ impl Store {
         StoreBytes { payload: payload as u64, overhead: (used - payload) as u64, free: free as u64 }
     }
 
-    /// Whether the shared memory was full, so that rows had to be put into the process's own
-    /// memory. Those rows end with the process.
+    /// Whether shared memory was full at some time, so that some rows are in the process's own
+    /// memory. Those rows are lost when the process ends.
     #[must_use]
     pub fn is_shared_memory_full(&self) -> bool {
         self.groups.iter().any(Group::is_incomplete)
@@ -308,7 +309,8 @@ impl Store {
         self.groups.get(usize::from(group.0)).ok_or(StoreError::UnknownGroup { group, groups })
     }
 
-    /// The group of a request, whose buffer of `actual` values must have a value a key and column.
+    /// The group of a request. Its buffer must have one value for each key and column, and has
+    /// `actual` values.
     fn group_for(&self, what: &'static str, id: GroupId, keys: usize, actual: usize) -> Result<&Group, StoreError> {
         let group = self.group(id)?;
         let expected = keys * group.layout.dim();

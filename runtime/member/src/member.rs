@@ -1,6 +1,7 @@
-//! The life cycle of a member, whatever its role: it serves, joins, learns the addresses of the
+//! The life cycle of a member of any role. A member serves, joins, learns the addresses of the
 //! others, works, and stays until the job has ended.
-//! Members in one process and in many run the same code over different transports.
+//!
+//! All members run this code, whether they share a process or not. Only the transport differs.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -51,14 +52,14 @@ pub struct Member {
     pub bind: Address,
     /// The address for other members, if it differs from the one served on.
     pub advertise: Option<Address>,
-    /// Where a parameter server keeps its rows, in memory that outlives the process. `None`: they
-    /// end with the process.
+    /// The directory for a parameter server's rows, in memory that outlives the process. `None`:
+    /// the rows end with the process.
     pub shared_memory: Option<PathBuf>,
-    /// A dense worker takes this many times as long to compute: 1, or more to simulate a straggler.
+    /// A dense worker computes this many times slower: 1, or more to simulate a straggler.
     pub slow: f64,
-    /// Watches the computations of a dense worker. The owner of the process ends one that hangs.
+    /// Watches the computations of a dense worker. If one hangs, the owner of the process ends it.
     pub watchdog: Watchdog,
-    /// Becomes ready when the member does.
+    /// Set to ready once the member is ready.
     pub readiness: Readiness,
     /// The metrics of this process.
     pub metrics: RoleMetrics,
@@ -88,9 +89,10 @@ impl Member {
         }
     }
 
-    /// Tells the coordinator that this member is about to end, and waits until it may. Returns the
-    /// name of the checkpoint that was saved. Meanwhile the rows of a parameter server move to the
-    /// others, if there are any. In that case [`Self::run`] ends first.
+    /// Tells the coordinator that this member is about to end, and waits for its permission.
+    /// Returns the name of the checkpoint that the coordinator saved. Meanwhile, the rows of a
+    /// parameter server move to the other servers, if there are any. [`Self::run`] then ends before
+    /// this future.
     ///
     /// # Errors
     /// The reason why there is no checkpoint; see
@@ -122,8 +124,8 @@ impl Member {
         let bind = self.bind_address(place)?.of_process(incarnation);
         let (work, service) = self.service(rows)?;
         if let (Work::Ps(server), true) = (&work, attempt != 0) {
-            // A step whose gradients had all arrived counts as applied. It must be applied before
-            // the server answers.
+            // The other members count a step as applied once all its gradients have arrived. So
+            // apply it before the server answers.
             server.finish_recovery().await?;
         }
         let service = Arc::new(MemberService { inner: service, counters: Arc::clone(&self.counters) });
@@ -146,9 +148,9 @@ impl Member {
         self.job_end(coordinator, &address).await
     }
 
-    /// The incarnation ID that peers name in their greeting, so that they never reach an earlier or
-    /// later process at the same address. Such a process holds other batches and parameters. A
-    /// restarted parameter server has the state of the one before, so its ID is the attempt of the
+    /// The incarnation ID that peers send in their greeting. With it, they never reach an earlier
+    /// or later process at the same address. Such a process has other batches and parameters. A
+    /// restarted parameter server has the state of its predecessor, so its ID is the attempt of the
     /// job.
     async fn incarnation(&self, coordinator: &CoordinatorChannel) -> Result<u64, RoleError> {
         Ok(match self.role {
@@ -268,7 +270,7 @@ impl Member {
             return Err(RoleError::JobFailed { message: end.message, user_error: end.user_error });
         }
         if end.released {
-            tracing::info!(role = self.role.name(), index = self.index, "the job goes on without this member");
+            tracing::info!(role = self.role.name(), index = self.index, "the job continues without this member");
             if let Some(directory) = self.shared_memory.as_ref().filter(|_| self.role == Role::Ps) {
                 Rows::forget(directory)?;
             }
@@ -281,7 +283,7 @@ impl Member {
     async fn say_farewell(&self, coordinator: &CoordinatorChannel, address: &str) {
         let farewell = v1::Farewell { address: address.to_owned(), traffic: Some(traffic(&self.counters)) };
         if let Err(error) = coordinator.call(farewell, Vec::new(), FAREWELL).await {
-            tracing::warn!(%error, "what this member has sent is missing in the summary");
+            tracing::warn!(%error, "cannot report this member's traffic: it is missing in the summary");
         }
     }
 
@@ -292,14 +294,13 @@ impl Member {
             if user_error { error.to_string() } else { format!("{} {}: {error}", self.role.name(), self.index) };
         let failure = v1::Failure { role: v1::Role::from(self.role).into(), index: self.index, message, user_error };
         if let Err(unreported) = coordinator.call(failure, Vec::new(), CALL_DEADLINE).await {
-            tracing::warn!(%error, %unreported, "a failure could not be reported to the coordinator");
+            tracing::warn!(%error, %unreported, "cannot report the failure to the coordinator");
         }
     }
 }
 
-/// Makes the trainer and runs it on a thread of its own. Dropping the future tells the thread to
-/// stop and waits for it. The thread waits for messages through this runtime, so the runtime must
-/// outlive it.
+/// Makes the trainer and runs it on a new thread. Dropping the future stops the thread and joins
+/// it. The thread waits for messages through this runtime, so the runtime must outlive it.
 async fn train_on_a_thread(
     worker: &Arc<DenseWorker>,
     trainer: impl FnOnce() -> Result<Trainer, RoleError> + Send + 'static,

@@ -1,12 +1,12 @@
 //! A layer around a service that answers repeated requests with the first reply.
 //!
-//! A caller repeats a request when a reply was lost with its connection, or when the caller
-//! replaces a process that died. The layer gives the repeated request the reply of the first one,
-//! so that handlers need not know of repeats.
+//! A caller repeats a request if the connection broke before the reply arrived. The replacement of
+//! a dead process may also repeat a request of that process. The layer answers a repeated request
+//! with the first reply, so handlers need not detect repeats.
 //!
-//! A [`Memory`] decides which requests it covers, for how long a reply is kept, and where. Each
-//! role has its own. Embedding workers keep pieces and acknowledgements of gradients
-//! (`rectrain_embedding_worker`). Parameter servers keep the look-ups of the last steps
+//! A [`Memory`] decides which requests it covers, how long it keeps a reply, and where. Each role
+//! has its own. Embedding workers keep delivered pieces and acknowledgements of gradients
+//! (`rectrain_embedding_worker`). Parameter servers keep the replies to look-ups of the last steps
 //! (`rectrain_parameter_server`).
 
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use rectrain_wire::{BoxFuture, Frame, Peer, Refusal, Service};
 
 /// Replies by the key of their request.
 pub trait Memory: Send + Sync + 'static {
-    /// The identity of a request: repeats have the same key.
+    /// Identifies a request. A request and its repeats have the same key.
     type Key: Send + Sync;
 
     /// The key of a request that the memory covers; `None` for every other request.
@@ -27,12 +27,12 @@ pub trait Memory: Send + Sync + 'static {
     /// The reply to an earlier request with this key, if the memory has it.
     fn recall(&self, key: &Self::Key) -> Option<Frame>;
 
-    /// Resolves to the reply once the memory has it. Another caller's request with the same key may
-    /// be answered first.
+    /// Resolves to the reply once the memory has it. This happens if the service answers another
+    /// request with the same key first.
     fn recalled<'a>(&'a self, key: &'a Self::Key) -> BoxFuture<'a, Frame>;
 
-    /// Keeps the service's reply before it is sent. Returns the reply to send: this one, or an
-    /// earlier one if another caller was faster.
+    /// Stores the service's reply before the layer sends it. Returns the reply to send: this one,
+    /// or the stored reply to an earlier request with the same key.
     fn settle(&self, key: Self::Key, reply: Frame) -> Frame;
 }
 

@@ -1,10 +1,12 @@
 //! The state machine of training: stages, orders and pauses over the run's modes ([`TrainingRun`]).
 //! Training pauses at a global-step boundary whenever something is due: an evaluation, a
-//! checkpoint, a switch of the mode, or the end of the data. The work of the dense workers between
-//! two pauses is an order. All workers get the same orders, and the next one only when all have
-//! carried out the one before.
-//! The state machine neither waits nor sends. The coordinator passes requests and replies, and
-//! makes the calls to the parameter servers that the state machine asks for.
+//! checkpoint, a switch of the mode, or the end of the data. The coordinator directs the dense
+//! workers by orders. Every worker gets the same order, and no worker gets the next one before all
+//! have carried it out.
+//!
+//! The state machine neither waits nor sends. The coordinator passes it the requests of workers and
+//! delivers its replies. The coordinator also makes the calls to the parameter servers that the
+//! state machine queues ([`ServerCall`]).
 
 mod barrier;
 mod config;
@@ -38,11 +40,11 @@ use rectrain_protocol::outcome;
 use rectrain_protocol::plan::{JobPlan, share};
 use rectrain_protocol::token_counts::TokenCounts;
 
-/// How far dense workers may fetch ahead of the batch that they train, in seconds at their present
-/// pace. A switch by command, a flip of the slot map or a requested checkpoint takes place only
-/// after all granted batches.
+/// With a barrier: how far dense workers may fetch ahead of the batch that they train, in seconds
+/// at their present pace. A switch by command, a flip of the slot map or a requested checkpoint
+/// waits until all granted batches are trained.
 const GRANTED_SECONDS: f64 = 1.0;
-/// The bounds of this in global batches.
+/// The bounds of [`GRANTED_SECONDS`] in global batches.
 const LEAST_GRANTED: u64 = 2;
 const MOST_GRANTED: u64 = 64;
 
@@ -57,7 +59,7 @@ pub(super) enum ServerCall {
     Restore,
     /// Save a checkpoint at this boundary. `last`: it is the one at the end of training.
     Save { at: Boundary, last: bool },
-    /// All slots are copied: bring the next slot map into force.
+    /// All slots are copied: put the next slot map into force.
     Flip,
     /// Training has ended: stop moving slots.
     SettleSlots,
@@ -91,7 +93,7 @@ enum Stage {
     Gathering,
     /// The servers adopt the next slot map.
     Flipping,
-    /// Training is at its end and waits for moving slots.
+    /// All data is trained. Training waits for the migration of slots to settle.
     Settling,
     /// The dense parameters move to the servers or back to the workers.
     Moving,
@@ -144,18 +146,18 @@ struct Feed {
     fed_all: bool,
     /// With a barrier: batches that dense workers may fetch.
     granted: u64,
-    /// With a barrier: how many of them may be ahead of the batch that is trained.
+    /// With a barrier: how many of them may be ahead of the batch being trained.
     granted_ahead: u64,
     /// With a barrier: the batch at which the order ends, once known.
     stop_at: Option<u64>,
-    /// The start of training: the batch, and the first piece of it.
+    /// The position at which training starts: the batch, and the first piece of it.
     restored_at: (u64, u32),
 }
 
 /// The dense workers: how many, and the state of each.
 #[derive(Debug, Serialize, Deserialize)]
 struct Workers {
-    /// Dense workers requested, once all of them have joined.
+    /// The requested number of dense workers. `None` until all of them have joined.
     wanted: Option<u32>,
     /// Dense workers after the present or next pause.
     next: u32,
@@ -172,11 +174,11 @@ struct Workers {
 /// Evaluations and checkpoints that are due at pauses.
 #[derive(Debug, Serialize, Deserialize)]
 struct Due {
-    /// No evaluation is due before this batch any more.
+    /// All evaluations that were due up to this batch have been ordered.
     evaluated_through: u64,
     /// The batch before the last evaluation of this attempt.
     tested_at: Option<u64>,
-    /// No checkpoint is due before this batch any more.
+    /// All checkpoints that were due up to this batch have begun.
     saved_through: u64,
     save_wanted: bool,
     save: SaveStep,
@@ -209,11 +211,11 @@ enum SaveStep {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 enum SlotsMove {
     No,
-    /// Slots are copied, so that `servers` servers hold them.
+    /// Slots are being copied. `servers` servers will hold them afterwards.
     Copying {
         servers: u32,
     },
-    /// All slots are copied. The next pause is for the flip of the map.
+    /// All slots are copied. The map flips at the next pause.
     Copied {
         servers: u32,
     },
@@ -222,8 +224,8 @@ enum SlotsMove {
 }
 
 impl Training {
-    /// Training before step 0, or at the position of a checkpoint. With a checkpoint, `resume` also
-    /// has the number of batches in the data if that is known.
+    /// Training before step 0, or at the position of the checkpoint in `resume`. `resume` also has
+    /// the number of batches in the data, if it is known.
     ///
     /// # Errors
     /// [`RoleError::Switch`] or [`RoleError::Input`] if the job cannot train in its mode from
@@ -275,8 +277,8 @@ impl Training {
         )))
     }
 
-    /// The batches to skip in the chunk that begins with batch `first`, and the pieces of the next
-    /// batch. Not zero only if an earlier run stopped within the chunk.
+    /// The batches to skip in the chunk that begins with batch `first`, and the pieces to skip of
+    /// the batch after them. Both are zero unless an earlier run stopped within the chunk.
     pub(super) fn skip_in_chunk(&self, first: u64) -> (u64, u32) {
         let (batch, piece) = self.feed.restored_at;
         match batch.checked_sub(first) {
@@ -285,7 +287,7 @@ impl Training {
         }
     }
 
-    /// Whether the rows are still being restored, so that the position of training may change.
+    /// Whether the rows are still being restored. Until then, the position of training may change.
     pub(super) fn restoring(&self) -> bool {
         self.stage == Stage::Restoring
     }
@@ -319,7 +321,7 @@ impl Training {
         })
     }
 
-    /// A migration begins after which `servers` parameter servers hold the slots.
+    /// Begins a migration. After it, `servers` parameter servers hold the slots.
     pub(super) fn slots_move(&mut self, servers: u32) {
         self.slots.moving = SlotsMove::Copying { servers };
     }
@@ -338,9 +340,9 @@ impl Training {
         modes.into_iter().try_for_each(|mode| self.config.check_workers(mode, workers))
     }
 
-    /// Requests `workers` dense workers from the next boundary on. All of them have joined.
-    /// `None`: as many as now. A switch of the mode may make the request impossible. It then waits
-    /// until it is possible again.
+    /// Requests `workers` dense workers from the next boundary on. All of them have joined. `None`
+    /// keeps the present number. A number that a present or next mode does not allow is ignored:
+    /// the caller repeats the request.
     pub(super) fn want_workers(&mut self, workers: Option<u32>) {
         let possible =
             workers.filter(|workers| *workers != self.config.workers && self.check_workers(*workers).is_ok());
@@ -388,8 +390,8 @@ impl Training {
         Ok(tells.then(|| v1::Order { joins, order: Some(Kind::Wait(v1::Wait {})), ..self.order.clone() }))
     }
 
-    /// The pieces of a global batch that worker `rank` trains with a barrier, and predicts in
-    /// evaluations.
+    /// The pieces of each global batch for worker `rank`. It trains them in modes with a barrier,
+    /// and predicts them in evaluations.
     pub(super) fn share(&self, rank: Rank) -> std::ops::Range<u32> {
         share(self.config.pieces, rank, self.barrier_workers())
     }
@@ -400,8 +402,9 @@ impl Training {
         (u64::from(share.end) * local).min(rows) - (u64::from(share.start) * local).min(rows)
     }
 
-    /// The batch up to which a worker may fetch that has fetched up to `from` and trains `at`, and
-    /// whether the order ends there. `None` if it may fetch no further yet.
+    /// Grants batches to a worker that has fetched up to batch `from` and trains batch `at`.
+    /// Returns the batch up to which it may fetch, and whether the order ends there. `None` if it
+    /// may not fetch beyond `from` yet.
     pub(super) fn horizon(&mut self, order: u64, from: u64, at: u64) -> Result<Option<(u64, bool)>, RoleError> {
         if order != self.order.number || self.stage != Stage::Training {
             let reason = format!("order {order} is not the present one");
@@ -491,7 +494,7 @@ impl Training {
         Ok(self.modes.current)
     }
 
-    /// Takes the calls that every parameter server must get.
+    /// Takes the queued calls. The caller makes each of them to every parameter server.
     pub(super) fn take_calls(&mut self) -> Vec<ServerCall> {
         std::mem::take(&mut self.calls)
     }
@@ -518,7 +521,7 @@ impl Training {
         self.due.evaluation_to_begin.take()
     }
 
-    /// The number and the step of the order of an evaluation under way.
+    /// The order number and the step of the evaluation under way.
     pub(super) fn evaluating(&self) -> Option<(u64, GlobalStep)> {
         (self.stage == Stage::Evaluating).then_some((self.order.number, GlobalStep(self.order.step)))
     }
@@ -543,8 +546,8 @@ impl Training {
         self.modes.current
     }
 
-    /// Global batches whose rows are trained or dropped. `batches` have been reported by all dense
-    /// workers, in modes in which workers report batches.
+    /// The number of global batches whose rows are trained or dropped. `batches` is the number that
+    /// all dense workers have reported, in modes in which they report batches.
     pub(super) fn batches_done(&self, batches: u64) -> u64 {
         let reported =
             driver(self.modes.current).reported_batches(self, batches).filter(|_| self.stage == Stage::Training);
@@ -554,8 +557,8 @@ impl Training {
         })
     }
 
-    /// Global batches that are trained and whose gradients are applied. `batches` have been
-    /// reported by all dense workers, in modes in which workers report batches.
+    /// The number of global batches whose gradients are applied. `batches` is the number that all
+    /// dense workers have reported, in modes in which they report batches.
     pub(super) fn settled_batches(&self, batches: u64) -> u64 {
         let settled =
             driver(self.modes.current).settled_batches(self, batches).filter(|_| self.stage == Stage::Training);
@@ -628,8 +631,8 @@ impl Training {
         self.workers.done.iter().all(|done| *done >= self.order.number)
     }
 
-    /// Gives the known data up to the next pause to the run. While the run drains, also gives it
-    /// the data after the pause, because incomplete buffers need more gradients.
+    /// Gives the run the known data up to the next pause. While the run drains, also gives it the
+    /// data after the pause, because incomplete buffers need more gradients.
     fn feed(&mut self) {
         let draining = matches!(self.run.phase(), SwitchPhase::Draining { .. });
         let until = if draining { u64::MAX } else { self.next_pause().unwrap_or(u64::MAX) };
@@ -700,7 +703,7 @@ impl Due {
     }
 }
 
-/// The batches known before training starts: those before the checkpoint.
+/// The batches known before training starts: all batches before the checkpoint.
 fn data_at(global_rows: u64, resume: Option<(&Snapshot, Option<GlobalStep>)>) -> BatchIndex {
     let Some((saved, total)) = resume else { return BatchIndex::new(global_rows) };
     let mut data = BatchIndex::resume(global_rows, saved.position(), saved.first_pass);
@@ -710,8 +713,8 @@ fn data_at(global_rows: u64, resume: Option<(&Snapshot, Option<GlobalStep>)>) ->
     data
 }
 
-/// The mode to resume in. If the manifest still has the same first mode, it is the mode of the
-/// checkpoint, otherwise the manifest's.
+/// The mode to resume in. If the manifest still has the same first mode, this is the checkpoint's
+/// mode. Otherwise it is the mode that the manifest sets for the checkpoint's batch.
 fn mode_at(plan: &JobPlan, saved: &TrainingSnapshot) -> TrainingMode {
     if plan.mode.name() == saved.first_mode {
         return plan.mode_named(&saved.mode).unwrap_or(plan.mode);

@@ -324,7 +324,7 @@ impl Training {
     pub(super) fn boundary(&self) -> Result<Boundary, RoleError> {
         match self.run.phase() {
             SwitchPhase::Moving { at, .. } => Ok(*at),
-            _ => Err(RoleError::Inconsistent { message: "order", reason: "training is not at rest".to_owned() }),
+            _ => Err(RoleError::Inconsistent { message: "order", reason: "training is not paused".to_owned() }),
         }
     }
 

@@ -25,14 +25,14 @@ use rectrain_protocol::outcome;
 use rectrain_protocol::plan::dense_partition;
 use rectrain_protocol::round_robin::Piece;
 
-/// The most pushed batches with missing acknowledgements. With one, a worker waits only until its
-/// own gradient is in the buffers, so it reads its own writes. A single worker with M = 1 then
-/// trains as in `sync`, to the bit.
+/// The most batches that are pushed but not acknowledged. With 1, a worker waits until its own
+/// gradient is in the buffers before it pulls again. So it reads its own writes. A single worker
+/// with M = 1 then trains as in `sync`, to the bit.
 const UNACKNOWLEDGED: usize = 1;
 /// The capacity of the channel of events. There are at most as many events as calls in flight.
 const EVENTS: usize = 256;
-/// The embedding worker, which answers for the rows on all servers. The servers of the dense
-/// partitions follow.
+/// Stands for the embedding worker, which acknowledges the gradients of rows for all parameter
+/// servers. Parameter server i, with its dense partition, is `Server(i + 1)`.
 const ROWS: Server = Server(0);
 
 /// The result of a call in flight.
@@ -50,8 +50,7 @@ struct InHand {
     embedding_steps: Vec<u64>,
 }
 
-/// Computed gradients that are not pushed yet, and the steps of the parameters they were computed
-/// with.
+/// Computed gradients that are not pushed yet, and the steps of the parameters that produced them.
 struct Computed {
     pooled: Pooled,
     dense_pulled_at: Vec<u64>,
@@ -176,12 +175,12 @@ impl Run<'_> {
         let own = trainer.fetched(fetching)?;
         own.expect_all("forward")?;
         trainer.metrics.embedding_wait.observe(started.elapsed().as_secs_f64());
-        // With this scale the mean over a buffer is the mean over its samples, even if the last
-        // batches of the data are smaller.
+        // The last batches of the data may be smaller. With this scale, the mean over the gradients
+        // in a buffer is still the mean over all their samples.
         let pieces = (own.global_samples as u64).div_ceil(trainer.plan.local_batch_rows);
         let scale = pieces as f32 / own.global_samples.max(1) as f32;
-        // The seed of dropout differs for each piece. With one piece per batch it is the batch's
-        // number, as with a barrier.
+        // Each piece has its own seed of dropout. If a batch has one piece, the seed is the number
+        // of the batch, as in modes with a barrier.
         let number = piece.key.position.number() * u64::from(trainer.plan.pieces()) + u64::from(piece.key.piece);
         let output = trainer.compute(&own, scale, number)?;
         let loss_sum = output.loss_sum();
@@ -232,7 +231,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Awaits a push in a task, and sends its result as an event.
+    /// Awaits `pushed` in a task, and sends its result as an event.
     fn acknowledge(
         &self,
         server: Server,

@@ -1,16 +1,16 @@
 //! A parameter server's gradient buffer (§4.1, algorithm 2 lines 14–24). The server puts pairs
-//! (gradient, token) into the buffer as they arrive. When it holds M pairs, the buffer returns all
+//! (gradient, token) into the buffer as they arrive. Once the buffer holds M pairs, it returns all
 //! of them, each with its weight, as the update of one global step. The buffer is then empty.
 //!
-//! The baselines are the same buffer with another size and rule. `async` and `hopBs` hold one
-//! gradient. `bsp` holds b2 and does not decay. `hopBw` holds N − b3 and drops gradients that
-//! arrive after their step.
+//! The baselines use the same buffer with other sizes and rules. `async` and `hopBs` hold one
+//! gradient. `bsp` holds b2 gradients, each with weight 1. `hopBw` holds N − b3 gradients, and
+//! drops gradients that arrive after their step.
 //!
-//! A server never takes the same rows twice. A batch of a dead worker can therefore be trained
-//! again, even if it is unknown which servers have its gradients.
+//! A server never takes the same rows twice. So a dispatcher may issue the batch of a dead worker
+//! again, even if it is unknown which servers have its gradients already.
 //!
-//! The parameter-server role owns one buffer behind one lock. It aggregates and applies an update
-//! before the next push.
+//! The parameter-server role owns its buffers behind locks. It aggregates and applies an update
+//! before it accepts the next push.
 
 use std::collections::VecDeque;
 
@@ -49,14 +49,14 @@ pub struct Push<G> {
 pub struct Pair<G> {
     /// The gradient as pushed.
     pub push: Push<G>,
-    /// f(τ, k) of the dense parameters.
+    /// f(τ, k), the weight of the dense gradient.
     pub weight: f32,
 }
 
 /// A full buffer: apply it as one step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Update<G> {
-    /// k.
+    /// The global step, k.
     pub step: GlobalStep,
     /// Ordered by batch, so that the order of arrival within a step changes no bit of the sum.
     pub pairs: Vec<Pair<G>>,
@@ -71,16 +71,16 @@ pub enum Pushed<G> {
     Buffered,
     /// The gradient has filled the buffer: apply this update now.
     Full(Update<G>),
-    /// Dropped: its step is applied (`hopBw`).
+    /// Dropped, because its step is already applied (`hopBw`).
     Late,
-    /// Ignored: this server has these rows already.
+    /// Ignored, because this server already has these rows.
     Repeated,
 }
 
 /// A push that no correct worker sends.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum PushError {
-    /// A batch with other bounds than the coordinator handed out.
+    /// The batch overlaps another one. The coordinator never hands out such a batch.
     #[error("rank {rank} pushed {batch}, but this server has already taken some of its rows: batches must not overlap")]
     Torn { rank: Rank, batch: Batch },
     /// The worker claims parameters of a step that this server has not reached.
@@ -145,10 +145,11 @@ pub struct ServerStanding {
     taken: RowSet,
 }
 
-/// The gradient buffer; see the module's documentation. `G` is the part of a gradient that the
-/// server keeps: all of it, or nothing if the server sums gradients on arrival. It can do so
-/// because [`Self::weight`] is known on arrival: a buffered gradient is applied in the step being
-/// filled.
+/// The gradient buffer; see the module's documentation.
+///
+/// `G` is the part of a gradient that the buffer stores: all of it, or nothing if the server sums
+/// gradients on arrival. A server can do that because [`Self::weight`] is known on arrival: the
+/// server applies a buffered gradient in the step that it is filling.
 #[derive(Clone, Debug)]
 pub struct GradientServer<G> {
     capacity: BufferSize,
@@ -211,7 +212,7 @@ impl<G> GradientServer<G> {
         self.buffer.len()
     }
 
-    /// M.
+    /// M, the number of gradients in a full buffer.
     #[must_use]
     pub fn capacity(&self) -> BufferSize {
         self.capacity
@@ -258,9 +259,9 @@ impl<G> GradientServer<G> {
         Ok(Pushed::Full(self.finish_step(self.capacity.get())))
     }
 
-    /// The last, smaller step of the data (K = ⌈Q/M⌉): the pairs left in the buffer, to be divided
-    /// by their number. `None` if the buffer is empty. Call this only at the end of the data: every
-    /// other step is a full buffer.
+    /// Empties the buffer, as the last, smaller step of the data (K = ⌈Q/M⌉). The divisor of the
+    /// update is the number of its pairs. `None` if the buffer is empty. Call this only at the end
+    /// of the data: every other step is a full buffer.
     pub fn flush(&mut self) -> Option<Update<G>> {
         let left = self.buffer.len() as u32;
         (left > 0).then(|| self.finish_step(left))

@@ -2,9 +2,9 @@
 //! process.
 //!
 //! The directory has the rows, the progress of the current update, and the gradients that were
-//! acknowledged but not applied. It also has the mode with its first step and the slot map. A
-//! killed server that restarts on the same machine resumes from this state. To the other roles it
-//! looks as if it had only been slow.
+//! acknowledged but not applied. It also has the mode with its first step and the slot map. If a
+//! server is killed, its replacement on the same machine resumes from this state. To the other
+//! roles, the server then seems to have been slow.
 //!
 //! ```text
 //! directory ─┬─ rows-0 …, update      the store: rectrain_embedding::Store::in_shared_memory
@@ -13,8 +13,8 @@
 //!            └─ standing.json         attempt, mode, first step, slot map; recovery requires it
 //! ```
 //!
-//! A file gets its final name only when it is complete. Nothing is synced to disk: the state must
-//! outlive a process, not a machine.
+//! A file gets its final name only when it is complete. No file is synced to disk, because the
+//! state must outlive the process, but not the machine.
 
 mod contents;
 mod tokens;
@@ -52,7 +52,7 @@ const UNFINISHED: &str = "part";
 #[serde(deny_unknown_fields)]
 pub(crate) struct Standing {
     pub(crate) attempt: u64,
-    /// The address of the server, where the other roles also expect its replacement.
+    /// The address of the server. The other roles expect its replacement there, too.
     pub(crate) address: String,
     pub(crate) mode: String,
     pub(crate) step: u64,
@@ -118,7 +118,8 @@ pub(crate) struct Left {
     pub(crate) partition: Partition,
 }
 
-/// A parameter server's rows, in memory that outlives the process or in memory of the process.
+/// A parameter server's rows, in shared memory that outlives the process, or in the process's own
+/// memory.
 pub struct Rows {
     pub(crate) store: Store,
     pub(crate) kept: Option<Kept>,
@@ -126,7 +127,7 @@ pub struct Rows {
 }
 
 impl Rows {
-    /// An empty store in memory of the process.
+    /// An empty store in the process's own memory.
     ///
     /// # Errors
     /// [`RoleError::Store`] if the plan's store is invalid.
@@ -136,9 +137,9 @@ impl Rows {
         Ok(Self { store, kept: None, left: None })
     }
 
-    /// The rows in `directory` if they belong to the coordinator's current attempt, and an empty
-    /// store otherwise. If `directory` is unusable, logs a warning and puts an empty store into
-    /// memory of the process.
+    /// Opens the rows in `directory` if they belong to the coordinator's current attempt, and an
+    /// empty store otherwise. If `directory` is unusable, logs a warning and opens an empty store
+    /// in the process's own memory.
     ///
     /// # Errors
     /// The coordinator does not answer, or the plan's store is invalid.
@@ -162,13 +163,13 @@ impl Rows {
         if let Some(standing) = read_standing(directory).filter(|standing| Some(standing.attempt) == attempt) {
             match Self::left_in(directory, standing, plan) {
                 Ok(rows) => return Ok(rows),
-                Err(error) => tracing::warn!(%error, "what the server before has left cannot be used"),
+                Err(error) => tracing::warn!(%error, "cannot recover the state of the previous server"),
             }
         }
         match Self::fresh(directory, plan) {
             Ok(rows) => Ok(rows),
             Err(error) => {
-                tracing::warn!(%error, "rows are not kept for a process that takes the place of this one");
+                tracing::warn!(%error, "cannot use shared memory: a replacement of this server loses its rows");
                 Self::none(plan)
             }
         }
@@ -183,7 +184,7 @@ impl Rows {
         if buffer.is_none()
             && plan.mode_named(&standing.mode).is_none_or(|mode| mode.dense_home() == DenseHome::Servers)
         {
-            let reason = "where the buffer of the dense partition stood is not known".to_owned();
+            let reason = "the position of the dense partition's buffer is missing".to_owned();
             return Err(RoleError::Inconsistent { message: "standing", reason });
         }
         let tokens = tokens::read_tokens(directory, dims, next, buffer)?;
@@ -193,8 +194,8 @@ impl Rows {
     }
 
     fn fresh(directory: &Path, plan: &JobPlan) -> Result<Self, RoleError> {
-        // Remove `standing.json` first. If this process is killed halfway, the remaining files are
-        // then not used for a recovery.
+        // Remove `standing.json` first. If this process is killed halfway, no later process then
+        // recovers from the remaining files.
         remove_standing(directory)?;
         // The directory may be a mount point, which cannot be removed. Remove its entries only.
         for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
@@ -208,7 +209,7 @@ impl Rows {
     }
 
     /// Removes `standing.json`, so that no later process recovers from this directory. A server
-    /// that ends in order calls this.
+    /// that ends normally calls this.
     ///
     /// # Errors
     /// `standing.json` cannot be removed.
@@ -255,27 +256,27 @@ impl Kept {
         });
     }
 
-    /// Writes gradients that stay until their step is applied. A retry may write them again after
-    /// that: they then stay until the next step is applied.
+    /// Writes gradients. [`Self::forget`] removes them once their step is applied. A late retry may
+    /// write them again after that. They then stay until the next step is applied.
     pub(crate) fn keep(&self, step: u64, piece: u32, contribution: &Contribution) {
         self.or_give_up(|| self.write_gradients(step, piece, contribution));
     }
 
-    /// Removes the gradients of steps before `next`, which are applied.
+    /// Removes the gradients of all steps before `next`. These steps are applied.
     pub(crate) fn forget(&self, next: u64) {
         self.or_give_up(|| self.remove_gradients(next));
     }
 
-    /// Disables the durable state for good, with one warning. A replacement of this server then
-    /// cannot recover.
+    /// Disables the durable state permanently, and logs one warning. A replacement of this server
+    /// then cannot recover the rows.
     pub(crate) fn give_up(&self, reason: &dyn std::fmt::Display) {
         if self.is_given_up.swap(true, Ordering::AcqRel) {
             return;
         }
-        tracing::warn!(%reason, directory = %self.directory.display(), "shared memory cannot be used any more: a server that dies takes its rows with it");
+        tracing::warn!(%reason, directory = %self.directory.display(), "shared memory is no longer usable: if this server dies, its rows are lost");
         // Without `standing.json` no recovery uses the other files.
         if let Err(error) = self.withdraw() {
-            tracing::warn!(%error, "memory stays taken");
+            tracing::warn!(%error, "cannot free the shared memory");
         }
     }
 
@@ -371,8 +372,8 @@ fn make_folders(directory: &Path) -> Result<(), RoleError> {
     })
 }
 
-/// Removes files that were unfinished when the process was killed. The readers of the subfolders
-/// remove the unfinished files there.
+/// Removes files that were unfinished when the process was killed. The functions that read the
+/// subfolders remove the unfinished files there.
 fn remove_unfinished(directory: &Path) -> Result<(), RoleError> {
     for entry in std::fs::read_dir(directory).map_err(|source| failed("read", directory, source))? {
         let path = entry.map_err(|source| failed("read", directory, source))?.path();

@@ -1,6 +1,8 @@
-//! The calling side. One connection carries all calls of a channel; request ids tell them apart. A
-//! connection has three tasks. A writer sends the frames of a bounded queue. A reader hands replies
-//! to the waiting calls. A supervisor fails these calls when the writer or the reader ends.
+//! The calling side. One connection carries all calls of a channel; request ids tell them apart.
+//!
+//! A connection has three tasks. A writer sends the frames of a bounded queue. A reader hands each
+//! reply to its waiting call. A supervisor fails all waiting calls when the writer or the reader
+//! ends.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -23,7 +25,7 @@ use crate::progress::{Progress, Stage, back_off};
 use crate::tls::is_distrust;
 use crate::transport::{BoxFuture, ChannelBackend};
 
-/// The most frames queued for writing on one connection. Further frames wait in their calls.
+/// The most frames queued for writing on one connection. The calls with further frames wait.
 const QUEUE_FRAMES: usize = 64;
 
 /// How long to wait for the other side's reason after writing has failed.
@@ -47,7 +49,7 @@ pub(super) struct TcpChannel {
     /// The next request id. All connections of the channel share it, so that no id is used twice.
     next_id: Arc<AtomicU64>,
     current: RwLock<Option<Arc<Connection>>>,
-    /// Locked by the one call that connects. True once there has been a connection.
+    /// The call that connects holds this lock. True once there has been a connection.
     connected_before: tokio::sync::Mutex<bool>,
 }
 
@@ -79,7 +81,7 @@ impl TcpChannel {
             progress.enter(Stage::Queue);
             let request = Request { outgoing, calls: connection.calls.clone() };
             if let Err(mpsc::error::SendError(unsent)) = connection.queue.send(request).await {
-                // The writer has ended, and the supervisor has not noticed yet.
+                // The writer has ended, but the supervisor has not failed the calls yet.
                 connection.calls.fail(Ended::lost("the writer has ended"));
                 outgoing = unsent.outgoing;
                 continue;
@@ -124,9 +126,8 @@ impl TcpChannel {
         let endpoint = host_and_port(&self.address)?;
         let mut attempt = 0;
         loop {
-            // Each attempt starts from scratch and gives the handshake more time than the last one,
-            // for peers whose handshakes are slow. The name is resolved again: it may lead
-            // elsewhere by now.
+            // Each attempt gives the handshake more time than the last one, for peers with slow
+            // handshakes. It resolves the name again, because the address may have changed.
             let shaking = self.config.connect_timeout * (1 << attempt.min(2));
             match self.dial_once(endpoint, shaking).await {
                 Ok(halves) => return Ok(halves),
@@ -134,7 +135,7 @@ impl TcpChannel {
             }
             let pause = back_off(attempt);
             attempt += 1;
-            // The last attempt starts just before the deadline, not a whole pause after it.
+            // Do not pause past the deadline: start the last attempt just before it.
             let left = progress.left().saturating_sub(Duration::from_millis(2));
             tokio::time::sleep(pause.min(left.max(Duration::from_millis(1)))).await;
         }
@@ -143,7 +144,7 @@ impl TcpChannel {
     async fn dial_once(&self, endpoint: (&str, u16), shaking: Duration) -> std::io::Result<(FrameReader, Sink)> {
         let stream = within(self.config.connect_timeout, TcpStream::connect(endpoint)).await?;
         if is_connected_to_itself(&stream) {
-            // Close at once and without lingering, so that the service can bind its port.
+            // Close at once and without lingering, so that the service can bind this port again.
             let _ = socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO));
             return Err(std::io::Error::other("nothing listens there: the kernel connected the socket to itself"));
         }
@@ -188,8 +189,8 @@ async fn within<T>(time: Duration, attempt: impl Future<Output = std::io::Result
     tokio::time::timeout(time, attempt).await.unwrap_or_else(|late| Err(no_answer(late)))
 }
 
-/// Checks that the other end is the expected incarnation, before it sends anything that another
-/// process could take as meant for it.
+/// Checks that the other end is the expected incarnation. This happens before any request, so that
+/// no other process takes a request for its own.
 async fn greet(process: u64, replies: &mut FrameReader, sink: &mut Sink) -> std::io::Result<()> {
     sink.write_all(&Outgoing::greeting(process).into_bytes()).await?;
     sink.flush().await?;
@@ -255,7 +256,8 @@ impl Connection {
     }
 }
 
-/// The other side may have sent a reason before it closed the connection. Prefers that reason.
+/// Returns why the connection ended. If the other side sent a reason before it closed the
+/// connection, returns that reason instead of the writer's.
 async fn why(writing_failed: Arc<str>, tasks: &mut JoinSet<Ended>) -> Ended {
     match tokio::time::timeout(LAST_WORD, tasks.join_next()).await {
         Ok(Some(Ok(said @ (Ended::Distrusted(_) | Ended::Malformed(_))))) => said,
@@ -263,8 +265,8 @@ async fn why(writing_failed: Arc<str>, tasks: &mut JoinSet<Ended>) -> Ended {
     }
 }
 
-/// Fails the waiting calls when the supervisor ends for any reason: the runtime that runs the
-/// connection's tasks may be shut down before the channel is dropped.
+/// Fails the waiting calls when the supervisor ends for any reason. For example, the runtime of the
+/// connection's tasks may shut down before the channel is dropped.
 struct FailOnDrop(Arc<PendingCalls>);
 
 impl Drop for FailOnDrop {
@@ -294,8 +296,8 @@ impl Ended {
         Self::Lost(reason.into())
     }
 
-    /// In TLS 1.3 the client finishes its handshake before the server judges its certificate. So
-    /// the alert arrives at the first read.
+    /// In TLS 1.3 the client finishes its handshake before the server checks the client's
+    /// certificate. So the alert of a refused certificate arrives at the first read.
     fn reading_failed(error: &std::io::Error) -> Self {
         if is_distrust(error) {
             return Self::Distrusted(error.to_string().into());
@@ -344,7 +346,7 @@ impl PendingCalls {
                 Ended::Lost(reason) | Ended::WritingFailed(reason) => Outcome::Lost(Arc::clone(reason)),
                 Ended::Distrusted(reason) => Outcome::Distrusted(Arc::clone(reason)),
             };
-            // The send fails if the call was dropped just now, which is fine.
+            // The send fails if the call was dropped meanwhile. That is fine.
             let _ = call.send(outcome);
         }
     }
@@ -419,7 +421,8 @@ impl Replies {
                 Ok(reply) => self.take(reply),
                 Err(ReadError::Ended) => Err(Ended::lost("the other side closed it")),
                 Err(ReadError::Io(error)) => Err(Ended::reading_failed(&error)),
-                // A peer that dies while it sends is lost; it did not send a malformed frame.
+                // The peer died while it sent a frame. That is a lost connection, not a malformed
+                // frame.
                 Err(ReadError::Malformed(Malformed::Truncated)) => {
                     Err(Ended::lost("the other side closed it in the middle of a frame"))
                 }
