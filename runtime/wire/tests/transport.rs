@@ -384,7 +384,7 @@ both! {
         assert!(stop.await.unwrap());
         // The address is free again. A handler that does not finish in time is abandoned.
         let rig = Rig { bind: address, ..rig };
-        // A channel of its own: the first one may not have noticed yet that its connection was closed.
+        // The first channel may not have noticed yet that its connection was closed.
         let (serving, channel) = rig.start();
         let call = spawn_gated(&channel, SOON);
         rig.tester.until_running(1).await;
