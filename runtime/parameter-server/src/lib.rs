@@ -215,7 +215,7 @@ impl ParameterServer {
         self.shared.metrics.gate_wait.observe(arrived.elapsed().as_secs_f64());
         let step = half.row_step();
         let missing = if request.train { Missing::Insert } else { Missing::ReadInitial };
-        self.shared.slots.admit_look_up(request.map_epoch, &keys)?;
+        self.shared.slots.check_look_up(request.map_epoch, &keys)?;
         let started = Instant::now();
         let shared = Arc::clone(&self.shared);
         let read = move || look_up_groups(&shared.tracked_store(), &keys, shared.group_dims(), missing);

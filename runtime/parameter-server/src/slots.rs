@@ -99,7 +99,7 @@ impl Slots {
 
     /// Checks that this server serves these keys under the map of epoch `asked`, and counts the
     /// lookups. Keys ascend within each group.
-    pub(super) fn admit_look_up(&self, asked: u64, keys: &[Vec<FeatureKey>]) -> Result<(), RoleError> {
+    pub(super) fn check_look_up(&self, asked: u64, keys: &[Vec<FeatureKey>]) -> Result<(), RoleError> {
         let runs: Vec<(Slot, usize)> = keys.iter().flat_map(|keys| self.runs(keys, |key| key)).collect();
         self.lock().admit(Epoch(asked), runs.iter().map(|(slot, _)| *slot))?;
         for (slot, keys) in runs {
