@@ -93,8 +93,7 @@ fn embedding_dim(model: &ModelSpec) -> usize {
 fn features(spec: &RecTrainingJobSpec, errors: &mut Errors) -> ResolvedFeatures {
     let given = &spec.features;
     let label = given.label.clone().unwrap_or_default();
-    let label =
-        LabelField { name: label.name.unwrap_or_else(|| d::LABEL.to_string()), positive_from: label.positive_from };
+    let label = label_field(label, errors);
     let mut names = Names::new(&label.name);
     let mut tables = Tables::default();
     let (mut sparse, mut embeddings) = (Vec::new(), Vec::new());
@@ -109,7 +108,11 @@ fn features(spec: &RecTrainingJobSpec, errors: &mut Errors) -> ResolvedFeatures 
     let mut dense = Vec::new();
     for (index, feature) in given.dense.iter().enumerate() {
         let path = at("spec.features.dense").index(index);
-        dense.extend(names.expand(&feature.name, &path, errors).into_iter().map(|name| dense_field(name, feature)));
+        let names = names.expand(&feature.name, &path, errors);
+        let (transform, missing) =
+            (transform(feature, &path, errors), single(feature.missing, &path, "missing", errors));
+        let missing = missing.unwrap_or(d::DENSE_MISSING as f32);
+        dense.extend(names.into_iter().map(|name| DenseField { name, transform, missing }));
     }
     let schema = Schema { sparse, dense, label, group: given.group.clone() };
     ResolvedFeatures { schema, embeddings, tables: tables.list }
@@ -223,20 +226,53 @@ fn embedding(given: &SparseFeature, position: usize, table: &ResolvedTable) -> R
     ResolvedEmbedding { dim: table.dim, pooling: given.pooling.unwrap_or(Pooling::Mean), table: position }
 }
 
-fn dense_field(name: String, given: &DenseFeature) -> DenseField {
-    // The model computes in 32 bits.
-    let number = |value: Option<f64>, otherwise: f64| value.unwrap_or(otherwise) as f32;
+/// 64-bit floats hold every integer up to this one.
+const EXACT_INTEGERS: f64 = 9_007_199_254_740_992.0;
+
+fn label_field(given: LabelSpec, errors: &mut Errors) -> LabelField {
+    if given.positive_from.is_some_and(|threshold| threshold.abs() > EXACT_INTEGERS) {
+        errors.add(
+            at("spec.features.label.positiveFrom"),
+            "labels are compared as 64-bit floats, which do not hold every integer beyond 2^53: expected at most \
+             9007199254740992, such as seconds instead of nanoseconds",
+        );
+    }
+    LabelField { name: given.name.unwrap_or_else(|| d::LABEL.to_string()), positive_from: given.positive_from }
+}
+
+/// The 32-bit float nearest to a setting of a dense feature: the model computes in 32 bits.
+fn single(given: Option<f64>, feature: &FieldPath, field: &str, errors: &mut Errors) -> Option<f32> {
+    let value = given? as f32;
+    if value.is_infinite() {
+        errors.add(feature.key(field), "expected a number within ±3.4e38, the range of 32-bit floats");
+    }
+    Some(value)
+}
+
+fn transform(given: &DenseFeature, path: &FieldPath, errors: &mut Errors) -> Transform {
+    let mut number = |value, field, otherwise| single(value, path, field, errors).unwrap_or(otherwise);
+    // CEL rules require the settings of `standardize` and `minMax`.
     let transform = match given.transform.unwrap_or(TransformKind::Identity) {
         TransformKind::Identity => Transform::Identity,
         TransformKind::Log1p => Transform::Log1p,
         TransformKind::SignedLog1p => Transform::SignedLog1p,
-        // CEL rules require these settings.
         TransformKind::Standardize => {
-            Transform::Standardize { mean: number(given.mean, 0.0), std: number(given.std, 1.0) }
+            Transform::Standardize { mean: number(given.mean, "mean", 0.0), std: number(given.std, "std", 1.0) }
         }
-        TransformKind::MinMax => Transform::MinMax { min: number(given.min, 0.0), max: number(given.max, 1.0) },
+        TransformKind::MinMax => {
+            Transform::MinMax { min: number(given.min, "min", 0.0), max: number(given.max, "max", 1.0) }
+        }
     };
-    DenseField { name, transform, missing: number(given.missing, d::DENSE_MISSING) }
+    match transform {
+        Transform::Standardize { std: 0.0, .. } => {
+            errors.add(path.key("std"), "this number is 0 in 32-bit floats: expected at least 1.4e-45");
+        }
+        Transform::MinMax { min, max } if min == max => {
+            errors.add(path.key("max"), "`min` and `max` are equal in 32-bit floats: expected a larger difference");
+        }
+        _ => {}
+    }
+    transform
 }
 
 fn initializer(given: Option<&InitializerSpec>) -> Initializer {

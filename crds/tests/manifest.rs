@@ -800,6 +800,36 @@ fn a_contradiction_gets_a_sentence_with_field_and_remedy() {
     }
 }
 
+/// Expects one error of the job with these overrides, at this field and with this part.
+fn refused(expressions: &[&str], path: &str, part: &str) {
+    let error = load(BASE, "base.yaml", &sets(expressions)).expect_err(path);
+    let ManifestError::Fields { errors } = error else { panic!("{error}") };
+    let found = |e: &LocatedError| e.error.path.to_string() == path && e.error.message.contains(part);
+    assert!(errors.len() == 1 && found(&errors[0]), "{expressions:?}: {errors:#?}\nexpected {path}: …{part}…");
+}
+
+#[test]
+fn numbers_that_floats_cannot_hold_are_refused() {
+    let age = |settings: &str| format!("spec.features.dense[0].transform={settings}");
+    refused(&["spec.features.dense[0].missing=1e39"], "spec.features.dense[0].missing", "32-bit floats");
+    refused(
+        &[&age("standardize"), "spec.features.dense[0].mean=1e300", "spec.features.dense[0].std=1"],
+        "spec.features.dense[0].mean",
+        "32-bit floats",
+    );
+    refused(
+        &[&age("standardize"), "spec.features.dense[0].mean=1", "spec.features.dense[0].std=1e-50"],
+        "spec.features.dense[0].std",
+        "is 0 in 32-bit floats",
+    );
+    refused(
+        &[&age("minMax"), "spec.features.dense[0].min=16777216", "spec.features.dense[0].max=16777217"],
+        "spec.features.dense[0].max",
+        "are equal in 32-bit floats",
+    );
+    refused(&["spec.features.label.positiveFrom=1.7e18"], "spec.features.label.positiveFrom", "beyond 2^53");
+}
+
 #[test]
 fn an_error_that_an_override_causes_names_the_override() {
     let error =

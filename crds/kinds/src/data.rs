@@ -267,7 +267,7 @@ pub struct DenseField {
 pub struct LabelField {
     /// The column.
     pub name: String,
-    /// The label is 1 where the value is at least this number, else 0. Both are compared as 32-bit
+    /// The label is 1 where the value is at least this number, else 0. Both are compared as 64-bit
     /// floats. `None` means that the value lies in [0, 1] already.
     pub positive_from: Option<f64>,
 }
@@ -276,10 +276,10 @@ impl LabelField {
     /// The label of a value, or `None` if the value is not a label.
     #[inline]
     #[must_use]
-    pub fn label_of(&self, value: f32) -> Option<f32> {
+    pub fn label_of(&self, value: f64) -> Option<f32> {
         match self.positive_from {
-            Some(threshold) if !value.is_nan() => Some(f32::from(u8::from(value >= threshold as f32))),
-            None if (0.0..=1.0).contains(&value) => Some(value),
+            Some(threshold) if value.is_finite() => Some(f32::from(u8::from(value >= threshold))),
+            None if (0.0..=1.0).contains(&value) => Some(value as f32),
             _ => None,
         }
     }
@@ -307,9 +307,20 @@ mod tests {
     fn a_threshold_makes_labels_and_other_values_lie_in_0_to_1() {
         let label = |positive_from, value| LabelField { name: "y".into(), positive_from }.label_of(value);
         assert_eq!(
-            (label(Some(4.0), 4.0), label(Some(4.0), 3.5), label(Some(4.0), f32::NAN)),
+            (label(Some(4.0), 4.0), label(Some(4.0), 3.5), label(Some(4.0), f64::NAN)),
             (Some(1.0), Some(0.0), None)
         );
-        assert_eq!((label(None, 0.25), label(None, 1.5), label(None, f32::NAN)), (Some(0.25), None, None));
+        assert_eq!((label(None, 0.25), label(None, 1.5), label(None, f64::NAN)), (Some(0.25), None, None));
+        assert_eq!((label(Some(4.0), f64::INFINITY), label(None, f64::INFINITY)), (None, None));
+    }
+
+    /// 32-bit floats have one value for both numbers of each pair.
+    #[test]
+    fn a_threshold_is_compared_in_64_bits() {
+        for (below, threshold) in [(16_777_216.0, 16_777_217.0), (1_699_999_999.0, 1_700_000_000.0), (0.1, 0.1 + 1e-12)]
+        {
+            let label = LabelField { name: "y".into(), positive_from: Some(threshold) };
+            assert_eq!((label.label_of(below), label.label_of(threshold)), (Some(0.0), Some(1.0)), "{threshold}");
+        }
     }
 }

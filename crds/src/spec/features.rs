@@ -147,7 +147,8 @@ pub struct LabelSpec {
     pub name: Option<String>,
 
     /// A row is positive if its label is at least this number: 4 makes ratings of 4 and 5 positive.
-    /// Without it, labels must be from 0 to 1.
+    /// Both are compared as 64-bit floats, so it is at most 2^53. Without it, labels must be from 0
+    /// to 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = "the label is 0 or 1 already"))]
     pub positive_from: Option<f64>,

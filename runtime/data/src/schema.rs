@@ -8,10 +8,16 @@ use crate::key::TableSeed;
 /// The values that a label column may have, for an error message.
 pub(crate) fn expected_label(label: &LabelField) -> &'static str {
     match label.positive_from {
-        Some(_) => "a number",
+        Some(_) => "a number that 64-bit floats can hold",
         None => "0 or 1 (or a number between; or set a threshold for other values)",
     }
 }
+
+/// Dense values, for an error message about a number that is too large.
+pub(crate) const HELD_NUMBER: &str = "a number within ±3.4e38, the range of 32-bit floats";
+
+/// Dense values, for an error message about a number with a transform that is too large.
+pub(crate) const HELD_TRANSFORM: &str = "a number with a transform within ±3.4e38, the range of 32-bit floats";
 
 /// Refuses settings that no data can satisfy.
 pub(crate) fn check(schema: &Schema) -> Result<(), DataError> {

@@ -369,6 +369,66 @@ fn a_split_by_text_compares_dates() {
     assert_eq!(all(&train.subset(Subset::Test).unwrap()).unwrap().labels, [1.0]);
 }
 
+/// The labels of a column `y` as text, and as Parquet columns of these values.
+fn labels_of(values: &[f64], positive_from: Option<f64>) -> Vec<Result<Vec<f32>, DataError>> {
+    let folder = Folder::new();
+    let lines: String = values.iter().map(|value| format!("{value}\n")).collect();
+    let doubles: ArrayRef = Arc::new(Float64Array::from(values.to_vec()));
+    let integers: ArrayRef = Arc::new(Int64Array::from_iter_values(values.iter().map(|&value| value as i64)));
+    let files = [
+        folder.put("a.csv", format!("y\n{lines}")),
+        folder.put("a.csv.gz", gzip(format!("y\n{lines}").as_bytes())),
+        folder.put("doubles.parquet", parquet_of(vec![("y", doubles)], 10)),
+        folder.put("integers.parquet", parquet_of(vec![("y", integers)], 10)),
+    ];
+    let schema =
+        Schema { sparse: vec![], dense: vec![], label: LabelField { name: "y".into(), positive_from }, group: None };
+    let read = |file| Ok(all(&Dataset::open(config(&[file]), schema.clone())?)?.labels);
+    files.iter().map(|file| read(file)).collect()
+}
+
+#[test]
+fn label_thresholds_are_compared_in_64_bits_in_every_format() {
+    for (values, threshold) in [
+        ([16_777_216.0, 16_777_217.0], 16_777_217.0),
+        ([1_699_999_999.0, 1_700_000_000.0], 1_700_000_000.0),
+        ([1_699_999_999_999.0, 1_700_000_000_000.0], 1_700_000_000_000.0),
+    ] {
+        for labels in labels_of(&values, Some(threshold)) {
+            assert_eq!(labels.unwrap(), [0.0, 1.0], "{threshold}");
+        }
+    }
+}
+
+#[test]
+fn numbers_beyond_32_bits_are_bad_rows_that_say_so() {
+    let folder = Folder::new();
+    let wide: ArrayRef = Arc::new(Float64Array::from(vec![1e39]));
+    let ones = || -> ArrayRef { Arc::new(Int64Array::from(vec![1])) };
+    let columns = vec![("y", ones()), ("price", wide)];
+    let files = [folder.put("a.csv", "y,price\n1,1e39\n"), folder.put("a.parquet", parquet_of(columns, 10))];
+    let large: ArrayRef = Arc::new(Float64Array::from(vec![1e38]));
+    let columns = vec![("y", ones()), ("price", large)];
+    let scaled = [folder.put("b.csv", "y,price\n1,1e38\n"), folder.put("b.parquet", parquet_of(columns, 10))];
+    let tiny = Transform::Standardize { mean: 0.0, std: 1e-3 };
+    for (files, transform, expected) in [
+        (files, Transform::Identity, "expected a number within ±3.4e38"),
+        (scaled, tiny, "expected a number with a transform within ±3.4e38"),
+    ] {
+        let schema = Schema {
+            sparse: vec![],
+            dense: vec![dense("price", transform, 0.0)],
+            label: LabelField { name: "y".into(), positive_from: None },
+            group: None,
+        };
+        for file in files {
+            let error = all(&Dataset::open(config(&[&file]), schema.clone()).unwrap()).unwrap_err();
+            assert!(matches!(&error, DataError::BadRow { column, .. } if column == "price"), "{error}");
+            assert!(error.to_string().contains(expected), "{error}");
+        }
+    }
+}
+
 /// Rows with bad ones among them, as text and as Parquet; and the good rows.
 fn with_bad_rows(folder: &Folder) -> (Vec<SourceConfig>, Vec<Row>) {
     let all = rows(60);

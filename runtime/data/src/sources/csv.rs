@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use rectrain_kinds::{BadRows, CsvFormat, DataFormat, Position, Schema, TimeBound};
+use rectrain_kinds::{BadRows, CsvFormat, DataFormat, DenseField, LabelField, Position, Schema, TimeBound};
 
 use super::{Opening, open_each};
 use crate::batch::Batch;
@@ -14,7 +14,7 @@ use crate::blocks::{Blocks, Compression, Decoded};
 use crate::error::{DataError, Place, shown};
 use crate::identity::Identity;
 use crate::number::{parse_f32, parse_f64};
-use crate::schema::{Encoder, Layout, expected_label};
+use crate::schema::{Encoder, HELD_NUMBER, HELD_TRANSFORM, Layout, expected_label};
 use crate::source::{Rows, Source, Tally, TimeFilter, View, offset};
 use crate::storage::{SourceFile, identity_of};
 use crate::text::{Cells, MAX_RECORD_BYTES, Span, cell, find_record};
@@ -578,24 +578,12 @@ impl Row<'_> {
     #[inline]
     fn append(&self, encoder: &Encoder, batch: &mut Batch) -> Result<(), Fault> {
         let schema = &encoder.schema;
-        let value = parse_f32(self.cell(self.layout.label));
-        match value.and_then(|value| schema.label.label_of(value)) {
+        match self.label(&schema.label) {
             Some(label) => batch.labels.push(label),
             None => return self.fault(self.layout.label, expected_label(&schema.label)),
         }
         for (field, &column) in schema.dense.iter().zip(&self.layout.dense) {
-            let cell = self.cell(column);
-            let value = match cell.is_empty() {
-                true => f32::NAN,
-                false => match parse_f32(cell) {
-                    Some(value) if !value.is_infinite() => value,
-                    _ => return self.fault(column, "a number"),
-                },
-            };
-            batch.dense.push(match value.is_nan() {
-                true => field.missing,
-                false => field.transform.apply(value),
-            });
+            batch.dense.push(self.dense(field, column)?);
         }
         let columns = batch.sparse.iter_mut().zip(&self.layout.sparse);
         for ((into, &column), sparse) in columns.zip(&encoder.sparse) {
@@ -610,6 +598,34 @@ impl Row<'_> {
         }
         batch.samples += 1;
         Ok(())
+    }
+
+    /// The label, or `None` if the cell is not one. Labels without a threshold are rounded once.
+    #[inline]
+    fn label(&self, field: &LabelField) -> Option<f32> {
+        let cell = self.cell(self.layout.label);
+        let value = match field.positive_from {
+            Some(_) => parse_f64(cell)?,
+            None => f64::from(parse_f32(cell)?),
+        };
+        field.label_of(value)
+    }
+
+    #[inline]
+    fn dense(&self, field: &DenseField, column: usize) -> Result<f32, Fault> {
+        let cell = self.cell(column);
+        if cell.is_empty() {
+            return Ok(field.missing);
+        }
+        match parse_f32(cell) {
+            None => self.fault(column, "a number"),
+            Some(value) if value.is_nan() => Ok(field.missing),
+            Some(value) if value.is_infinite() => self.fault(column, HELD_NUMBER),
+            Some(value) => match field.transform.apply(value) {
+                input if input.is_finite() => Ok(input),
+                _ => self.fault(column, HELD_TRANSFORM),
+            },
+        }
     }
 
     fn describe(&self, file: &str, line: u64, fault: Fault) -> DataError {

@@ -34,7 +34,7 @@ use crate::blocking::{Pending, Stop};
 use crate::error::{DataError, Place, shown};
 use crate::identity::Identity;
 use crate::pace;
-use crate::schema::{Encoder, Layout, SparseEncoder, expected_label};
+use crate::schema::{Encoder, HELD_NUMBER, HELD_TRANSFORM, Layout, SparseEncoder, expected_label};
 use crate::source::{Rows, Source, Tally, TimeFilter, View, offset};
 use crate::storage::{FilePlace, Object, SourceFile, identity_of};
 
@@ -669,6 +669,10 @@ impl Columns<'_> {
         cast(self.column(column)?, to).map_err(|error| self.file.damaged(&error))
     }
 
+    fn doubles(&self, column: usize) -> Result<Float64Array, DataError> {
+        Ok(self.cast(column, &DataType::Float64)?.as_primitive().clone())
+    }
+
     fn floats(&self, column: usize) -> Result<Float32Array, DataError> {
         Ok(self.cast(column, &DataType::Float32)?.as_primitive().clone())
     }
@@ -702,7 +706,7 @@ impl Columns<'_> {
     /// Finds the rows that are selected and good, and decodes their labels and dense features.
     fn decode_numbers(&self, schema: &Schema, time: Option<&TimeFilter>) -> Result<Decoded, DataError> {
         let layout = &self.file.layout;
-        let labels = self.floats(layout.label)?;
+        let labels = self.doubles(layout.label)?;
         let dense: Vec<Float32Array> =
             layout.dense.iter().map(|&column| self.floats(column)).collect::<Result<_, _>>()?;
         let selected = self.selected(time)?;
@@ -723,23 +727,16 @@ impl Columns<'_> {
                 Some(Some(false)) => continue,
                 Some(Some(true)) | None => {}
             }
-            let value = if labels.is_null(place) { f32::NAN } else { labels.value(place) };
+            let value = if labels.is_null(place) { f64::NAN } else { labels.value(place) };
             let Some(label) = schema.label.label_of(value) else {
                 fault(layout.label, expected_label(&schema.label))?;
                 continue;
             };
-            let infinite = |values: &Float32Array| values.is_valid(place) && values.value(place).is_infinite();
-            if let Some(field) = dense.iter().position(infinite) {
-                fault(layout.dense[field], "a number")?;
+            if let Err((column, expected)) = push_dense(&dense, place, schema, layout, &mut rows.dense) {
+                fault(column, expected)?;
                 continue;
             }
             rows.labels.push(label);
-            for (values, field) in dense.iter().zip(&schema.dense) {
-                rows.dense.push(match values.is_null(place) || values.value(place).is_nan() {
-                    true => field.missing,
-                    false => field.transform.apply(values.value(place)),
-                });
-            }
             places.push(place);
         }
         rows.samples = places.len();
@@ -827,6 +824,27 @@ impl Columns<'_> {
         };
         Ok(values.as_primitive().clone())
     }
+}
+
+/// Appends the dense features of a row, or fails with the column and the expected value.
+fn push_dense(
+    columns: &[Float32Array],
+    row: usize,
+    schema: &Schema,
+    layout: &Layout,
+    into: &mut Vec<f32>,
+) -> Result<(), (usize, &'static str)> {
+    let before = into.len();
+    for ((values, field), &column) in columns.iter().zip(&schema.dense).zip(&layout.dense) {
+        let value = if values.is_null(row) { f32::NAN } else { values.value(row) };
+        let input = if value.is_nan() { field.missing } else { field.transform.apply(value) };
+        if !input.is_finite() {
+            into.truncate(before);
+            return Err((column, if value.is_infinite() { HELD_NUMBER } else { HELD_TRANSFORM }));
+        }
+        into.push(input);
+    }
+    Ok(())
 }
 
 /// Keys of the texts of dictionaries, by column. Many batches share a dictionary.

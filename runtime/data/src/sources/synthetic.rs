@@ -90,7 +90,7 @@ impl SyntheticRows {
     fn append(&self, batch: &mut Batch) -> Result<(), DataError> {
         let cell = |column: usize| self.drawn.cells[column];
         let (layout, schema) = (&self.layout, &self.encoder.schema);
-        let label = cell(layout.label).and_then(|value| schema.label.label_of(value as f32));
+        let label = cell(layout.label).and_then(|value| schema.label.label_of(value as f64));
         batch.labels.push(label.ok_or_else(|| {
             DataError::config(
                 &format!("label `{}`", schema.label.name),

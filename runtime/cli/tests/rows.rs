@@ -1,0 +1,70 @@
+//! Rows in other forms than the plain one: the run has the same parameters, or it ends with exit
+//! code 2 and one sentence.
+
+#![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
+
+mod common;
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use common::events;
+
+const JOB: &str = "
+apiVersion: rectrain.dev/v1alpha1
+kind: RecTrainingJob
+metadata: {name: test}
+spec:
+  model: {kind: lr}
+  features: {sparse: [{name: user_id}, {name: item_id}]}
+  data: {train: {paths: [rows.csv]}}
+  training: {globalBatchSize: 8}
+";
+
+fn run(folder: &Path, job: &str, sets: &[&str]) -> Output {
+    std::fs::write(folder.join("job.yaml"), job).unwrap();
+    let sets = sets.iter().flat_map(|set| ["--set", set]);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_rectrain"));
+    command.args(["run", "job.yaml", "--json"]).args(sets).current_dir(folder).output().unwrap()
+}
+
+/// The summary of a run on these rows.
+fn summary(rows: &str, sets: &[&str]) -> serde_json::Value {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("rows.csv"), rows).unwrap();
+    events(&run(folder.path(), JOB, sets)).pop().unwrap()
+}
+
+/// The digest of the parameters after a run on these rows.
+fn digest(rows: &str, sets: &[&str]) -> String {
+    summary(rows, sets)["parametersSha256"].as_str().unwrap().to_owned()
+}
+
+/// The message of a run that ends with exit code 2.
+fn refusal(rows: &str, sets: &[&str]) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("rows.csv"), rows).unwrap();
+    let output = run(folder.path(), JOB, sets);
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{message}");
+    message
+}
+
+/// Rows of 40 users and 7 items, each written by `row(label, user, item)`.
+fn rows(header: &str, row: impl Fn(u32, u32, u32) -> String) -> String {
+    let lines = (0..40).map(|user| row(u32::from(user * 5 % 7 < 3), user, user * 3 % 7) + "\n");
+    format!("{header}\n{}", lines.collect::<String>())
+}
+
+fn plain() -> String {
+    rows("label,user_id,item_id", |label, user, item| format!("{label},{user},{item}"))
+}
+
+#[test]
+fn labels_beyond_32_bits_are_as_0_and_1() {
+    let times = rows("label,user_id,item_id", |label, user, item| {
+        format!("{},{user},{item}", 1_699_999_999 + u64::from(label))
+    });
+    assert_eq!(digest(&times, &["spec.features.label.positiveFrom=1700000000"]), digest(&plain(), &[]));
+    assert!(refusal(&times, &[]).contains("expected 0 or 1"));
+}
