@@ -68,3 +68,20 @@ fn labels_beyond_32_bits_are_as_0_and_1() {
     assert_eq!(digest(&times, &["spec.features.label.positiveFrom=1700000000"]), digest(&plain(), &[]));
     assert!(refusal(&times, &[]).contains("expected 0 or 1"));
 }
+
+/// A file that pyarrow wrote with checksums of its pages.
+const CHECKSUMS: &[u8] = include_bytes!("../../data/tests/files/checksums.parquet");
+
+#[test]
+fn a_parquet_page_with_a_wrong_checksum_ends_the_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut flipped = CHECKSUMS.to_vec();
+    flipped[3337] ^= 1;
+    std::fs::write(folder.path().join("good.parquet"), CHECKSUMS).unwrap();
+    std::fs::write(folder.path().join("bad.parquet"), flipped).unwrap();
+    events(&run(folder.path(), JOB, &["spec.data.train.paths={good.parquet}"]));
+    let output = run(folder.path(), JOB, &["spec.data.train.paths={bad.parquet}", "spec.data.badRows.action=skip"]);
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{message}");
+    assert!(message.contains("bad.parquet is damaged: row group 0, column `user_id`"), "{message}");
+}

@@ -735,6 +735,32 @@ fn damage_behind_the_first_rows_is_not_the_end_of_the_data() {
     assert!(message.contains("pages.parquet is damaged"), "{message}");
 }
 
+/// A file that pyarrow wrote with `write_page_checksum=True`: `label`, `user_id`, `item_id`.
+const CHECKSUMS: &[u8] = include_bytes!("files/checksums.parquet");
+
+#[test]
+fn parquet_pages_with_a_wrong_checksum_are_an_error() {
+    let folder = Folder::new();
+    let schema = Schema {
+        sparse: vec![sparse("user_id", None, MissingValue::Token), sparse("item_id", None, MissingValue::Token)],
+        dense: vec![],
+        label: LabelField { name: "label".into(), positive_from: None },
+        group: None,
+    };
+    let mut flipped = CHECKSUMS.to_vec();
+    flipped[3337] ^= 1;
+    let read = |name: &str, bytes: &[u8], bad_rows| {
+        let config = SourceConfig { bad_rows, ..config(&[&folder.put(name, bytes)]) };
+        all(&Dataset::open(config, schema.clone()).unwrap())
+    };
+    assert!(read("good.parquet", CHECKSUMS, BadRows::Fail).unwrap().samples > 0);
+    for bad_rows in [BadRows::Fail, BadRows::Skip { limit: 1_000_000 }] {
+        let error = read("bad.parquet", &flipped, bad_rows).unwrap_err();
+        let wanted = "bad.parquet is damaged: row group 0, column `user_id`: a page does not have the checksum";
+        assert!(error.is_users_input() && error.to_string().contains(wanted), "{error}");
+    }
+}
+
 #[test]
 fn parquet_of_every_usual_codec_is_read() {
     let (folder, rows) = (Folder::new(), rows(300));

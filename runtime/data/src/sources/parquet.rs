@@ -6,6 +6,8 @@
 //! filters by time, it has to look at every row. The source hashes each text of a dictionary once,
 //! and not once a row.
 
+mod damage;
+
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::sync::Arc;
@@ -28,6 +30,7 @@ use parquet::file::metadata::ParquetMetaData;
 use parquet::file::reader::{ChunkReader, Length};
 use rectrain_kinds::{Position, Schema, TimeBound};
 
+use self::damage::BadColumn;
 use super::{Opening, open_each};
 use crate::batch::Batch;
 use crate::blocking::{Pending, Stop};
@@ -445,14 +448,14 @@ impl ParquetRows {
             None => self.open_group()?,
         };
         let file = &self.files[self.file];
-        let next = caught(|| reader.next()).map_err(|error| file.damaged(&error.into()))?;
+        let next = caught(|| reader.next()).map_err(|error| self.damage(file, error.to_string()))?;
         let Some(batch) = next else {
             return Err(DataError::Damaged {
                 file: file.file.name.clone(),
                 problem: format!("row group {} has fewer rows than its footer says", self.group),
             });
         };
-        let batch = batch.map_err(|error| file.damaged(&error))?;
+        let batch = batch.map_err(|error| self.damage(file, error.to_string()))?;
         pace::pass(1);
         let rows = (batch.num_rows() as u64).min(self.left);
         let first_row = file.rows_before(self.group) + self.group_at;
@@ -477,7 +480,21 @@ impl ParquetRows {
                 self.build(file, fetched)
             }
         };
-        reader.map_err(|error| file.damaged(&error.into()))
+        reader.map_err(|error| self.damage(file, error.to_string()))
+    }
+
+    /// The error for the current row group, which the decoder refused with `error`.
+    fn damage(&self, file: &ParquetFile, error: String) -> DataError {
+        let (metadata, mask) = (file.metadata.metadata(), &file.mask);
+        let column = match &file.file.place {
+            FilePlace::Local(path) => {
+                File::open(path).ok().and_then(|input| BadColumn::find(input, metadata, mask, self.group))
+            }
+            FilePlace::Object(_) => {
+                self.fetched.clone().and_then(|input| BadColumn::find(input, metadata, mask, self.group))
+            }
+        };
+        DataError::Damaged { file: file.file.name.clone(), problem: damage::problem(self.group, column, error) }
     }
 
     fn build<T: ChunkReader + 'static>(
