@@ -85,3 +85,32 @@ fn a_parquet_page_with_a_wrong_checksum_ends_the_run() {
     assert_eq!(output.status.code(), Some(2), "{message}");
     assert!(message.contains("bad.parquet is damaged: row group 0, column `user_id`"), "{message}");
 }
+
+/// Every kind of file without rows, beside one with rows.
+#[test]
+fn files_without_rows_are_skipped_in_every_format() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, bytes: &[u8]| std::fs::write(folder.path().join(name), bytes).unwrap();
+    write("a.parquet", CHECKSUMS);
+    write("empty.parquet", b"");
+    write("a.csv", plain().as_bytes());
+    write("empty.csv", b"");
+    write("header.csv", b"label,user_id,item_id\n");
+    write("empty.csv.gz", b"");
+    write("empty.csv.zst", b"");
+    for (alone, among) in [
+        ("{a.parquet}", "{empty.parquet,a.parquet}"),
+        ("{a.csv}", "{empty.csv,header.csv,a.csv,empty.csv.gz,empty.csv.zst}"),
+    ] {
+        let digest = |paths: &str| {
+            let paths = format!("spec.data.train.paths={paths}");
+            events(&run(folder.path(), JOB, &[&paths])).pop().unwrap()["parametersSha256"].clone()
+        };
+        assert_eq!(digest(alone), digest(among));
+    }
+    for (paths, sentence) in [("{empty.parquet}", "is empty"), ("{header.csv,empty.csv}", "header.csv has no rows")] {
+        let output = run(folder.path(), JOB, &[&format!("spec.data.train.paths={paths}")]);
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(2) && message.contains(sentence), "{message}");
+    }
+}

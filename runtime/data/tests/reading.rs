@@ -5,8 +5,8 @@
 
 use arrow_array::types::{Float64Type, Int64Type};
 use arrow_array::{
-    ArrayRef, BooleanArray, Float32Array, Float64Array, Int32Array, Int64Array, ListArray, RecordBatch, StringArray,
-    TimestampMillisecondArray, UInt64Array,
+    ArrayRef, BooleanArray, Float32Array, Float64Array, Int32Array, Int64Array, ListArray, NullArray, RecordBatch,
+    StringArray, TimestampMillisecondArray, UInt64Array,
 };
 use object_store::memory::InMemory;
 use object_store::{ObjectStore, PutPayload};
@@ -197,6 +197,20 @@ fn columns_of(rows: &[Row]) -> Vec<(&'static str, ArrayRef)> {
     ]
 }
 
+/// No rows and no types, as pandas writes an empty frame.
+fn parquet_without_types() -> Vec<u8> {
+    let nothing = || -> ArrayRef { Arc::new(NullArray::new(0)) };
+    parquet_of(["y", "user", "tags", "price", "when"].map(|name| (name, nothing())).into(), 10)
+}
+
+/// No rows and no columns.
+fn parquet_without_columns() -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let schema = Arc::new(arrow_schema::Schema::empty());
+    ArrowWriter::try_new(&mut bytes, schema, None).unwrap().close().unwrap();
+    bytes
+}
+
 /// The same rows in every kind of file, as one file and in pieces.
 fn every_kind(folder: &Folder, rows: &[Row]) -> Vec<(&'static str, SourceConfig)> {
     let text = csv(rows);
@@ -227,6 +241,9 @@ fn every_kind(folder: &Folder, rows: &[Row]) -> Vec<(&'static str, SourceConfig)
     for empty in ["0", "1a", "3"] {
         folder.put(&format!("groups/{empty}.parquet"), parquet(&[], 10));
     }
+    folder.put("groups/00.parquet", "");
+    folder.put("groups/1b.parquet", parquet_without_types());
+    folder.put("groups/4.parquet", parquet_without_columns());
     let glob = |pattern: &str| config(&[&folder.0.path().join(pattern)]);
     let url = format!("file://{}/one.csv", folder.0.path().display());
     let members = [gzip(&text.as_bytes()[..200]), gzip(&text.as_bytes()[200..])].concat();
@@ -563,6 +580,7 @@ fn files_that_cannot_be_opened_are_refused_in_a_sentence() {
     let folder = Folder::new();
     let text = csv(&rows(40));
     let (good, none) = (parquet(&rows(40), 10), parquet(&[], 10));
+    let (untyped, bare) = (parquet_without_types(), parquet_without_columns());
     let long = "y,user,tags,price,when\n1,\"".to_owned() + &"x".repeat(17 << 20);
     let cases: Vec<(&str, &[u8], &str)> = vec![
         ("empty.csv", b"", "is empty"),
@@ -570,6 +588,8 @@ fn files_that_cannot_be_opened_are_refused_in_a_sentence() {
         ("header.csv", b"y,user,tags,price,when\n", "has no rows"),
         ("empty.parquet", b"", "is empty"),
         ("none.parquet", &none, "has no rows"),
+        ("types.parquet", &untyped, "has no rows"),
+        ("columns.parquet", &bare, "is empty"),
         (
             "label.csv",
             b"Y,user,tags,price,when\n1,1,1,1,1\n",
@@ -756,7 +776,8 @@ fn parquet_pages_with_a_wrong_checksum_are_an_error() {
     assert!(read("good.parquet", CHECKSUMS, BadRows::Fail).unwrap().samples > 0);
     for bad_rows in [BadRows::Fail, BadRows::Skip { limit: 1_000_000 }] {
         let error = read("bad.parquet", &flipped, bad_rows).unwrap_err();
-        let wanted = "bad.parquet is damaged: row group 0, column `user_id`: a page does not have the checksum";
+        let wanted =
+            "bad.parquet is damaged: row group 0, column `user_id`: the bytes of a page do not match its checksum";
         assert!(error.is_users_input() && error.to_string().contains(wanted), "{error}");
     }
 }

@@ -64,10 +64,12 @@ impl ParquetSource {
     pub(crate) fn over(files: Vec<SourceFile>, opening: &Opening<'_>) -> Result<Self, DataError> {
         let first = files.first().map(|file| file.name.clone()).unwrap_or_default();
         let (schema, time) = (&opening.encoder.schema, opening.time);
-        let files = open_each(files, |file| match file.size {
-            0 => Err(DataError::Empty { file: file.name }),
-            _ => ParquetFile::open(file, schema, time),
-        })?;
+        let opened = open_each(files, |file| ParquetFile::open(file, schema, time))?;
+        let files: Vec<ParquetFile> = opened.into_iter().flatten().collect();
+        if files.is_empty() {
+            return Err(DataError::Empty { file: first });
+        }
+        // Writers of partitions leave files without rows for the empty ones.
         if files.iter().all(|file| file.rows == 0) {
             return Err(DataError::NoRows { file: first });
         }
@@ -112,21 +114,30 @@ struct ParquetFile {
 }
 
 impl ParquetFile {
-    fn open(file: SourceFile, schema: &Schema, time: Option<(&str, &TimeBound)>) -> Result<Self, DataError> {
+    /// Reads the footer, and finds the columns. `None` if there is not even a column. The types of a
+    /// file without rows do not count, because some writers know none for a column without values.
+    fn open(file: SourceFile, schema: &Schema, time: Option<(&str, &TimeBound)>) -> Result<Option<Self>, DataError> {
+        if file.size == 0 {
+            return Ok(None);
+        }
         let metadata = read_footer(&file)?;
+        let rows = count_rows(&file, metadata.metadata())?;
         let fields = metadata.schema().fields();
+        if rows == 0 && fields.is_empty() {
+            return Ok(None);
+        }
         let names = fields.iter().map(|field| field.name().clone()).collect();
         let layout = Layout::bind(&file.name, names, schema, time.map(|(name, _)| name))?;
         let types: Vec<&DataType> = fields.iter().map(|field| field.data_type()).collect();
-        check_types(&file.name, &layout, &types, schema, time.map(|(_, bound)| bound))?;
+        if rows > 0 {
+            check_types(&file.name, &layout, &types, schema, time.map(|(_, bound)| bound))?;
+        }
         let metadata = keep_dictionaries(metadata, &layout, schema);
         let roots =
             layout.sparse.iter().chain(&layout.dense).chain([&layout.label]).chain(&layout.group).chain(&layout.time);
         let mask = ProjectionMask::roots(metadata.parquet_schema(), roots.copied());
         check_compression(&file, metadata.metadata())?;
-        let rows = metadata.metadata().file_metadata().num_rows();
-        let rows = u64::try_from(rows).unwrap_or(0);
-        Ok(Self { file, layout, rows, metadata, mask })
+        Ok(Some(Self { file, layout, rows, metadata, mask }))
     }
 
     fn groups(&self) -> usize {
@@ -156,6 +167,16 @@ impl ParquetFile {
 
     fn damaged(&self, error: &ArrowError) -> DataError {
         DataError::Damaged { file: self.file.name.clone(), problem: error.to_string() }
+    }
+}
+
+/// The rows of a file. Fails if its footer contradicts itself.
+fn count_rows(file: &SourceFile, metadata: &ParquetMetaData) -> Result<u64, DataError> {
+    let all = metadata.file_metadata().num_rows();
+    let groups: i128 = metadata.row_groups().iter().map(|group| i128::from(group.num_rows())).sum();
+    match u64::try_from(all) {
+        Ok(rows) if i128::from(rows) == groups => Ok(rows),
+        _ => Err(not_parquet(file, format!("its footer counts {all} rows, and its row groups have {groups}"))),
     }
 }
 

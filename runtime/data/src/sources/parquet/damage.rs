@@ -51,7 +51,7 @@ pub(super) fn problem(group: usize, column: Option<BadColumn>, error: String) ->
         None => (format!("row group {group}"), error),
     };
     match error.contains(WRONG_CHECKSUM) {
-        true => format!("{place}: a page does not have the checksum in its header"),
+        true => format!("{place}: the bytes of a page do not match its checksum"),
         false => format!("{place}: {error}"),
     }
 }
