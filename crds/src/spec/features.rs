@@ -45,6 +45,7 @@ pub struct SparseFeature {
     /// other settings given here. They do not share rows unless `table` is set. Numbers keep the
     /// width of the first one: `C{01..26}` starts with `C01`. A value is taken as text, and hashed
     /// together with the table's name to a 64-bit key. So ids need not be small, dense or numeric.
+    /// Blanks around an id do not count, and `5.0` is the id `5`, in all files and formats.
     /// Required.
     #[schemars(
         length(min = 1, max = 128),

@@ -114,3 +114,25 @@ fn files_without_rows_are_skipped_in_every_format() {
         assert!(output.status.code() == Some(2) && message.contains(sentence), "{message}");
     }
 }
+
+#[test]
+fn ids_have_one_row_in_every_form() {
+    let header = "label,user_id,item_id";
+    let wanted = digest(&plain(), &[]);
+    for (form, rows) in [
+        ("floats", rows(header, |label, user, item| format!("{label},{user}.0,{item}.00"))),
+        ("blanks", rows("label, user_id, item_id", |label, user, item| format!("{label}, {user},\t{item} "))),
+        ("both", rows(header, |label, user, item| format!("{label},\" {user}.0\",{item}.0 "))),
+        (
+            "mixed",
+            rows(header, |label, user, item| match user % 2 {
+                0 => format!("{label},{user},{item}"),
+                _ => format!("{label},{user}.0, {item}"),
+            }),
+        ),
+    ] {
+        assert_eq!(digest(&rows, &[]), wanted, "{form}");
+    }
+    let padded = rows(header, |label, user, item| format!("{label},0{user},{item}"));
+    assert_ne!(digest(&padded, &[]), wanted, "a leading zero makes another id");
+}

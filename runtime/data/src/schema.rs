@@ -1,9 +1,11 @@
 //! Schemas in use: which values are refused, how ids become keys, and where a file has each column.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use rectrain_kinds::{LabelField, Schema, SparseField, Transform};
 
 use crate::error::DataError;
-use crate::key::TableSeed;
+use crate::key::{TableSeed, normalize};
 
 /// The values that a label column may have, for an error message.
 pub(crate) fn expected_label(label: &LabelField) -> &'static str {
@@ -50,22 +52,26 @@ pub(crate) fn check(schema: &Schema) -> Result<(), DataError> {
 pub(crate) struct Encoder {
     pub(crate) schema: Schema,
     pub(crate) sparse: Vec<SparseEncoder>,
-    pub(crate) group: Option<TableSeed>,
+    pub(crate) group: Option<SparseEncoder>,
 }
 
+/// The encoder of a column of ids.
 #[derive(Debug)]
 pub(crate) struct SparseEncoder {
+    column: String,
     pub(crate) seed: TableSeed,
     /// The separator's bytes; `None` for a single-valued feature.
     pub(crate) separator: Option<Vec<u8>>,
     /// The key of a missing value. `None` if a missing value has no key.
     pub(crate) missing: Option<u64>,
+    /// Whether the log says already that ids of this column are integers with decimals.
+    has_told: AtomicBool,
 }
 
 impl Encoder {
     pub(crate) fn new(schema: Schema) -> Self {
         let sparse = schema.sparse.iter().map(SparseEncoder::new).collect();
-        let group = schema.group.as_deref().map(TableSeed::of);
+        let group = schema.group.as_deref().map(SparseEncoder::of_group);
         Self { schema, sparse, group }
     }
 }
@@ -75,29 +81,50 @@ impl SparseEncoder {
         let seed = TableSeed::of(&field.table);
         let has_token = !field.is_variable();
         Self {
+            column: field.name.clone(),
             seed,
             separator: field.multi_value.map(|c| c.encode_utf8(&mut [0; 4]).as_bytes().to_vec()),
             missing: has_token.then(|| seed.missing()),
+            has_told: AtomicBool::new(false),
         }
+    }
+
+    /// The encoder of the column that groups rows.
+    fn of_group(column: &str) -> Self {
+        let seed = TableSeed::of(column);
+        let column = column.to_owned();
+        Self { column, seed, separator: None, missing: Some(seed.missing()), has_told: AtomicBool::new(false) }
     }
 
     /// Appends the keys of one text cell.
     #[inline]
     pub(crate) fn push_text(&self, cell: &[u8], keys: &mut Vec<u64>) {
-        match (&self.separator, cell.is_empty()) {
-            (_, true) => keys.extend(self.missing),
-            (None, false) => keys.push(self.seed.text(cell)),
-            (Some(separator), false) => self.push_pieces(cell, separator, keys),
+        match &self.separator {
+            None => keys.extend(self.key(cell).or(self.missing)),
+            Some(separator) => self.push_pieces(cell, separator, keys),
+        }
+    }
+
+    /// The key of the text of one value, or `None` if it is missing.
+    #[inline]
+    pub(crate) fn key(&self, text: &[u8]) -> Option<u64> {
+        let (id, had_decimals) = normalize(text);
+        if had_decimals {
+            self.tell();
+        }
+        (!id.is_empty()).then(|| self.seed.normalized(id))
+    }
+
+    /// Logs once that ids of this column are integers with decimals.
+    pub(crate) fn tell(&self) {
+        if !self.has_told.load(Ordering::Relaxed) && !self.has_told.swap(true, Ordering::Relaxed) {
+            tracing::warn!(column = self.column, "ids are integers written as floats: 5.0 is read as the id 5");
         }
     }
 
     fn push_pieces(&self, cell: &[u8], separator: &[u8], keys: &mut Vec<u64>) {
         let mut from = 0;
-        let mut push = |piece: &[u8]| {
-            if !piece.is_empty() {
-                keys.push(self.seed.text(piece));
-            }
-        };
+        let mut push = |piece: &[u8]| keys.extend(self.key(piece));
         for at in memchr::memmem::find_iter(cell, separator) {
             push(&cell[from..at]);
             from = at + separator.len();

@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
-use arrow_array::types::{Float64Type, Int64Type};
+use arrow_array::types::{Float64Type, Int64Type, TimestampMillisecondType};
 use arrow_array::{
     ArrayRef, BooleanArray, Float32Array, Float64Array, Int32Array, Int64Array, ListArray, NullArray, RecordBatch,
     StringArray, TimestampMillisecondArray, UInt64Array,
@@ -837,14 +837,14 @@ fn parquet_columns_of_a_wrong_type_are_refused() {
     assert_eq!(batch.sparse[0].keys, [user.text(b"1"); 3]);
 
     let words: ArrayRef = Arc::new(StringArray::from(vec!["a|b", "c", ""]));
-    let floats: ArrayRef = Arc::new(Float32Array::from(vec![1.5; 3]));
-    let float_lists: ArrayRef =
-        Arc::new(ListArray::from_iter_primitive::<Float64Type, _, _>(vec![Some(vec![Some(5.0)]); 3]));
+    let yes: ArrayRef = Arc::new(BooleanArray::from(vec![true; 3]));
+    let times: ArrayRef =
+        Arc::new(ListArray::from_iter_primitive::<TimestampMillisecondType, _, _>(vec![Some(vec![Some(5)]); 3]));
     for (name, columns, sentence) in [
         ("a.parquet", base(ones(3), lists.clone(), ones(3)), "column `user` is of type List"),
-        ("b.parquet", base(float_lists, ones(3), ones(3)), "column `tags` is of type List"),
+        ("b.parquet", base(times, ones(3), ones(3)), "column `tags` is of type List"),
         ("c.parquet", base(ones(3), ones(3), words.clone()), "column `price` is of type Utf8"),
-        ("d.parquet", base(ones(3), floats, ones(3)), "column `user` is of type Float32"),
+        ("d.parquet", base(ones(3), yes, ones(3)), "column `user` is of type Boolean"),
     ] {
         let path = folder.put(name, parquet_of(columns, 10));
         let error = Dataset::open(config(&[&path]), schema()).unwrap_err();
@@ -857,6 +857,52 @@ fn parquet_columns_of_a_wrong_type_are_refused() {
     assert_eq!(batch.sparse[0].keys, keys);
     assert_eq!(batch.sparse[2].keys, [keys[0], keys[2]]);
     assert_eq!(batch.sparse[1].keys, [tags.text(b"a"), tags.text(b"b"), tags.text(b"c")]);
+}
+
+/// Ids 5, 0, 12 and a missing one in every form; the items of a list 7 and 8.
+#[test]
+fn ids_meet_in_every_form_and_format() {
+    let (folder, user, tags) = (Folder::new(), TableSeed::of("user"), TableSeed::of("tags"));
+    let text = |lines: &[&str]| format!("y,user,tags,price,when\n{}\n", lines.join("\n"));
+    let ones = || -> ArrayRef { Arc::new(Int64Array::from(vec![1; 4])) };
+    let columns = |user: ArrayRef, tags: ArrayRef| {
+        parquet_of(vec![("y", ones()), ("user", user), ("tags", tags), ("price", ones()), ("when", ones())], 10)
+    };
+    let words = |words: [&str; 4]| -> ArrayRef { Arc::new(StringArray::from(words.to_vec())) };
+    let integers: ArrayRef = Arc::new(Int32Array::from(vec![Some(5), Some(0), Some(12), None]));
+    let doubles: ArrayRef = Arc::new(Float64Array::from(vec![Some(5.0), Some(-0.0), Some(12.0), None]));
+    let singles: ArrayRef = Arc::new(Float32Array::from(vec![5.0, 0.0, 12.0, f32::NAN]));
+    let lists: ArrayRef = Arc::new(ListArray::from_iter_primitive::<Float64Type, _, _>(vec![
+        Some(vec![Some(7.0), None, Some(8.0)]),
+        None,
+        Some(vec![]),
+        Some(vec![Some(f64::NAN)]),
+    ]));
+    for (name, bytes) in [
+        ("plain.csv", text(&["1,5,7|8,1,1", "1,0,,1,1", "1,12,,1,1", "1,,,1,1"]).into_bytes()),
+        ("floats.csv", text(&["1,5.0,7.0|8.0,1,1", "1,-0.0,,1,1", "1,12.00,,1,1", "1,,,1,1"]).into_bytes()),
+        ("blanks.csv", text(&["1, 5, 7 | 8,1,1", "1,\t0, ,1,1", "1,\" 12 \",,1,1", "1, ,|,1,1"]).into_bytes()),
+        ("a.parquet", columns(words(["5", "0", "12", ""]), words(["7|8", "", "", ""]))),
+        ("b.parquet", columns(words([" 5", "0.0", "12.0 ", "  "]), words(["7.0| 8", " ", "|", " | "]))),
+        ("c.parquet", columns(integers.clone(), lists.clone())),
+        ("d.parquet", columns(doubles, lists.clone())),
+        ("e.parquet", columns(singles, lists)),
+    ] {
+        let batch =
+            open_and_read(config(&[&folder.put(name, bytes)])).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let ids = [user.integer(5), user.integer(0), user.integer(12)];
+        assert_eq!(batch.sparse[0].keys, [&ids[..], &[user.missing()]].concat(), "{name}");
+        assert_eq!(batch.sparse[1].keys, [tags.integer(7), tags.integer(8)], "{name}");
+        assert_eq!(batch.sparse[2].keys, ids, "{name}");
+        assert_eq!(batch.groups, Some(batch.sparse[0].keys.clone()), "{name}");
+    }
+    for (value, limit) in [(1.5, "below 2^24"), (16_777_216.0, "below 2^24")] {
+        let user: ArrayRef = Arc::new(Float32Array::from(vec![1.0, value, 2.0, 3.0]));
+        let path = folder.put("bad.parquet", columns(user, integers.clone()));
+        let error = open_and_read(config(&[&path])).unwrap_err();
+        assert!(matches!(&error, DataError::BadRow { column, at: Place::Row(2), .. } if column == "user"), "{error}");
+        assert!(error.to_string().contains(limit), "{error}");
+    }
 }
 
 #[test]

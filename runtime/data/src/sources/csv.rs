@@ -593,8 +593,8 @@ impl Row<'_> {
                 offsets.push(offset(into.keys.len(), name).map_err(Fault::TooManyKeys)?);
             }
         }
-        if let (Some(groups), Some(column), Some(seed)) = (&mut batch.groups, self.layout.group, encoder.group) {
-            groups.push(seed.text(self.cell(column)));
+        if let (Some(groups), Some(column), Some(group)) = (&mut batch.groups, self.layout.group, &encoder.group) {
+            group.push_text(self.cell(column), groups);
         }
         batch.samples += 1;
         Ok(())

@@ -630,8 +630,20 @@ fn is_number(found: &DataType) -> bool {
 }
 
 fn is_id(found: &DataType) -> bool {
-    found.is_integer() || matches!(found, DataType::Utf8 | DataType::Binary)
+    found.is_integer() || found.is_floating() || matches!(found, DataType::Utf8 | DataType::Binary)
 }
+
+/// Whether the ids of a column are floats, or lists of floats.
+fn has_float_ids(found: &DataType) -> bool {
+    match found {
+        DataType::List(item) => item.data_type().is_floating(),
+        found => found.is_floating(),
+    }
+}
+
+/// The ids that a column of floats may have, for an error message.
+const FLOAT_IDS: &str = "ids that are integers, which 64-bit floats hold below 2^53, 32-bit floats below 2^24 and \
+                         16-bit floats below 2^11; write integers or text";
 
 fn is_time(found: &DataType, bound: &TimeBound) -> bool {
     let date = matches!(found, DataType::Timestamp(_, _) | DataType::Date32 | DataType::Date64);
@@ -669,14 +681,14 @@ fn check_types(
             }
             (found, _) if is_id(found) => {}
             _ => {
-                return refuse(column, "a sparse feature must be integers, text, or a list of either");
+                return refuse(column, "a sparse feature must be integers (also as floats), text, or a list of these");
             }
         }
     }
     if let Some(column) = layout.group
         && !is_id(types[column])
     {
-        return refuse(column, "a group must be integers or text");
+        return refuse(column, "a group must be integers (also as floats) or text");
     }
     match (layout.time, time) {
         (Some(column), Some(bound)) if !is_time(types[column], bound) => match bound {
@@ -747,7 +759,7 @@ impl Columns<'_> {
         let labels = self.doubles(layout.label)?;
         let dense: Vec<Float32Array> =
             layout.dense.iter().map(|&column| self.floats(column)).collect::<Result<_, _>>()?;
-        let selected = self.selected(time)?;
+        let (selected, float_ids) = (self.selected(time)?, self.float_ids()?);
         let mut rows = Batch::of_schema(schema);
         rows.reserve(self.batch.num_rows());
         let (mut places, mut bad) = (Vec::new(), VecDeque::new());
@@ -770,6 +782,10 @@ impl Columns<'_> {
                 fault(layout.label, expected_label(&schema.label))?;
                 continue;
             };
+            if let Some((column, _)) = float_ids.iter().find(|(_, ids)| !ids.are_ids(place)) {
+                fault(*column, FLOAT_IDS)?;
+                continue;
+            }
             if let Err((column, expected)) = push_dense(&dense, place, schema, layout, &mut rows.dense) {
                 fault(column, expected)?;
                 continue;
@@ -779,6 +795,18 @@ impl Columns<'_> {
         }
         rows.samples = places.len();
         Ok(Decoded { rows, at: 0, first_row: self.first_row, places, bad })
+    }
+
+    /// The columns of ids that are floats.
+    fn float_ids(&self) -> Result<Vec<(usize, Ids)>, DataError> {
+        let mut found = Vec::new();
+        for &column in self.file.layout.sparse.iter().chain(&self.file.layout.group) {
+            let values = self.column(column)?;
+            if has_float_ids(values.data_type()) {
+                found.push((column, Ids::of(values).map_err(|error| self.file.damaged(&error))?));
+            }
+        }
+        Ok(found)
     }
 
     /// Adds the ids and the groups of the decoded rows.
@@ -806,10 +834,9 @@ impl Columns<'_> {
                 }
             }
         }
-        if let (Some(groups), Some(column), Some(seed)) = (&mut rows.groups, layout.group, encoder.group) {
+        if let (Some(groups), Some(column), Some(group)) = (&mut rows.groups, layout.group, &encoder.group) {
             let values = Ids::of(self.column(column)?).map_err(|error| self.file.damaged(&error))?;
-            let single = SparseEncoder { seed, separator: None, missing: Some(seed.missing()) };
-            places.iter().for_each(|&place| values.push(place, &single, groups));
+            places.iter().for_each(|&place| values.push(place, group, groups));
         }
         Ok(())
     }
@@ -926,6 +953,8 @@ fn from_dictionary(
 enum Ids {
     Integers(arrow_array::PrimitiveArray<Int64Type>),
     Unsigned(arrow_array::PrimitiveArray<UInt64Type>),
+    /// Integers as floats, and the first integer that such floats may have rounded.
+    Floats(Float64Array, f64),
     Bytes(BinaryArray),
     Lists(arrow_array::ListArray, Box<Ids>),
 }
@@ -939,9 +968,34 @@ impl Ids {
                 Self::Lists(lists, items)
             }
             DataType::UInt64 => Self::Unsigned(values.as_primitive().clone()),
+            found if found.is_floating() => {
+                let mantissa = match found {
+                    DataType::Float16 => 11,
+                    DataType::Float32 => 24,
+                    _ => 53,
+                };
+                let values = cast(values, &DataType::Float64)?;
+                Self::Floats(values.as_primitive().clone(), f64::from(2_f32.powi(mantissa)))
+            }
             found if found.is_integer() => Self::Integers(cast(values, &DataType::Int64)?.as_primitive().clone()),
             _ => Self::Bytes(cast(values, &DataType::Binary)?.as_binary().clone()),
         })
+    }
+
+    /// Whether the floats of row `row` are integers, null or NaN.
+    fn are_ids(&self, row: usize) -> bool {
+        match self {
+            Self::Lists(lists, items) => {
+                let offsets = lists.value_offsets();
+                let mut items_of_row = offsets[row] as usize..offsets[row + 1] as usize;
+                lists.is_null(row) || items_of_row.all(|item| items.are_ids(item))
+            }
+            Self::Floats(values, limit) if values.is_valid(row) => {
+                let value = values.value(row);
+                value.is_nan() || value.fract() == 0.0 && value.abs() < *limit
+            }
+            _ => true,
+        }
     }
 
     /// Appends the keys of row `row`.
@@ -962,6 +1016,10 @@ impl Ids {
             Self::Unsigned(values) if values.is_valid(row) => {
                 keys.push(sparse.seed.unsigned(values.value(row)));
             }
+            Self::Floats(values, _) if values.is_valid(row) && !values.value(row).is_nan() => {
+                sparse.tell();
+                keys.push(sparse.seed.integer(values.value(row) as i64));
+            }
             _ => keys.extend(sparse.missing),
         }
     }
@@ -970,9 +1028,7 @@ impl Ids {
     /// item is not split at separators.
     fn push_item(&self, item: usize, sparse: &SparseEncoder, keys: &mut Vec<u64>) {
         match self {
-            Self::Bytes(values) if values.is_valid(item) && !values.value(item).is_empty() => {
-                keys.push(sparse.seed.text(values.value(item)));
-            }
+            Self::Bytes(values) if values.is_valid(item) => keys.extend(sparse.key(values.value(item))),
             Self::Bytes(_) => {}
             _ => self.push(item, sparse, keys),
         }

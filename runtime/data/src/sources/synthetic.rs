@@ -109,8 +109,8 @@ impl SyntheticRows {
                 offsets.push(offset(into.keys.len(), &layout.names[column])?);
             }
         }
-        if let (Some(groups), Some(column), Some(seed)) = (&mut batch.groups, layout.group, self.encoder.group) {
-            groups.push(cell(column).map_or(seed.missing(), |value| seed.integer(value)));
+        if let (Some(groups), Some(column), Some(group)) = (&mut batch.groups, layout.group, &self.encoder.group) {
+            groups.extend(cell(column).map(|value| group.seed.integer(value)).or(group.missing));
         }
         batch.samples += 1;
         Ok(())
