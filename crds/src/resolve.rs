@@ -364,7 +364,24 @@ fn files(given: &DataSpec, schema: &Schema, errors: &mut Errors) -> FilePlan {
     if let FileFormat::Csv(csv) = &format {
         columns(csv, schema, &parts, errors);
     }
-    FilePlan { parts, format, bad_rows: bad_rows(given.bad_rows.as_ref()) }
+    let null_values = null_values(given.null_values.as_deref(), errors);
+    FilePlan { parts, format, bad_rows: bad_rows(given.bad_rows.as_ref()), null_values }
+}
+
+/// The markers of missing values. A number cannot be one: columns of numbers in Parquet have no
+/// texts that could be compared with it.
+fn null_values(given: Option<&[String]>, errors: &mut Errors) -> Vec<String> {
+    let Some(given) = given else { return d::NULL_VALUES.map(str::to_owned).into() };
+    let mut markers = Vec::with_capacity(given.len());
+    for (index, marker) in given.iter().enumerate() {
+        let marker = marker.trim();
+        if marker.parse::<f64>().is_ok_and(f64::is_finite) {
+            let path = at("spec.data.nullValues").index(index);
+            errors.add(path, format!("`{marker}` is a number: expected a text that is none, such as NULL"));
+        }
+        markers.push(marker.to_owned());
+    }
+    markers
 }
 
 /// The paths, divided by the one way of the split that is given.

@@ -87,6 +87,7 @@ fn a_ten_line_manifest_is_enough_and_takes_every_default() {
                 }},
                 "format": {"csv": {"delimiter": 44, "header": true, "columns": null, "quoting": true}},
                 "badRows": "fail",
+                "nullValues": ["nan"],
             }},
             "shuffleWindowRows": null,
             "storage": {"options": {}, "secretName": null},
@@ -828,6 +829,20 @@ fn numbers_that_floats_cannot_hold_are_refused() {
         "are equal in 32-bit floats",
     );
     refused(&["spec.features.label.positiveFrom=1.7e18"], "spec.features.label.positiveFrom", "beyond 2^53");
+}
+
+#[test]
+fn a_number_is_no_marker_of_missing_values() {
+    refused(&["spec.data.nullValues={NA,01}"], "spec.data.nullValues[1]", "`01` is a number");
+    assert_eq!(files_of(&["spec.data.nullValues={NULL,nan}"]).null_values, ["NULL", "nan"]);
+    assert_eq!(files_of(&[]).null_values, ["nan"]);
+}
+
+fn files_of(expressions: &[&str]) -> FilePlan {
+    match resolve(expressions).data.source {
+        DataSource::Files(files) => files,
+        DataSource::Synthetic(_) => panic!("the job reads files"),
+    }
 }
 
 #[test]

@@ -257,7 +257,8 @@ pub struct DenseField {
     pub name: String,
     /// The transform of the value.
     pub transform: Transform,
-    /// The feature's value, after the transform, where the cell is empty, null or NaN.
+    /// The feature's value, after the transform, where the cell is empty, null, NaN or a marker of
+    /// missing values.
     pub missing: f32,
 }
 

@@ -265,7 +265,7 @@ pub struct StorageSpec {
     validation = Rule::new("!has(self.source) || has(self.split)").message("`source` needs `split`, which selects the test rows: position, fraction, time or slices").field_path(".source"),
     validation = Rule::new("!has(self.split) || has(self.source)").message("`split` divides `source`: remove it, or give `source` instead of `train` and `test`").field_path(".split"),
     validation = Rule::new("!has(self.csv) || !(has(self.format) && self.format == 'parquet')").message("`csv` is only for text files: remove it, or set format: csv or tsv").field_path(".csv"),
-    validation = Rule::new("!has(self.synthetic) || !(has(self.format) || has(self.csv) || has(self.badRows))").message("`format`, `csv` and `badRows` are for files, and `synthetic` reads none: remove them").field_path(".synthetic")
+    validation = Rule::new("!has(self.synthetic) || !(has(self.format) || has(self.csv) || has(self.badRows) || has(self.nullValues))").message("`format`, `csv`, `badRows` and `nullValues` are for files, and `synthetic` reads none: remove them").field_path(".synthetic")
 )]
 pub struct DataSpec {
     /// Format of the files.
@@ -312,6 +312,19 @@ pub struct DataSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = "fail at the first"))]
     pub bad_rows: Option<BadRowsSpec>,
+
+    /// Texts that stand for a missing value in columns of ids and numbers, such as `NULL`, `\N` and
+    /// `NA`. The whole cell counts, or the whole piece of a cell with several values. Blanks around
+    /// it do not count, and upper and lower case are equal. Empty cells are always missing, and NaN
+    /// is always a missing number. So `[]` makes `nan` an id. A number cannot be a marker. At most
+    /// 32.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        length(max = 32),
+        inner(length(min = 1, max = 64)),
+        extend("x-default" = defaults::NULL_VALUES)
+    )]
+    pub null_values: Option<Vec<String>>,
 
     /// Access to object stores.
     #[serde(skip_serializing_if = "Option::is_none")]

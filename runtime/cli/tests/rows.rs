@@ -136,3 +136,25 @@ fn ids_have_one_row_in_every_form() {
     let padded = rows(header, |label, user, item| format!("{label},0{user},{item}"));
     assert_ne!(digest(&padded, &[]), wanted, "a leading zero makes another id");
 }
+
+#[test]
+fn markers_of_missing_values_are_empty_cells() {
+    let with = |marker: &str| {
+        rows("label,user_id,item_id", |label, user, item| match user % 4 {
+            0 => format!("{label},{user},{marker}"),
+            _ => format!("{label},{user},{item}"),
+        })
+    };
+    let wanted = digest(&with(""), &[]);
+    for (marker, sets) in [
+        ("NaN", &[][..]),
+        (" ", &[]),
+        ("NULL", &["spec.data.nullValues={NULL,NA}"]),
+        ("na", &["spec.data.nullValues={NULL,NA}"]),
+        ("\\N", &["spec.data.nullValues={\\\\N}"]),
+    ] {
+        assert_eq!(digest(&with(marker), sets), wanted, "{marker:?}");
+    }
+    assert_ne!(digest(&with("NA"), &[]), wanted, "without a setting it is Namibia");
+    assert_ne!(digest(&with("nan"), &["spec.data.nullValues={}"]), wanted);
+}

@@ -283,7 +283,7 @@ fn open_source(
     find_files: &dyn Fn() -> Result<Vec<SourceFile>, DataError>,
 ) -> Result<(Box<dyn Source>, Arc<Encoder>), DataError> {
     check(config, &schema)?;
-    let encoder = Arc::new(Encoder::new(schema));
+    let encoder = Arc::new(Encoder::new(schema, &config.null_values));
     let time = match &config.split {
         Some(Split::Time { column, test_from }) => Some((column.as_str(), test_from)),
         _ => None,

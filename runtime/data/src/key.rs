@@ -89,7 +89,7 @@ pub fn normalize(text: &[u8]) -> (&[u8], bool) {
 
 /// A text without white space around it, as `str::trim` removes it.
 #[inline]
-fn trim(text: &[u8]) -> &[u8] {
+pub(crate) fn trim(text: &[u8]) -> &[u8] {
     let is_plain = |byte: Option<&u8>| byte.is_none_or(u8::is_ascii_graphic);
     match is_plain(text.first()) && is_plain(text.last()) {
         true => text,

@@ -33,6 +33,7 @@ mod error;
 mod fingerprint;
 mod identity;
 pub mod key;
+mod null;
 mod number;
 mod pace;
 mod random;

@@ -6,6 +6,7 @@ use rectrain_kinds::{LabelField, Schema, SparseField, Transform};
 
 use crate::error::DataError;
 use crate::key::{TableSeed, normalize};
+use crate::null::NullValues;
 
 /// The values that a label column may have, for an error message.
 pub(crate) fn expected_label(label: &LabelField) -> &'static str {
@@ -53,6 +54,7 @@ pub(crate) struct Encoder {
     pub(crate) schema: Schema,
     pub(crate) sparse: Vec<SparseEncoder>,
     pub(crate) group: Option<SparseEncoder>,
+    pub(crate) nulls: NullValues,
 }
 
 /// The encoder of a column of ids.
@@ -60,6 +62,7 @@ pub(crate) struct Encoder {
 pub(crate) struct SparseEncoder {
     column: String,
     pub(crate) seed: TableSeed,
+    nulls: NullValues,
     /// The separator's bytes; `None` for a single-valued feature.
     pub(crate) separator: Option<Vec<u8>>,
     /// The key of a missing value. `None` if a missing value has no key.
@@ -69,20 +72,22 @@ pub(crate) struct SparseEncoder {
 }
 
 impl Encoder {
-    pub(crate) fn new(schema: Schema) -> Self {
-        let sparse = schema.sparse.iter().map(SparseEncoder::new).collect();
-        let group = schema.group.as_deref().map(SparseEncoder::of_group);
-        Self { schema, sparse, group }
+    pub(crate) fn new(schema: Schema, null_values: &[String]) -> Self {
+        let nulls = NullValues::new(null_values);
+        let sparse = schema.sparse.iter().map(|field| SparseEncoder::new(field, &nulls)).collect();
+        let group = schema.group.as_deref().map(|column| SparseEncoder::of_group(column, &nulls));
+        Self { schema, sparse, group, nulls }
     }
 }
 
 impl SparseEncoder {
-    fn new(field: &SparseField) -> Self {
+    fn new(field: &SparseField, nulls: &NullValues) -> Self {
         let seed = TableSeed::of(&field.table);
         let has_token = !field.is_variable();
         Self {
             column: field.name.clone(),
             seed,
+            nulls: nulls.clone(),
             separator: field.multi_value.map(|c| c.encode_utf8(&mut [0; 4]).as_bytes().to_vec()),
             missing: has_token.then(|| seed.missing()),
             has_told: AtomicBool::new(false),
@@ -90,10 +95,16 @@ impl SparseEncoder {
     }
 
     /// The encoder of the column that groups rows.
-    fn of_group(column: &str) -> Self {
+    fn of_group(column: &str, nulls: &NullValues) -> Self {
         let seed = TableSeed::of(column);
-        let column = column.to_owned();
-        Self { column, seed, separator: None, missing: Some(seed.missing()), has_told: AtomicBool::new(false) }
+        Self {
+            column: column.to_owned(),
+            seed,
+            nulls: nulls.clone(),
+            separator: None,
+            missing: Some(seed.missing()),
+            has_told: AtomicBool::new(false),
+        }
     }
 
     /// Appends the keys of one text cell.
@@ -112,7 +123,7 @@ impl SparseEncoder {
         if had_decimals {
             self.tell();
         }
-        (!id.is_empty()).then(|| self.seed.normalized(id))
+        (!self.nulls.contains(id)).then(|| self.seed.normalized(id))
     }
 
     /// Logs once that ids of this column are integers with decimals.
@@ -279,16 +290,18 @@ mod tests {
         let field = |multi_value, missing| SparseField { name: "g".into(), table: "g".into(), multi_value, missing };
         let keys = |field: &SparseField, cell: &str| {
             let mut keys = vec![];
-            SparseEncoder::new(field).push_text(cell.as_bytes(), &mut keys);
+            let nulls = NullValues::new(&["NULL".into()]);
+            SparseEncoder::new(field, &nulls).push_text(cell.as_bytes(), &mut keys);
             keys
         };
         let seed = TableSeed::of("g");
         let multi = field(Some('|'), MissingValue::Token);
         assert_eq!(keys(&multi, "a|7||b|"), [seed.text(b"a"), seed.integer(7), seed.text(b"b")]);
-        assert!(keys(&multi, "").is_empty());
+        assert!(keys(&multi, "").is_empty() && keys(&multi, "null| NULL ").is_empty());
         let wide = field(Some('→'), MissingValue::Skip);
         assert_eq!(keys(&wide, "a→b"), [seed.text(b"a"), seed.text(b"b")]);
         assert_eq!(keys(&field(None, MissingValue::Token), ""), [seed.missing()]);
+        assert_eq!(keys(&field(None, MissingValue::Token), " null"), [seed.missing()]);
         assert!(keys(&field(None, MissingValue::Skip), "").is_empty());
         assert_eq!(keys(&field(None, MissingValue::Skip), "a|b"), [seed.text(b"a|b")]);
     }

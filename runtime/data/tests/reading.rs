@@ -906,6 +906,36 @@ fn ids_meet_in_every_form_and_format() {
 }
 
 #[test]
+fn markers_of_missing_values_are_one_list_for_ids_and_numbers() {
+    let (folder, user, tags) = (Folder::new(), TableSeed::of("user"), TableSeed::of("tags"));
+    let csv = "y,user,tags,price,when\n1,NULL,x|\\N|NA,null,1\n0, \\N ,NULL,NA,1\n1,NANCY,nan,  ,1\n0,,,nan,1\n";
+    let text = |values: [&str; 4]| -> ArrayRef { Arc::new(StringArray::from(values.to_vec())) };
+    let numbers: ArrayRef = Arc::new(Float64Array::from(vec![None, None, None, Some(f64::NAN)]));
+    let columns = vec![
+        ("y", Arc::new(Int64Array::from(vec![1, 0, 1, 0])) as ArrayRef),
+        ("user", text(["NULL", " \\N ", "NANCY", ""])),
+        ("tags", text(["x|\\N|NA", "NULL", "nan", ""])),
+        ("price", numbers),
+        ("when", Arc::new(Int64Array::from(vec![1; 4])) as ArrayRef),
+    ];
+    for path in [folder.put("a.csv", csv), folder.put("a.parquet", parquet_of(columns, 10))] {
+        let null_values = ["NULL", "\\N", "NA"].map(String::from).into();
+        let batch = open_and_read(SourceConfig { null_values, ..config(&[&path]) }).unwrap();
+        let missing = user.missing();
+        assert_eq!(batch.sparse[0].keys, [missing, missing, user.text(b"NANCY"), missing]);
+        assert_eq!(batch.sparse[1].keys, [tags.text(b"x"), tags.text(b"nan")]);
+        assert_eq!(batch.sparse[2].keys, [user.text(b"NANCY")]);
+        assert_eq!(batch.groups, Some(batch.sparse[0].keys.clone()));
+        assert_eq!(batch.dense, [-1.0; 4]);
+    }
+    let path = folder.put("label.csv", "y,user,tags,price,when\nNA,1,,1,1\n");
+    let source = SourceConfig { null_values: vec!["NA".into()], ..config(&[&path]) };
+    assert!(open_and_read(source).unwrap_err().to_string().contains("column `y`: found \"NA\""));
+    let source = SourceConfig { null_values: vec!["NULL".into()], ..config(&[&folder.put("b.csv", csv)]) };
+    assert!(open_and_read(source).unwrap_err().to_string().contains("column `price`: found \"NA\""));
+}
+
+#[test]
 fn objects_are_read_like_files_from_any_thread() {
     let (folder, rows) = (Folder::new(), rows(3000));
     let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());

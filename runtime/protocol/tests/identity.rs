@@ -179,6 +179,7 @@ const COMPARED: &[Compared] = &[
         "rows.groups.0.initializer",
     ),
     Compared("spec.data.format", FILES, &[], &["spec.data.format=parquet"], "spec.data.csv"),
+    Compared("spec.data.nullValues", FILES, &[], &["spec.data.nullValues={nan,NULL}"], "spec.data.nullValues"),
     Compared("spec.data.csv.delimiter", FILES, &[], &["spec.data.csv.delimiter=;"], "spec.data.csv.delimiter"),
     Compared("spec.data.csv.header", FILES, COLUMNS, &["spec.data.csv.header=true"], "spec.data.csv.header"),
     Compared("spec.data.csv.quoting", FILES, &[], &["spec.data.csv.quoting=false"], "spec.data.csv.quoting"),
@@ -485,6 +486,7 @@ fn fields_that_may_change_make_no_difference() {
         "spec.roles.ps.replicas=3",
         "spec.checkpoint.path=elsewhere",
         "spec.data.test.paths={test.csv}",
+        "spec.data.nullValues={NaN}",
         // The cell of a multi-valued feature has no id where it has no values.
         "spec.features.sparse[1].missing=skip",
         // A run that ends at a bad row may be continued without it.

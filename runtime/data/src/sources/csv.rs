@@ -13,6 +13,8 @@ use crate::blocking::Stop;
 use crate::blocks::{Blocks, Compression, Decoded};
 use crate::error::{DataError, Place, shown};
 use crate::identity::Identity;
+use crate::key::trim;
+use crate::null::NullValues;
 use crate::number::{parse_f32, parse_f64};
 use crate::schema::{Encoder, HELD_NUMBER, HELD_TRANSFORM, Layout, expected_label};
 use crate::source::{Rows, Source, Tally, TimeFilter, View, offset};
@@ -583,7 +585,7 @@ impl Row<'_> {
             None => return self.fault(self.layout.label, expected_label(&schema.label)),
         }
         for (field, &column) in schema.dense.iter().zip(&self.layout.dense) {
-            batch.dense.push(self.dense(field, column)?);
+            batch.dense.push(self.dense(field, column, &encoder.nulls)?);
         }
         let columns = batch.sparse.iter_mut().zip(&self.layout.sparse);
         for ((into, &column), sparse) in columns.zip(&encoder.sparse) {
@@ -612,12 +614,13 @@ impl Row<'_> {
     }
 
     #[inline]
-    fn dense(&self, field: &DenseField, column: usize) -> Result<f32, Fault> {
+    fn dense(&self, field: &DenseField, column: usize, nulls: &NullValues) -> Result<f32, Fault> {
         let cell = self.cell(column);
         if cell.is_empty() {
             return Ok(field.missing);
         }
         match parse_f32(cell) {
+            None if nulls.contains(trim(cell)) => Ok(field.missing),
             None => self.fault(column, "a number"),
             Some(value) if value.is_nan() => Ok(field.missing),
             Some(value) if value.is_infinite() => self.fault(column, HELD_NUMBER),

@@ -43,7 +43,7 @@ impl Stream {
         let label = LabelField { name: "y".into(), positive_from: None };
         let schema = Schema { sparse: vec![], dense: vec![], label, group: None };
         let config = SourceConfig { bad_rows, ..SourceConfig::default() };
-        Dataset::over(Box::new(self.clone()), config, Arc::new(Encoder::new(schema))).unwrap()
+        Dataset::over(Box::new(self.clone()), config, Arc::new(Encoder::new(schema, &[]))).unwrap()
     }
 }
 

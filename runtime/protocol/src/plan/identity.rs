@@ -54,7 +54,8 @@ impl JobPlan {
             ("spec.features.group", json!(self.schema.group)),
             ("spec.data", self.data_identity()),
         ];
-        Identity::new(sections.into_iter().chain(self.bad_rows()).map(|(name, section)| (name.to_owned(), section)))
+        let sections = sections.into_iter().chain(self.bad_rows()).chain(self.null_values());
+        Identity::new(sections.map(|(name, section)| (name.to_owned(), section)))
     }
 
     /// How the cells of each sparse feature become ids.
@@ -92,6 +93,18 @@ impl JobPlan {
             BadRows::Fail => None,
             BadRows::Skip { .. } => Some(("spec.data.badRows", json!({ "action": "skip" }))),
         }
+    }
+
+    /// The markers of missing values, in one order and case. Synthetic rows have none.
+    fn null_values(&self) -> Option<(&'static str, Value)> {
+        if matches!(self.train.format, Format::Synthetic(_)) {
+            return None;
+        }
+        let mut markers: Vec<String> =
+            self.train.null_values.iter().map(|marker| marker.to_ascii_lowercase()).collect();
+        markers.sort();
+        markers.dedup();
+        Some(("spec.data.nullValues", json!(markers)))
     }
 
     fn feature_identities(&self) -> Vec<FeatureIdentity> {
