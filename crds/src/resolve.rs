@@ -350,7 +350,7 @@ fn criteo_columns<'a>(names: impl Iterator<Item = &'a str>, letter: char, path: 
 fn files(given: &DataSpec, schema: &Schema, errors: &mut Errors) -> FilePlan {
     let paths = |paths: &Option<PathsSpec>| paths.as_ref().map(|p| p.paths.clone()).unwrap_or_default();
     let divided = given.source.as_ref().zip(given.split.as_ref());
-    let parts = divided.and_then(|(source, split)| divide(&source.paths, split));
+    let parts = divided.and_then(|(source, split)| divide(&source.paths, split, errors));
     let parts = parts.unwrap_or_else(|| TrainTest::Separate { train: paths(&given.train), test: paths(&given.test) });
     if let TrainTest::Separate { train, test } = &parts {
         for (index, path) in test.iter().enumerate().filter(|(_, path)| train.contains(path)) {
@@ -385,14 +385,14 @@ fn null_values(given: Option<&[String]>, errors: &mut Errors) -> Vec<String> {
 }
 
 /// The paths, divided by the one way of the split that is given.
-fn divide(paths: &[String], given: &SplitSpec) -> Option<TrainTest> {
+fn divide(paths: &[String], given: &SplitSpec, errors: &mut Errors) -> Option<TrainTest> {
     let paths = paths.to_vec();
     let split = if let Some(position) = &given.position {
         Split::Position { train_rows: position.train_rows }
     } else if let Some(fraction) = &given.fraction {
         Split::Fraction { train: fraction.train }
     } else if let Some(time) = &given.time {
-        Split::Time { column: time.column.clone(), test_from: time_bound(&time.test_from) }
+        Split::Time { column: time.column.clone(), test_from: time_bound(time, errors) }
     } else {
         return given.slices.as_ref().map(|slices| TrainTest::Slices { paths, rows: slices.rows });
     };
@@ -400,13 +400,46 @@ fn divide(paths: &[String], given: &SplitSpec) -> Option<TrainTest> {
 }
 
 /// Text that reads as a number is one.
-fn time_bound(given: &TimeBoundSpec) -> TimeBound {
-    match given {
-        TimeBoundSpec::Integer(integer) => TimeBound::Number(*integer as f64),
-        TimeBoundSpec::Text(text) => match text.parse::<f64>() {
-            Ok(number) if number.is_finite() => TimeBound::Number(number),
-            _ => TimeBound::Text(text.clone()),
-        },
+fn time_bound(given: &TimeSplit, errors: &mut Errors) -> TimeBound {
+    let text = match &given.test_from {
+        TimeBoundSpec::Integer(integer) => return whole(*integer),
+        TimeBoundSpec::Text(text) => text.trim(),
+    };
+    if let Ok(integer) = text.parse::<i64>() {
+        return whole(integer);
+    }
+    if let Some(number) = text.parse::<f64>().ok().filter(|number| number.is_finite()) {
+        return TimeBound::Number(number);
+    }
+    let problem = match Date::read(text, given.order) {
+        Ok(date) => return TimeBound::Date(date),
+        Err(problem) => problem,
+    };
+    let path = at("spec.data.split.time");
+    match problem {
+        DateProblem::Unknown => errors.add(
+            path.key("testFrom"),
+            format!(
+                "expected a number such as 1700000000, or a date such as 2026-11-03, 2026-11-03T10:00:00Z or \
+                 11/25/2026, found `{text}`"
+            ),
+        ),
+        DateProblem::Ambiguous => errors.add(
+            path.key("testFrom"),
+            format!("the day of `{text}` may be its first or its second number: set `order: monthFirst` or dayFirst"),
+        ),
+        DateProblem::NeedlessOrder => errors.add(
+            path.key("order"),
+            format!("`{text}` begins with the year, and `order` is for dates that end with it: remove it"),
+        ),
+    }
+    TimeBound::Number(0.0)
+}
+
+fn whole(integer: i64) -> TimeBound {
+    match (integer as f64).abs() > EXACT_INTEGERS {
+        true => TimeBound::Integer(integer),
+        false => TimeBound::Number(integer as f64),
     }
 }
 

@@ -246,26 +246,36 @@ fn synthetic_rows_have_the_columns_that_the_features_name() {
 
 #[test]
 fn a_split_by_time_takes_numbers_and_dates() {
-    let split = |test_from: &str| {
-        let resolved = load(
-            BASE,
-            "base.yaml",
-            &sets(&[
-                "spec.data.train=null",
-                "spec.data.test=null",
-                "spec.data.source.paths={x.parquet}",
-                "spec.data.split.time.column=t",
-                &format!("spec.data.split.time.testFrom={test_from}"),
-            ]),
-        );
-        let DataSource::Files(files) = resolved.unwrap_or_else(|e| panic!("{e}")).resolved.data.source else {
-            panic!()
+    let split =
+        |test_from: &str| match files_of(&by_time(test_from).iter().map(String::as_str).collect::<Vec<_>>()).parts {
+            TrainTest::Divided { split: Split::Time { test_from, .. }, .. } => test_from,
+            parts => panic!("{parts:?}"),
         };
-        let TrainTest::Divided { split: Split::Time { test_from, .. }, .. } = files.parts else { panic!() };
-        test_from
-    };
+    let date = |text: &str, order| TimeBound::Date(Date::read(text, order).unwrap());
     assert_eq!(split("1700000000000"), TimeBound::Number(1.7e12));
-    assert_eq!(split("2026-11-03"), TimeBound::Text("2026-11-03".into()));
+    assert_eq!(split("1700000000000000001"), TimeBound::Integer(1_700_000_000_000_000_001));
+    assert_eq!(split("2026-11-03"), date("2026-11-03", None));
+    assert_eq!(split("11/25/2026"), date("11/25/2026", None));
+    let month_first = "11/1/2026,spec.data.split.time.order=monthFirst";
+    assert_eq!(split(month_first), date("11/1/2026", Some(DateOrder::MonthFirst)));
+    assert_eq!(serde_json::to_value(split("2026-11-03")).unwrap(), json!({"text": "2026-11-03"}));
+    for (test_from, field, part) in [
+        ("Nov 3\\, 2026", "testFrom", "expected a number such as 1700000000, or a date"),
+        ("2026-02-30", "testFrom", "found `2026-02-30`"),
+        ("11/1/2026", "testFrom", "set `order: monthFirst` or dayFirst"),
+        ("2026-11-03,spec.data.split.time.order=dayFirst", "order", "begins with the year"),
+    ] {
+        let sets = by_time(test_from);
+        let sets: Vec<&str> = sets.iter().map(String::as_str).collect();
+        refused(&sets, &format!("spec.data.split.time.{field}"), part);
+    }
+}
+
+/// Overrides of BASE for a split by time.
+fn by_time(test_from: &str) -> Vec<String> {
+    let fixed =
+        "spec.data.train=null,spec.data.test=null,spec.data.source.paths={x.parquet},spec.data.split.time.column=t";
+    vec![fixed.to_owned(), format!("spec.data.split.time.testFrom={test_from}")]
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 use serde::Serialize;
 
-use crate::{MissingValue, Transform};
+use crate::{Date, MissingValue, Transform};
 
 named! {
     /// The formats of files.
@@ -132,21 +132,26 @@ pub enum Split {
     },
 }
 
-/// A moment, as a time column writes it.
+/// A moment, as a time column writes it. Columns of timestamps and dates in Parquet are compared as
+/// instants, whatever their unit.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum TimeBound {
-    /// Compared as a number. Timestamp and date columns of Parquet count as seconds since 1970.
+    /// Compared as a 64-bit float. For timestamps it is a number of seconds since 1970.
     Number(f64),
-    /// Compared byte by byte as text, which is right for ISO 8601 (`2026-11-03`).
-    Text(String),
+    /// An integer that 64-bit floats do not hold. Integers are compared with it exactly.
+    Integer(i64),
+    /// Compared as an instant.
+    #[serde(rename = "text")]
+    Date(Date),
 }
 
 impl std::fmt::Display for TimeBound {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Number(bound) => write!(f, "{bound}"),
-            Self::Text(bound) => write!(f, "{bound}"),
+            Self::Integer(bound) => write!(f, "{bound}"),
+            Self::Date(bound) => write!(f, "{bound}"),
         }
     }
 }

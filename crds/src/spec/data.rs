@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use kube::KubeSchema;
-use rectrain_kinds::DataFormat;
+use rectrain_kinds::{DataFormat, DateOrder};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
@@ -93,14 +93,14 @@ pub struct FractionSplit {
 pub enum TimeBoundSpec {
     /// Compared with the column as a number.
     Integer(i64),
-    /// Compared as a number if it can be parsed as one, and otherwise as text.
+    /// Compared as a number if it can be parsed as one, and otherwise as a date.
     Text(String),
 }
 
 fn time_bound_schema(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "x-kubernetes-int-or-string": true,
-        "x-expected": "an integer such as 1700000000, or text such as \"2026-11-03\"",
+        "x-expected": "an integer such as 1700000000, or a date such as \"2026-11-03\"",
     })
 }
 
@@ -112,12 +112,20 @@ pub struct TimeSplit {
     #[schemars(length(min = 1, max = 128), regex(pattern = r"^[^{}]+$"))]
     pub column: String,
 
-    /// First moment of the test: an integer in the column's own unit, such as Unix seconds, or
-    /// text. Text that can be parsed as a number is one. Other text is compared with the column
-    /// letter by letter, which is right for dates such as "2026-11-03". For timestamp and date
-    /// columns of Parquet it is a number of seconds since 1970, whatever their unit. Required.
+    /// First moment of the test: a number in the column's own unit, such as Unix seconds, or a date
+    /// or time in the form of the column. Forms are `2026-11-03`, `2026/11/03` and `2026.11.03`, and
+    /// with the year at their end `11/25/2026` and `25.11.2026`. A time may follow: `T10:00:00Z`, `
+    /// 10:00`, ` 1:05 PM`. Dates are compared as instants, in UTC where they have no offset. A cell
+    /// of another form is a bad row. For timestamp and date columns of Parquet it is a date, or a
+    /// number of seconds since 1970, whatever their unit. Required.
     #[schemars(schema_with = "time_bound_schema")]
     pub test_from: TimeBoundSpec,
+
+    /// The order of day and month in dates with the year at their end. Needed where `testFrom` has
+    /// two readings, such as `11/1/2026`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-default" = "the one that `testFrom` shows"))]
+    pub order: Option<DateOrder>,
 }
 
 /// Continual training. The rows, in their order, are cut into slices, and training goes through one

@@ -158,3 +158,38 @@ fn markers_of_missing_values_are_empty_cells() {
     assert_ne!(digest(&with("NA"), &[]), wanted, "without a setting it is Namibia");
     assert_ne!(digest(&with("nan"), &["spec.data.nullValues={}"]), wanted);
 }
+
+/// Rows of the days from 1 August 2024 on, each written by `day(year, month, day)`.
+fn days(day: impl Fn(u32, u32, u32) -> String) -> String {
+    let months = [(8, 31), (9, 30), (10, 31), (11, 30)];
+    let days = months.into_iter().flat_map(|(month, days)| (1..=days).map(move |day| (month, day)));
+    let lines = days.map(|(m, d)| format!("{},{d},{m},{}\n", d % 2, day(2024, m, d)));
+    format!("label,user_id,item_id,day\n{}", lines.collect::<String>())
+}
+
+#[test]
+fn a_split_by_a_date_does_not_depend_on_its_spelling() {
+    let by = |test_from: &str, order: &str| {
+        vec![
+            "spec.data.train=null,spec.data.source.paths={rows.csv},spec.data.split.time.column=day".to_owned(),
+            format!("spec.data.split.time.testFrom={test_from}{order}"),
+        ]
+    };
+    let samples = |rows: &str, sets: &[String]| {
+        let sets: Vec<&str> = sets.iter().map(String::as_str).collect();
+        let summary = summary(rows, &sets);
+        (summary["samples"].clone(), summary["parametersSha256"].clone())
+    };
+    let iso = days(|y, m, d| format!("{y}-{m:02}-{d:02}"));
+    let us = days(|y, m, d| format!("{m}/{d}/{y}"));
+    let wanted = samples(&iso, &by("2024-11-01", ""));
+    assert_eq!(wanted.0, 92);
+    assert_eq!(samples(&us, &by("11/1/2024", ",spec.data.split.time.order=monthFirst")), wanted);
+    assert_eq!(samples(&days(|y, m, d| format!("{y}-{m}-{d}T00:00:00Z")), &by("2024-11-01", "")), wanted);
+    let refused = |rows: &str, test_from: &str| {
+        let sets = by(test_from, "");
+        refusal(rows, &sets.iter().map(String::as_str).collect::<Vec<_>>())
+    };
+    assert!(refused(&us, "11/1/2024").contains("set `order: monthFirst` or dayFirst"));
+    assert!(refused(&us, "2024-11-01").contains("rows.csv, line 2, column `day`: found \"8/1/2024\""));
+}

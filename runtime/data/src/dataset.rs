@@ -12,9 +12,10 @@ use crate::error::DataError;
 use crate::identity::Identity;
 use crate::reader::{ChunkReader, SpanReader};
 use crate::schema::{self, Encoder};
-use crate::source::{Rows, Source, TimeFilter, View, locate};
+use crate::source::{Rows, Source, View, locate};
 use crate::sources::{self, Opening};
 use crate::storage::{self, SourceFile};
+use crate::time::TimeFilter;
 
 /// A subset of the rows of a source. Cheap to clone.
 #[derive(Debug, Clone)]

@@ -5,8 +5,8 @@
 
 use arrow_array::types::{Float64Type, Int64Type, TimestampMillisecondType};
 use arrow_array::{
-    ArrayRef, BooleanArray, Float32Array, Float64Array, Int32Array, Int64Array, ListArray, NullArray, RecordBatch,
-    StringArray, TimestampMillisecondArray, UInt64Array,
+    ArrayRef, BooleanArray, Date32Array, Float32Array, Float64Array, Int32Array, Int64Array, ListArray, NullArray,
+    RecordBatch, StringArray, TimestampMillisecondArray, UInt64Array,
 };
 use object_store::memory::InMemory;
 use object_store::{ObjectStore, PutPayload};
@@ -16,9 +16,9 @@ use parquet::file::properties::{WriterProperties, WriterPropertiesBuilder};
 use rectrain_data::key::TableSeed;
 use rectrain_data::synthetic::Teacher;
 use rectrain_data::{
-    BadRows, Batch, CsvFormat, DataError, Dataset, DenseField, FileFormat, Format, LabelField, MissingValue, Order,
-    Place, Position, ReadPlan, Schema, SourceConfig, Span, SparseField, Split, Start, Subset, SyntheticConfig,
-    TimeBound, Transform, Version, chunk_permutation,
+    BadRows, Batch, CsvFormat, DataError, Dataset, Date, DateOrder, DenseField, FileFormat, Format, LabelField,
+    MissingValue, Order, Place, Position, ReadPlan, Schema, SourceConfig, Span, SparseField, Split, Start, Subset,
+    SyntheticConfig, TimeBound, Transform, Version, chunk_permutation,
 };
 use std::io::{BufRead, Write};
 use std::path::Path;
@@ -370,7 +370,7 @@ fn splits_divide_the_rows_and_share_nothing() {
 }
 
 #[test]
-fn a_split_by_text_compares_dates() {
+fn a_split_by_a_date_compares_instants() {
     let folder = Folder::new();
     let file = folder.put("a.csv", "y,day\n0,2026-01-31\n1,2026-02-01\n1,2025-12-31\n");
     let schema = Schema {
@@ -379,11 +379,85 @@ fn a_split_by_text_compares_dates() {
         label: LabelField { name: "y".into(), positive_from: None },
         group: None,
     };
-    let split = Split::Time { column: "day".into(), test_from: TimeBound::Text("2026-02".into()) };
+    let split = Split::Time { column: "day".into(), test_from: TimeBound::Date(Date::read("2026-02", None).unwrap()) };
     let config = SourceConfig { split: Some(split), subset: Subset::Train, ..config(&[&file]) };
     let train = Dataset::open(config, schema).unwrap();
     assert_eq!(all(&train).unwrap().labels, [0.0, 1.0]);
     assert_eq!(all(&train.subset(Subset::Test).unwrap()).unwrap().labels, [1.0]);
+}
+
+/// Six rows around 1 November 2024 in every form of their days. The last three are the test.
+#[test]
+fn a_split_by_a_date_is_the_same_in_every_form() {
+    let folder = Folder::new();
+    let days = [(2024, 8, 1), (2024, 10, 31), (2023, 12, 2), (2024, 11, 1), (2024, 12, 1), (2025, 2, 3)];
+    let text = |form: &dyn Fn(u32, u32, u32) -> String| -> String {
+        let lines = days.iter().enumerate().map(|(row, &(y, m, d))| format!("{},{}\n", row / 3, form(y, m, d)));
+        format!("y,day\n{}", lines.collect::<String>())
+    };
+    let labels: ArrayRef = Arc::new(Int64Array::from(vec![0, 0, 0, 1, 1, 1]));
+    let seconds: Vec<i64> =
+        days.iter().map(|(y, m, d)| Date::read(&format!("{y}-{m}-{d}"), None).unwrap().moment().seconds).collect();
+    let milliseconds: ArrayRef =
+        Arc::new(TimestampMillisecondArray::from_iter_values(seconds.iter().map(|seconds| seconds * 1000)));
+    let dates: ArrayRef = Arc::new(Date32Array::from_iter_values(seconds.iter().map(|s| (s / 86_400) as i32)));
+    let words: ArrayRef = Arc::new(StringArray::from_iter_values(days.iter().map(|(y, m, d)| format!("{y}-{m}-{d}"))));
+    let columns = |day: &ArrayRef| parquet_of(vec![("y", Arc::clone(&labels)), ("day", Arc::clone(day))], 4);
+    let iso = |y: u32, m: u32, d: u32| format!("{y}-{m:02}-{d:02}");
+    for (name, bytes, bound, order) in [
+        ("iso.csv", text(&iso).into_bytes(), "2024-11-01", None),
+        ("short.csv", text(&|y, m, d| format!(" {y}-{m}-{d} ")).into_bytes(), "2024-11-01T00:00:00Z", None),
+        ("times.csv", text(&|y, m, d| format!("{y}-{m}-{d} 00:00:00.000")).into_bytes(), "2024-11-01 00:00", None),
+        ("east.csv", text(&|y, m, d| iso(y, m, d) + "T00:00:00+01:00").into_bytes(), "2024-10-31T23:00Z", None),
+        ("slashes.csv", text(&|y, m, d| format!("{y}/{m}/{d}")).into_bytes(), "2024/11/1", None),
+        ("us.csv", text(&|y, m, d| format!("{m}/{d}/{y}")).into_bytes(), "11/1/2024", Some(DateOrder::MonthFirst)),
+        ("eu.csv", text(&|y, m, d| format!("{d}.{m}.{y}")).into_bytes(), "1.11.2024", Some(DateOrder::DayFirst)),
+        ("a.parquet", columns(&words), "2024-11-01", None),
+        ("b.parquet", columns(&dates), "2024-11-01", None),
+        ("c.parquet", columns(&milliseconds), "2024-11-01", None),
+    ] {
+        let test_from = TimeBound::Date(Date::read(bound, order).unwrap());
+        let config = SourceConfig {
+            split: Some(Split::Time { column: "day".into(), test_from }),
+            subset: Subset::Train,
+            ..config(&[&folder.put(name, bytes)])
+        };
+        let train = Dataset::open(config, labels_only(None)).unwrap();
+        assert_eq!(all(&train).unwrap().labels, [0.0; 3], "{name}");
+        assert_eq!(all(&train.subset(Subset::Test).unwrap()).unwrap().labels, [1.0; 3], "{name}");
+    }
+    let mixed = folder.put("mixed.csv", "y,day\n0,2024-08-01\n0,8/2/2024\n1,2024-12-01\n");
+    let test_from = TimeBound::Date(Date::read("2024-11-01", None).unwrap());
+    let split = Some(Split::Time { column: "day".into(), test_from });
+    let config = SourceConfig { split, subset: Subset::Train, ..config(&[&mixed]) };
+    let error = all(&Dataset::open(config, labels_only(None)).unwrap()).unwrap_err().to_string();
+    assert!(error.contains("line 3, column `day`: found \"8/2/2024\", expected a date or time of the form"), "{error}");
+}
+
+/// Integers that 64-bit floats do not tell apart.
+#[test]
+fn a_split_by_nanoseconds_is_exact() {
+    let folder = Folder::new();
+    let bound = 1_700_000_000_000_000_001_i64;
+    let times = [bound - 1, bound, bound - 2, bound + 1];
+    let lines: String = times.iter().map(|time| format!("{},{time}\n", u32::from(*time >= bound))).collect();
+    let columns = vec![
+        ("y", Arc::new(Int64Array::from(vec![0, 1, 0, 1])) as ArrayRef),
+        ("at", Arc::new(Int64Array::from(times.to_vec())) as ArrayRef),
+    ];
+    let files = [folder.put("a.csv", format!("y,at\n{lines}")), folder.put("a.parquet", parquet_of(columns, 10))];
+    for file in files {
+        let split = Some(Split::Time { column: "at".into(), test_from: TimeBound::Integer(bound) });
+        let config = SourceConfig { split, subset: Subset::Train, ..config(&[&file]) };
+        let train = Dataset::open(config, labels_only(None)).unwrap();
+        assert_eq!(all(&train).unwrap().labels, [0.0; 2]);
+        assert_eq!(all(&train.subset(Subset::Test).unwrap()).unwrap().labels, [1.0; 2]);
+    }
+}
+
+/// A schema of the label `y` alone.
+fn labels_only(positive_from: Option<f64>) -> Schema {
+    Schema { sparse: vec![], dense: vec![], label: LabelField { name: "y".into(), positive_from }, group: None }
 }
 
 /// The labels of a column `y` as text, and as Parquet columns of these values.

@@ -219,6 +219,13 @@ const COMPARED: &[Compared] = &[
         "spec.data.split.time.testFrom",
     ),
     Compared(
+        "spec.data.split.time.order",
+        SOURCE,
+        &["spec.data.split.time.column=time", "spec.data.split.time.testFrom=11/1/2026", MONTH_FIRST],
+        &["spec.data.split.time.order=dayFirst"],
+        "spec.data.split.time.testFrom",
+    ),
+    Compared(
         "spec.data.split.slices.rows",
         SOURCE,
         &["spec.data.split.slices.rows=240"],
@@ -376,6 +383,7 @@ const MIN_MAX: &[&str] =
     &["spec.features.dense[0].transform=minMax", "spec.features.dense[0].min=0", "spec.features.dense[0].max=2"];
 const COLUMNS: &[&str] = &["spec.data.csv.columns={label,C1,C2,I1}"];
 const TIME: &[&str] = &["spec.data.split.time.column=time", "spec.data.split.time.testFrom=7"];
+const MONTH_FIRST: &str = "spec.data.split.time.order=monthFirst";
 const FTRL: &[&str] = &["spec.training.optimizer.sparse.kind=ftrl"];
 
 /// Fields, with all fields below them, that the identity leaves out, and why.

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use rectrain_kinds::{BadRows, CsvFormat, DataFormat, DenseField, LabelField, Position, Schema, TimeBound};
+use rectrain_kinds::{BadRows, CsvFormat, DataFormat, DenseField, LabelField, Position, Schema};
 
 use super::{Opening, open_each};
 use crate::batch::Batch;
@@ -17,9 +17,10 @@ use crate::key::trim;
 use crate::null::NullValues;
 use crate::number::{parse_f32, parse_f64};
 use crate::schema::{Encoder, HELD_NUMBER, HELD_TRANSFORM, Layout, expected_label};
-use crate::source::{Rows, Source, Tally, TimeFilter, View, offset};
+use crate::source::{Rows, Source, Tally, View, offset};
 use crate::storage::{SourceFile, identity_of};
 use crate::text::{Cells, MAX_RECORD_BYTES, Span, cell, find_record};
+use crate::time::TimeFilter;
 
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
@@ -557,19 +558,13 @@ impl Row<'_> {
         if self.ends.len() != self.layout.names.len() {
             return Err(Fault::Width);
         }
-        let (Some(TimeFilter { test_from, test }), Some(column)) = (time, self.layout.time) else {
+        let (Some(time), Some(column)) = (time, self.layout.time) else {
             return Ok(true);
         };
-        let cell = self.cell(column);
-        let later = match test_from {
-            TimeBound::Number(bound) => match parse_f64(cell) {
-                Some(time) if !time.is_nan() => time >= *bound,
-                _ => return self.fault(column, "a time, as a number"),
-            },
-            TimeBound::Text(_) if cell.is_empty() => return self.fault(column, "a time"),
-            TimeBound::Text(bound) => cell >= bound.as_bytes(),
-        };
-        Ok(later == *test)
+        match time.keeps_text(self.cell(column)) {
+            Some(keeps) => Ok(keeps),
+            None => self.fault(column, time.expected()),
+        }
     }
 
     fn fault<T>(&self, column: usize, expected: &'static str) -> Result<T, Fault> {

@@ -28,7 +28,7 @@ use parquet::basic::{Compression, Encoding};
 use parquet::errors::ParquetError;
 use parquet::file::metadata::ParquetMetaData;
 use parquet::file::reader::{ChunkReader, Length};
-use rectrain_kinds::{Position, Schema, TimeBound};
+use rectrain_kinds::{Moment, Position, Schema, TimeBound};
 
 use self::damage::BadColumn;
 use super::{Opening, open_each};
@@ -38,8 +38,9 @@ use crate::error::{DataError, Place, shown};
 use crate::identity::Identity;
 use crate::pace;
 use crate::schema::{Encoder, HELD_NUMBER, HELD_TRANSFORM, Layout, SparseEncoder, expected_label};
-use crate::source::{Rows, Source, Tally, TimeFilter, View, offset};
+use crate::source::{Rows, Source, Tally, View, offset};
 use crate::storage::{FilePlace, Object, SourceFile, identity_of};
+use crate::time::TimeFilter;
 
 /// The number of rows that are decoded at a time.
 const DECODE_ROWS: usize = 4096;
@@ -648,8 +649,8 @@ const FLOAT_IDS: &str = "ids that are integers, which 64-bit floats hold below 2
 fn is_time(found: &DataType, bound: &TimeBound) -> bool {
     let date = matches!(found, DataType::Timestamp(_, _) | DataType::Date32 | DataType::Date64);
     match bound {
-        TimeBound::Number(_) => found.is_numeric() || date,
-        TimeBound::Text(_) => matches!(found, DataType::Utf8 | DataType::Binary),
+        TimeBound::Number(_) | TimeBound::Integer(_) => found.is_numeric() || date,
+        TimeBound::Date(_) => date || matches!(found, DataType::Utf8 | DataType::Binary),
     }
 }
 
@@ -692,8 +693,10 @@ fn check_types(
     }
     match (layout.time, time) {
         (Some(column), Some(bound)) if !is_time(types[column], bound) => match bound {
-            TimeBound::Number(_) => refuse(column, "a split by a number needs a number or a time"),
-            TimeBound::Text(_) => refuse(column, "a split by text needs text"),
+            TimeBound::Number(_) | TimeBound::Integer(_) => {
+                refuse(column, "a split by a number needs a number, a timestamp or a date")
+            }
+            TimeBound::Date(_) => refuse(column, "a split by a date needs text, a timestamp or a date"),
         },
         _ => Ok(()),
     }
@@ -771,7 +774,8 @@ impl Columns<'_> {
             };
             match selected.as_ref().map(|selected| selected[place]) {
                 Some(None) => {
-                    fault(layout.time.unwrap_or(layout.label), "a time")?;
+                    let expected = time.map_or("a time", TimeFilter::expected);
+                    fault(layout.time.unwrap_or(layout.label), expected)?;
                     continue;
                 }
                 Some(Some(false)) => continue,
@@ -844,39 +848,41 @@ impl Columns<'_> {
     /// For each row whether the filter keeps it, or `None` if the row has no time. Nothing without
     /// a filter.
     fn selected(&self, time: Option<&TimeFilter>) -> Result<Option<Vec<Option<bool>>>, DataError> {
-        let (Some(TimeFilter { test_from, test }), Some(column)) = (time, self.file.layout.time) else {
+        let (Some(filter), Some(column)) = (time, self.file.layout.time) else {
             return Ok(None);
         };
-        let later: Vec<Option<bool>> = match test_from {
-            TimeBound::Number(bound) => {
-                let times = self.times(column)?;
-                let later = |time: Option<f64>| time.filter(|t| !t.is_nan()).map(|t| t >= *bound);
-                times.iter().map(later).collect()
-            }
-            TimeBound::Text(bound) => {
-                let times = self.cast(column, &DataType::Binary)?;
-                let times: &BinaryArray = times.as_binary();
-                let later = |time: Option<&[u8]>| time.filter(|t| !t.is_empty()).map(|t| t >= bound.as_bytes());
-                times.iter().map(later).collect()
-            }
-        };
-        Ok(Some(later.into_iter().map(|later| later.map(|later| later == *test)).collect()))
-    }
-
-    /// Times as numbers. Timestamp and date columns give seconds since 1970.
-    fn times(&self, column: usize) -> Result<Float64Array, DataError> {
+        let keeps = |moment: Option<Moment>| moment.map(|moment| filter.keeps_moment(moment));
+        let ticks = |ticks: Option<i64>, per_second| ticks.map(|ticks| Moment::of_ticks(ticks, per_second));
         let per_second = match self.column(column)?.data_type() {
             DataType::Date32 => {
-                let days: Int64Array = self.integers(column)?;
-                return Ok(days.unary(|days| days as f64 * 86_400.0));
+                let days = self.integers(column)?;
+                let moments = days.iter().map(|days| ticks(days.map(|days| days * 86_400), 1));
+                return Ok(Some(moments.map(keeps).collect()));
             }
-            DataType::Date64 | DataType::Timestamp(TimeUnit::Millisecond, _) => 1e3,
-            DataType::Timestamp(TimeUnit::Second, _) => 1.0,
-            DataType::Timestamp(TimeUnit::Microsecond, _) => 1e6,
-            DataType::Timestamp(TimeUnit::Nanosecond, _) => 1e9,
-            _ => return Ok(self.cast(column, &DataType::Float64)?.as_primitive().clone()),
+            DataType::Date64 | DataType::Timestamp(TimeUnit::Millisecond, _) => 1_000,
+            DataType::Timestamp(TimeUnit::Second, _) => 1,
+            DataType::Timestamp(TimeUnit::Microsecond, _) => 1_000_000,
+            DataType::Timestamp(TimeUnit::Nanosecond, _) => 1_000_000_000,
+            _ => return self.selected_by_value(filter, column).map(Some),
         };
-        Ok(self.integers(column)?.unary(|ticks| ticks as f64 / per_second))
+        let moments = self.integers(column)?;
+        Ok(Some(moments.iter().map(|time| keeps(ticks(time, per_second))).collect()))
+    }
+
+    /// For each row whether the filter keeps its text or number, or `None` if it is not a time.
+    fn selected_by_value(&self, filter: &TimeFilter, column: usize) -> Result<Vec<Option<bool>>, DataError> {
+        match self.column(column)?.data_type() {
+            DataType::Utf8 | DataType::Binary => {
+                let times = self.cast(column, &DataType::Binary)?;
+                let times: &BinaryArray = times.as_binary();
+                Ok(times.iter().map(|time| filter.keeps_text(time?)).collect())
+            }
+            found if found.is_integer() && *found != DataType::UInt64 => {
+                let times = self.integers(column)?;
+                Ok(times.iter().map(|time| time.map(|time| filter.keeps_integer(time))).collect())
+            }
+            _ => Ok(self.doubles(column)?.iter().map(|time| filter.keeps_number(time?)).collect()),
+        }
     }
 
     fn integers(&self, column: usize) -> Result<Int64Array, DataError> {
