@@ -217,7 +217,7 @@ fn sparse_field(name: String, given: &SparseFeature, table: &ResolvedTable) -> S
     SparseField {
         name,
         table: table.name.clone(),
-        multi_value: given.multi_value.as_ref().and_then(|multi| multi.separator.chars().next()),
+        multi_value: given.multi_value.as_ref().map(|multi| multi.separator.clone()),
         missing: given.missing.unwrap_or(MissingValue::Token),
     }
 }
@@ -466,31 +466,35 @@ fn format(given: &DataSpec, parts: &TrainTest, errors: &mut Errors) -> FileForma
         }
         return FileFormat::Parquet;
     }
-    let csv = given.csv.clone().unwrap_or_default();
-    let is_tsv = format == DataFormat::Tsv;
+    FileFormat::Csv(text_format(given.csv.clone().unwrap_or_default(), format == DataFormat::Tsv, errors))
+}
+
+fn text_format(csv: CsvSpec, is_tsv: bool, errors: &mut Errors) -> CsvFormat {
     let delimiter = match csv.delimiter.as_deref() {
-        None => {
-            if is_tsv {
-                b'\t'
-            } else {
-                b','
-            }
-        }
-        Some("\\t") => b'\t',
-        Some(text) => match text.as_bytes() {
-            [byte] if byte.is_ascii() => *byte,
-            _ => {
-                errors.add(at("spec.data.csv.delimiter"), format!("expected one ASCII character, found `{text}`"));
-                b','
-            }
-        },
+        None if is_tsv => "\t",
+        None => ",",
+        Some("\\t") => "\t",
+        Some(text) => text,
     };
-    FileFormat::Csv(CsvFormat {
-        delimiter,
+    if !delimiter.is_ascii() {
+        let message = format!("expected ASCII characters, such as ; or ::, found `{delimiter}`");
+        errors.add(at("spec.data.csv.delimiter"), message);
+    }
+    let is_wide = delimiter.len() > 1;
+    if is_wide && csv.quoting == Some(true) {
+        errors.add(
+            at("spec.data.csv.quoting"),
+            format!(
+                "`{delimiter}` has several characters, and quotes go with one: remove `quoting`, or set it to false"
+            ),
+        );
+    }
+    CsvFormat {
+        delimiter: delimiter.to_owned(),
         header: csv.header.unwrap_or(csv.columns.is_none()),
-        quoting: csv.quoting.unwrap_or(!is_tsv),
+        quoting: csv.quoting.unwrap_or(!is_tsv && !is_wide),
         columns: csv.columns.map(|columns| column_names(&columns, errors)),
-    })
+    }
 }
 
 /// The format by the file extensions, which must agree.
@@ -556,10 +560,16 @@ fn column_names(columns: &[String], errors: &mut Errors) -> Vec<String> {
 
 /// Checks the columns that the job reads against the column names in the manifest, if it has any.
 fn columns(csv: &CsvFormat, schema: &Schema, parts: &TrainTest, errors: &mut Errors) {
-    for feature in schema.sparse.iter().filter(|f| f.multi_value == Some(char::from(csv.delimiter))) {
+    // A cell in quotes may have the separator of columns between its values.
+    let is_split = |separator: &String| !csv.quoting && separator.contains(&csv.delimiter);
+    for feature in schema.sparse.iter().filter(|feature| feature.multi_value.as_ref().is_some_and(is_split)) {
         errors.add(
             at("spec.features.sparse"),
-            format!("the values of `{}` are separated by the character that separates columns: expected another `separator`", feature.name),
+            format!(
+                "the values of `{}` are separated by what separates columns: expected another `separator`, or \
+                 cells in quotes (spec.data.csv.quoting: true)",
+                feature.name
+            ),
         );
     }
     let Some(known) = &csv.columns else { return };

@@ -85,7 +85,7 @@ fn a_ten_line_manifest_is_enough_and_takes_every_default() {
                 "parts": {"separate": {
                     "train": ["data/movielens-100k/train.csv"], "test": ["data/movielens-100k/test.csv"],
                 }},
-                "format": {"csv": {"delimiter": 44, "header": true, "columns": null, "quoting": true}},
+                "format": {"csv": {"delimiter": ",", "header": true, "columns": null, "quoting": true}},
                 "badRows": "fail",
                 "nullValues": ["nan"],
             }},
@@ -205,7 +205,7 @@ fn the_criteo_example_is_valid_for_every_model_and_mode() {
         }
     );
     let FileFormat::Csv(csv) = &files.format else { panic!("{:?}", files.format) };
-    assert_eq!((csv.delimiter, csv.header, csv.quoting), (b'\t', false, false));
+    assert_eq!((csv.delimiter.as_str(), csv.header, csv.quoting), ("\t", false, false));
     assert_eq!(csv.columns.as_ref().unwrap().len(), 40);
     for kind in ModelKind::ALL {
         for mode in Mode::ALL {
@@ -592,8 +592,8 @@ const BAD_JOBS: [(&[&str], &str, &str); 59] = [
     ),
     (&["spec.data.csv.columns={clicked,user,item,age}"], "spec.features.label.name", "the label `label` is not among"),
     (&["spec.data.csv.columns={label,user,item,age,user}"], "spec.data.csv.columns[4]", "`user` is named twice"),
-    (&["spec.data.csv.delimiter=ab"], "spec.data.csv.delimiter", "one character"),
-    (&["spec.data.csv.delimiter=é"], "spec.data.csv.delimiter", "one ASCII character"),
+    (&["spec.data.csv.delimiter=abcdefghi"], "spec.data.csv.delimiter", "at most 8 characters"),
+    (&["spec.data.csv.delimiter=é"], "spec.data.csv.delimiter", "ASCII characters"),
     (
         &["spec.features.label.name=user"],
         "spec.features.sparse[0].name",
@@ -626,9 +626,9 @@ const BAD_JOBS: [(&[&str], &str, &str); 59] = [
     ),
     (&["spec.model.kind=fm,spec.features.sparse[1].dim=8"], "spec.features.sparse", "they need one width"),
     (
-        &["spec.features.sparse[0].multiValue.separator=\\,"],
+        &["spec.features.sparse[0].multiValue.separator=\\,,spec.data.csv.quoting=false"],
         "spec.features.sparse",
-        "separated by the character that separates columns",
+        "separated by what separates columns",
     ),
     (
         &["spec.features.dense=null,spec.data.train=null,spec.data.test=null,spec.data.synthetic.rows=10"],
@@ -839,6 +839,27 @@ fn numbers_that_floats_cannot_hold_are_refused() {
         "are equal in 32-bit floats",
     );
     refused(&["spec.features.label.positiveFrom=1.7e18"], "spec.features.label.positiveFrom", "beyond 2^53");
+}
+
+#[test]
+fn separators_may_have_several_characters() {
+    let FileFormat::Csv(csv) = files_of(&["spec.data.csv.delimiter=::"]).format else { panic!() };
+    assert_eq!((csv.delimiter.as_str(), csv.quoting), ("::", false));
+    refused(&["spec.data.csv.delimiter=::,spec.data.csv.quoting=true"], "spec.data.csv.quoting", "quotes go with one");
+    let comma = "spec.features.sparse[0].multiValue.separator=\\,";
+    assert_eq!(resolve(&[comma]).features.schema.sparse[0].multi_value.as_deref(), Some(","));
+    let wide =
+        ["spec.data.csv.delimiter=|", "spec.data.csv.quoting=false", "spec.features.sparse[0].multiValue.separator=||"];
+    refused(&wide, "spec.features.sparse", "separated by what separates columns");
+}
+
+#[test]
+fn a_byte_order_mark_is_skipped() {
+    let marked = format!("\u{feff}{BASE}");
+    assert_eq!(load(&marked, "base.yaml", &[]).unwrap().job, load(BASE, "base.yaml", &[]).unwrap().job);
+    let wrong = marked.replace("kind: dnn", "kind: mlp");
+    let error = load(&wrong, "base.yaml", &[]).unwrap_err().to_string();
+    assert!(error.starts_with("base.yaml:5:11: spec.model.kind: "), "{error}");
 }
 
 #[test]

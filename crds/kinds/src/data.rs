@@ -53,8 +53,8 @@ pub enum FileFormat {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CsvFormat {
-    /// ASCII byte between two cells.
-    pub delimiter: u8,
+    /// ASCII characters between two cells, mostly one. Only one goes with `quoting`.
+    pub delimiter: String,
     /// Whether the first line of each file names the columns.
     pub header: bool,
     /// Names of the columns in order, ranges written out. Required without a header. With a header
@@ -68,7 +68,7 @@ pub struct CsvFormat {
 impl Default for CsvFormat {
     /// Commas, a header, quotes.
     fn default() -> Self {
-        Self { delimiter: b',', header: true, columns: None, quoting: true }
+        Self { delimiter: ",".to_owned(), header: true, columns: None, quoting: true }
     }
 }
 
@@ -77,7 +77,13 @@ impl CsvFormat {
     /// `label`, `I1` … `I13`, `C1` … `C26`.
     #[must_use]
     pub fn criteo() -> Self {
-        Self { delimiter: b'\t', header: false, columns: Some(criteo_columns(13, 26)), quoting: false }
+        Self { columns: Some(criteo_columns(13, 26)), header: false, ..Self::tabs() }
+    }
+
+    /// Tabs, a header, no quotes.
+    #[must_use]
+    pub fn tabs() -> Self {
+        Self { delimiter: "\t".to_owned(), quoting: false, ..Self::default() }
     }
 }
 
@@ -238,10 +244,10 @@ pub struct SparseField {
     pub name: String,
     /// The table of its keys. Features of one table share the keys of equal values.
     pub table: String,
-    /// Character between two values of a cell, which then holds any number of them. In Parquet the
+    /// Text between two values of a cell, which then holds any number of them. In Parquet the
     /// column is a list, or text with separators. Empty pieces and nulls are not values. `None`
     /// means one value a cell.
-    pub multi_value: Option<char>,
+    pub multi_value: Option<String>,
     /// The treatment of a missing value where `multi_value` is `None`.
     pub missing: MissingValue,
 }

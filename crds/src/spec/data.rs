@@ -32,12 +32,13 @@ pub struct PathsSpec {
     validation = Rule::new("!has(self.header) || self.header || has(self.columns)").message("a file without a header needs the names of its columns: give `columns`, or set header: true").field_path(".header")
 )]
 pub struct CsvSpec {
-    /// Separator of two fields: one ASCII character, such as `;`. Write a tab as "\t".
+    /// Separator of two fields: one ASCII character, such as `;`, or up to 8, such as `::`. Several
+    /// characters exclude quoted fields. Write a tab as "\t".
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(
-        length(min = 1, max = 2),
-        regex(pattern = r#"^([^"\r\n\\]|\\t)$"#),
-        extend("x-default" = "a comma for csv, a tab for tsv", "x-expected" = "one character, such as ; or a tab written as \"\\t\"")
+        length(min = 1, max = 8),
+        regex(pattern = r#"^([^"\r\n\\]{1,8}|\\t)$"#),
+        extend("x-default" = "a comma for csv, a tab for tsv", "x-expected" = "one character, such as ; or a tab written as \"\\t\", or several such as ::")
     )]
     pub delimiter: Option<String>,
 
@@ -50,7 +51,7 @@ pub struct CsvSpec {
     /// True if a field may be quoted with `"`. It may then contain delimiters, line ends and
     /// (doubled) quotes.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("x-default" = "true for csv, false for tsv"))]
+    #[schemars(extend("x-default" = "true for csv, false for tsv and for a delimiter of several characters"))]
     pub quoting: Option<bool>,
 
     /// Names of the columns, left to right, for files without a header. A range such as `C{1..26}`
@@ -114,10 +115,10 @@ pub struct TimeSplit {
 
     /// First moment of the test: a number in the column's own unit, such as Unix seconds, or a date
     /// or time in the form of the column. Forms are `2026-11-03`, `2026/11/03` and `2026.11.03`, and
-    /// with the year at their end `11/25/2026` and `25.11.2026`. A time may follow: `T10:00:00Z`, `
-    /// 10:00`, ` 1:05 PM`. Dates are compared as instants, in UTC where they have no offset. A cell
-    /// of another form is a bad row. For timestamp and date columns of Parquet it is a date, or a
-    /// number of seconds since 1970, whatever their unit. Required.
+    /// with the year at their end `11/25/2026` and `25.11.2026`. A time may follow: `T10:00:00Z`, a
+    /// blank and `10:00`, or a blank and `1:05 PM`. Dates are compared as instants, in UTC where
+    /// they have no offset. A cell of another form is a bad row. For timestamp and date columns of
+    /// Parquet it is a date, or a number of seconds since 1970, whatever their unit. Required.
     #[schemars(schema_with = "time_bound_schema")]
     pub test_from: TimeBoundSpec,
 

@@ -31,9 +31,10 @@ pub struct InitializerSpec {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct MultiValueSpec {
-    /// Separator of two values, such as `|`. Empty pieces are ignored. A list column of a Parquet
-    /// file needs none: its elements are the values.
-    #[schemars(length(min = 1, max = 1))]
+    /// Separator of two values, such as `|` or `::`. It may be a comma if cells are quoted. Empty
+    /// pieces are ignored. A list in brackets, as JSON writes it, is a bad row. A list column of a
+    /// Parquet file needs none: its elements are the values. At most 8 characters.
+    #[schemars(length(min = 1, max = 8))]
     pub separator: String,
 }
 

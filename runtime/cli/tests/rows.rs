@@ -193,3 +193,27 @@ fn a_split_by_a_date_does_not_depend_on_its_spelling() {
     assert!(refused(&us, "11/1/2024").contains("set `order: monthFirst` or dayFirst"));
     assert!(refused(&us, "2024-11-01").contains("rows.csv, line 2, column `day`: found \"8/1/2024\""));
 }
+
+#[test]
+fn lists_of_values_are_read_in_every_spelling() {
+    let lists = |separator: &str, quote: &str| {
+        rows("label,user_id,item_id", |label, user, item| format!("{label},{user},{quote}{item}{separator}9{quote}"))
+    };
+    let by = |separator: &str| format!("spec.features.sparse[1].multiValue.separator={separator}");
+    let wanted = digest(&lists("|", ""), &[&by("|")]);
+    assert_eq!(digest(&lists(",", "\""), &[&by("\\,")]), wanted);
+    assert_eq!(digest(&lists("::", ""), &[&by("::")]), wanted);
+    let wide = lists("|", "").replace(',', "::");
+    assert_eq!(digest(&wide, &[&by("|"), "spec.data.csv.delimiter=::"]), wanted);
+    let json = rows("label,user_id,item_id", |label, user, item| format!("{label},{user},\"[{item}, 9]\""));
+    assert!(refusal(&json, &[&by("\\,")]).contains("not a list in brackets"));
+    let message = refusal(&lists(",", ""), &[&by("\\,")]);
+    assert!(message.contains("3 cells (this row has 4)"), "{message}");
+}
+
+#[test]
+fn a_manifest_may_begin_with_a_byte_order_mark() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("rows.csv"), plain()).unwrap();
+    events(&run(folder.path(), &format!("\u{feff}{}", JOB.trim_start()), &[]));
+}

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rectrain_kinds::{LabelField, Schema, SparseField, Transform};
 
 use crate::error::DataError;
-use crate::key::{TableSeed, normalize};
+use crate::key::{TableSeed, normalize, trim};
 use crate::null::NullValues;
 
 /// The values that a label column may have, for an error message.
@@ -21,6 +21,17 @@ pub(crate) const HELD_NUMBER: &str = "a number within ±3.4e38, the range of 32-
 
 /// Dense values, for an error message about a number with a transform that is too large.
 pub(crate) const HELD_TRANSFORM: &str = "a number with a transform within ±3.4e38, the range of 32-bit floats";
+
+/// Cells with several values, for an error message about a list in brackets.
+pub(crate) const NO_BRACKETS: &str = "values with the separator between them, and not a list in brackets as JSON \
+                                      writes it; write the values without brackets and quotes";
+
+/// Whether a cell is a list as JSON or Python writes it, of numbers or quoted texts. Cut at a
+/// separator, its brackets and quotes would become parts of ids.
+pub(crate) fn is_bracketed_list(cell: &[u8]) -> bool {
+    let Some(inner) = trim(cell).strip_prefix(b"[").and_then(|rest| rest.strip_suffix(b"]")) else { return false };
+    matches!(inner.trim_ascii_start().first(), None | Some(b'"' | b'\'' | b'-' | b'0'..=b'9'))
+}
 
 /// Refuses settings that no data can satisfy.
 pub(crate) fn check(schema: &Schema) -> Result<(), DataError> {
@@ -88,7 +99,7 @@ impl SparseEncoder {
             column: field.name.clone(),
             seed,
             nulls: nulls.clone(),
-            separator: field.multi_value.map(|c| c.encode_utf8(&mut [0; 4]).as_bytes().to_vec()),
+            separator: field.multi_value.as_ref().map(|separator| separator.as_bytes().to_vec()),
             missing: has_token.then(|| seed.missing()),
             has_told: AtomicBool::new(false),
         }
@@ -277,6 +288,16 @@ mod tests {
     }
 
     #[test]
+    fn lists_of_json_and_python_are_recognized() {
+        for cell in ["[1, 2]", " [] ", "[\"a\", \"b\"]", "['a']", "[-1]", "[ 7 ]"] {
+            assert!(is_bracketed_list(cell.as_bytes()), "{cell}");
+        }
+        for cell in ["", "[", "[a, b]", "[1", "1]", "[0, 5)", "[a] b", "a|[1]"] {
+            assert!(!is_bracketed_list(cell.as_bytes()), "{cell}");
+        }
+    }
+
+    #[test]
     fn a_misspelt_column_gets_a_suggestion() {
         let names: Vec<String> = ["user_id", "item_id", "Label", "x"].map(String::from).into();
         assert_eq!(closest(&names, "userid"), Some("user_id"));
@@ -287,7 +308,10 @@ mod tests {
 
     #[test]
     fn empty_pieces_of_a_cell_are_not_values() {
-        let field = |multi_value, missing| SparseField { name: "g".into(), table: "g".into(), multi_value, missing };
+        let field = |separator: Option<&str>, missing| {
+            let multi_value = separator.map(str::to_owned);
+            SparseField { name: "g".into(), table: "g".into(), multi_value, missing }
+        };
         let keys = |field: &SparseField, cell: &str| {
             let mut keys = vec![];
             let nulls = NullValues::new(&["NULL".into()]);
@@ -295,11 +319,13 @@ mod tests {
             keys
         };
         let seed = TableSeed::of("g");
-        let multi = field(Some('|'), MissingValue::Token);
+        let multi = field(Some("|"), MissingValue::Token);
         assert_eq!(keys(&multi, "a|7||b|"), [seed.text(b"a"), seed.integer(7), seed.text(b"b")]);
         assert!(keys(&multi, "").is_empty() && keys(&multi, "null| NULL ").is_empty());
-        let wide = field(Some('→'), MissingValue::Skip);
+        let wide = field(Some("→"), MissingValue::Skip);
         assert_eq!(keys(&wide, "a→b"), [seed.text(b"a"), seed.text(b"b")]);
+        let several = field(Some("::"), MissingValue::Skip);
+        assert_eq!(keys(&several, "a:b::::7"), [seed.text(b"a:b"), seed.integer(7)]);
         assert_eq!(keys(&field(None, MissingValue::Token), ""), [seed.missing()]);
         assert_eq!(keys(&field(None, MissingValue::Token), " null"), [seed.missing()]);
         assert!(keys(&field(None, MissingValue::Skip), "").is_empty());

@@ -26,7 +26,7 @@ use std::sync::Arc;
 use tempfile::TempDir;
 
 fn sparse(name: &str, multi_value: Option<char>, missing: MissingValue) -> SparseField {
-    SparseField { name: name.into(), table: name.into(), multi_value, missing }
+    SparseField { name: name.into(), table: name.into(), multi_value: multi_value.map(String::from), missing }
 }
 
 fn dense(name: &str, transform: Transform, missing: f32) -> DenseField {
@@ -216,7 +216,7 @@ fn every_kind(folder: &Folder, rows: &[Row]) -> Vec<(&'static str, SourceConfig)
     let text = csv(rows);
     let (first, second) = rows.split_at(rows.len() / 3);
     let tabs = text_format(CsvFormat {
-        delimiter: b'\t',
+        delimiter: "\t".into(),
         header: false,
         quoting: false,
         columns: Some(["y", "user", "tags", "price", "when"].map(String::from).into()),
@@ -980,6 +980,43 @@ fn ids_meet_in_every_form_and_format() {
 }
 
 #[test]
+fn lists_may_be_quoted_and_brackets_are_refused() {
+    let (folder, tags) = (Folder::new(), TableSeed::of("tags"));
+    let schema = |separator: &str| Schema {
+        sparse: vec![SparseField {
+            name: "tags".into(),
+            table: "tags".into(),
+            multi_value: Some(separator.into()),
+            missing: MissingValue::Skip,
+        }],
+        ..labels_only(None)
+    };
+    let words: ArrayRef = Arc::new(StringArray::from(vec!["a, b", "7"]));
+    let ones = || -> ArrayRef { Arc::new(Int64Array::from(vec![1; 2])) };
+    let wide = CsvFormat { delimiter: "::".into(), quoting: false, ..CsvFormat::default() };
+    for (name, bytes, format, separator) in [
+        ("quoted.csv", b"y,tags\n1,\"a, b\"\n0,7\n".to_vec(), CsvFormat::default(), ","),
+        ("wide.csv", b"y::tags\n1::a|b\n0::7\n".to_vec(), wide.clone(), "|"),
+        ("both.csv", b"y::tags\n1::a||b\n0::7||\n".to_vec(), wide, "||"),
+        ("a.parquet", parquet_of(vec![("y", ones()), ("tags", words)], 10), CsvFormat::default(), ","),
+    ] {
+        let format = if name.ends_with("csv") { text_format(format) } else { Format::Auto };
+        let source = SourceConfig { format, ..config(&[&folder.put(name, bytes)]) };
+        let batch = all(&Dataset::open(source, schema(separator)).unwrap()).unwrap();
+        assert_eq!(batch.sparse[0].keys, [tags.text(b"a"), tags.text(b"b"), tags.integer(7)], "{name}");
+    }
+    let lists: ArrayRef = Arc::new(StringArray::from(vec!["1", "[1, 2]"]));
+    for (name, bytes) in [
+        ("list.csv", b"y,tags\n1,1\n1,\"[1, 2]\"\n".to_vec()),
+        ("list.parquet", parquet_of(vec![("y", ones()), ("tags", lists)], 10)),
+    ] {
+        let error = all(&Dataset::open(config(&[&folder.put(name, bytes)]), schema(",")).unwrap()).unwrap_err();
+        assert!(matches!(&error, DataError::BadRow { column, .. } if column == "tags"), "{error}");
+        assert!(error.to_string().contains("found \"[1, 2]\", expected values with the separator"), "{error}");
+    }
+}
+
+#[test]
 fn markers_of_missing_values_are_one_list_for_ids_and_numbers() {
     let (folder, user, tags) = (Folder::new(), TableSeed::of("user"), TableSeed::of("tags"));
     let csv = "y,user,tags,price,when\n1,NULL,x|\\N|NA,null,1\n0, \\N ,NULL,NA,1\n1,NANCY,nan,  ,1\n0,,,nan,1\n";
@@ -1201,7 +1238,7 @@ fn contradictory_settings_are_refused() {
         (SourceConfig { split: fraction(1.0), ..base() }, "split"),
         (SourceConfig { split: fraction(f64::NAN), ..base() }, "split"),
         (csv(CsvFormat { header: false, ..CsvFormat::default() }), "columns"),
-        (csv(CsvFormat { delimiter: b'"', ..CsvFormat::default() }), "delimiter"),
+        (csv(CsvFormat { delimiter: "\"".into(), ..CsvFormat::default() }), "delimiter"),
         (SourceConfig { format: synthetic, ..base() }, "paths"),
     ] {
         let error = Dataset::open(config, schema()).unwrap_err();

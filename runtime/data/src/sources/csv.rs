@@ -16,7 +16,7 @@ use crate::identity::Identity;
 use crate::key::trim;
 use crate::null::NullValues;
 use crate::number::{parse_f32, parse_f64};
-use crate::schema::{Encoder, HELD_NUMBER, HELD_TRANSFORM, Layout, expected_label};
+use crate::schema::{Encoder, HELD_NUMBER, HELD_TRANSFORM, Layout, NO_BRACKETS, expected_label, is_bracketed_list};
 use crate::source::{Rows, Source, Tally, View, offset};
 use crate::storage::{SourceFile, identity_of};
 use crate::text::{Cells, MAX_RECORD_BYTES, Span, cell, find_record};
@@ -48,7 +48,7 @@ impl CsvSource {
     /// Opens files that contain tabs if their names end in `.tsv`, else commas.
     pub(crate) fn by_names(files: Vec<SourceFile>, opening: &Opening<'_>) -> Result<Self, DataError> {
         Self::over(files, opening, |file| match DataFormat::of_path(&file.name) {
-            Some(DataFormat::Tsv) => CsvFormat { delimiter: b'\t', ..CsvFormat::default() },
+            Some(DataFormat::Tsv) => CsvFormat { delimiter: "\t".to_owned(), ..CsvFormat::default() },
             _ => CsvFormat::default(),
         })
     }
@@ -131,8 +131,12 @@ impl Source for CsvSource {
 }
 
 fn check_format(format: &CsvFormat) -> Result<(), DataError> {
-    if matches!(format.delimiter, b'\n' | b'\r') || format.quoting && format.delimiter == b'"' {
+    let delimiter = format.delimiter.as_bytes();
+    if delimiter.iter().any(|byte| matches!(byte, b'\n' | b'\r') || format.quoting && *byte == b'"') {
         return Err(DataError::config("delimiter", "a quote or a line end cannot separate cells"));
+    }
+    if delimiter.is_empty() || format.quoting && delimiter.len() > 1 {
+        return Err(DataError::config("delimiter", "one byte is expected, or several without quoting"));
     }
     if !format.header && format.columns.is_none() {
         return Err(DataError::config("columns", "without a header, the columns must be named"));
@@ -229,7 +233,7 @@ impl Head {
             if span.end > at {
                 if head.records == 0 {
                     let record = &buffer[at..span.end];
-                    let (bytes, ends) = cells.cut(record, span.quoted, format.delimiter);
+                    let (bytes, ends) = cells.cut(record, span.quoted, format.delimiter.as_bytes());
                     head.first = (0..ends.len())
                         .map(|i| String::from_utf8_lossy(cell(bytes, ends, i)).trim().to_owned())
                         .collect();
@@ -456,7 +460,7 @@ impl CsvRows {
     fn take(&mut self, span: Span, into: &mut Batch) -> Result<bool, DataError> {
         let file = &self.files[self.file];
         let record = &self.buffer[self.at..span.end];
-        let (bytes, ends) = self.cells.cut(record, span.quoted, file.format.delimiter);
+        let (bytes, ends) = self.cells.cut(record, span.quoted, file.format.delimiter.as_bytes());
         let row = Row { bytes, ends, layout: &file.layout };
         let samples = into.samples;
         let taken = row.is_selected(self.time.as_ref()).and_then(|selected| match selected {
@@ -584,7 +588,11 @@ impl Row<'_> {
         }
         let columns = batch.sparse.iter_mut().zip(&self.layout.sparse);
         for ((into, &column), sparse) in columns.zip(&encoder.sparse) {
-            sparse.push_text(self.cell(column), &mut into.keys);
+            let cell = self.cell(column);
+            if sparse.separator.is_some() && is_bracketed_list(cell) {
+                return self.fault(column, NO_BRACKETS);
+            }
+            sparse.push_text(cell, &mut into.keys);
             if let Some(offsets) = &mut into.offsets {
                 let name = &self.layout.names[column];
                 offsets.push(offset(into.keys.len(), name).map_err(Fault::TooManyKeys)?);

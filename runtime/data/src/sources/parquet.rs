@@ -28,7 +28,7 @@ use parquet::basic::{Compression, Encoding};
 use parquet::errors::ParquetError;
 use parquet::file::metadata::ParquetMetaData;
 use parquet::file::reader::{ChunkReader, Length};
-use rectrain_kinds::{Moment, Position, Schema, TimeBound};
+use rectrain_kinds::{Moment, Position, Schema, SparseField, TimeBound};
 
 use self::damage::BadColumn;
 use super::{Opening, open_each};
@@ -37,7 +37,9 @@ use crate::blocking::{Pending, Stop};
 use crate::error::{DataError, Place, shown};
 use crate::identity::Identity;
 use crate::pace;
-use crate::schema::{Encoder, HELD_NUMBER, HELD_TRANSFORM, Layout, SparseEncoder, expected_label};
+use crate::schema::{
+    Encoder, HELD_NUMBER, HELD_TRANSFORM, Layout, NO_BRACKETS, SparseEncoder, expected_label, is_bracketed_list,
+};
 use crate::source::{Rows, Source, Tally, View, offset};
 use crate::storage::{FilePlace, Object, SourceFile, identity_of};
 use crate::time::TimeFilter;
@@ -675,7 +677,7 @@ fn check_types(
         }
     }
     for (field, &column) in schema.sparse.iter().zip(&layout.sparse) {
-        match (types[column], field.multi_value) {
+        match (types[column], &field.multi_value) {
             (DataType::List(item), Some(_)) if is_id(item.data_type()) => {}
             (DataType::List(_), None) => {
                 return refuse(column, "lists are for multi-valued features: declare it as one");
@@ -762,7 +764,7 @@ impl Columns<'_> {
         let labels = self.doubles(layout.label)?;
         let dense: Vec<Float32Array> =
             layout.dense.iter().map(|&column| self.floats(column)).collect::<Result<_, _>>()?;
-        let (selected, float_ids) = (self.selected(time)?, self.float_ids()?);
+        let (selected, checked) = (self.selected(time)?, self.checked_ids(schema)?);
         let mut rows = Batch::of_schema(schema);
         rows.reserve(self.batch.num_rows());
         let (mut places, mut bad) = (Vec::new(), VecDeque::new());
@@ -786,8 +788,8 @@ impl Columns<'_> {
                 fault(layout.label, expected_label(&schema.label))?;
                 continue;
             };
-            if let Some((column, _)) = float_ids.iter().find(|(_, ids)| !ids.are_ids(place)) {
-                fault(*column, FLOAT_IDS)?;
+            if let Some(ids) = checked.iter().find(|checked| !checked.ids.are_ids(place)) {
+                fault(ids.column, ids.expected)?;
                 continue;
             }
             if let Err((column, expected)) = push_dense(&dense, place, schema, layout, &mut rows.dense) {
@@ -801,14 +803,21 @@ impl Columns<'_> {
         Ok(Decoded { rows, at: 0, first_row: self.first_row, places, bad })
     }
 
-    /// The columns of ids that are floats.
-    fn float_ids(&self) -> Result<Vec<(usize, Ids)>, DataError> {
+    /// The columns with values that may be no ids: floats, and texts with several values.
+    fn checked_ids(&self, schema: &Schema) -> Result<Vec<CheckedIds>, DataError> {
+        let layout = &self.file.layout;
+        let has_several = |field: &SparseField| field.multi_value.is_some();
+        let sparse = layout.sparse.iter().zip(schema.sparse.iter().map(has_several));
         let mut found = Vec::new();
-        for &column in self.file.layout.sparse.iter().chain(&self.file.layout.group) {
+        for (&column, has_several) in sparse.chain(layout.group.iter().map(|column| (column, false))) {
             let values = self.column(column)?;
-            if has_float_ids(values.data_type()) {
-                found.push((column, Ids::of(values).map_err(|error| self.file.damaged(&error))?));
-            }
+            let expected = match values.data_type() {
+                found if has_float_ids(found) => FLOAT_IDS,
+                DataType::Utf8 | DataType::Binary if has_several => NO_BRACKETS,
+                _ => continue,
+            };
+            let ids = Ids::of(values).map_err(|error| self.file.damaged(&error))?;
+            found.push(CheckedIds { column, ids, expected });
         }
         Ok(found)
     }
@@ -955,6 +964,13 @@ fn from_dictionary(
     Ok(())
 }
 
+/// A column with values that may be no ids.
+struct CheckedIds {
+    column: usize,
+    ids: Ids,
+    expected: &'static str,
+}
+
 /// The values of a sparse column, in one of the types of ids.
 enum Ids {
     Integers(arrow_array::PrimitiveArray<Int64Type>),
@@ -988,7 +1004,8 @@ impl Ids {
         })
     }
 
-    /// Whether the floats of row `row` are integers, null or NaN.
+    /// Whether the floats of row `row` are integers, null or NaN, and its text is no list in
+    /// brackets.
     fn are_ids(&self, row: usize) -> bool {
         match self {
             Self::Lists(lists, items) => {
@@ -1000,6 +1017,7 @@ impl Ids {
                 let value = values.value(row);
                 value.is_nan() || value.fract() == 0.0 && value.abs() < *limit
             }
+            Self::Bytes(values) if values.is_valid(row) => !is_bracketed_list(values.value(row)),
             _ => true,
         }
     }

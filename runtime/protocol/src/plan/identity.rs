@@ -124,7 +124,7 @@ impl JobPlan {
 
 /// A multi-valued cell without values has no id, whatever `missing` says.
 fn cell(field: &SparseField) -> Value {
-    match field.multi_value {
+    match &field.multi_value {
         Some(separator) => json!({ "multiValue": { "separator": separator }, "missing": null }),
         None => json!({ "multiValue": null, "missing": field.missing }),
     }
@@ -132,7 +132,7 @@ fn cell(field: &SparseField) -> Value {
 
 fn csv(format: &CsvFormat) -> Value {
     let CsvFormat { delimiter, header, columns, quoting } = format;
-    json!({ "delimiter": char::from(*delimiter), "header": header, "columns": columns, "quoting": quoting })
+    json!({ "delimiter": delimiter, "header": header, "columns": columns, "quoting": quoting })
 }
 
 fn row_group(spec: &RowSpec) -> Value {
