@@ -237,7 +237,15 @@ fn label_field(given: LabelSpec, errors: &mut Errors) -> LabelField {
              9007199254740992, such as seconds instead of nanoseconds",
         );
     }
-    LabelField { name: given.name.unwrap_or_else(|| d::LABEL.to_string()), positive_from: given.positive_from }
+    let values_at = at("spec.features.label.values");
+    for (word, _) in given.values.iter().filter(|(_, label)| !(0.0..=1.0).contains(*label)) {
+        errors.add(values_at.key(word), "a label is a number from 0 to 1");
+    }
+    if given.positive_from.is_some() && !given.values.is_empty() {
+        errors.add(values_at, "`values` gives labels to words and `positiveFrom` to numbers: remove one of them");
+    }
+    let values = given.values.iter().map(|(word, label)| (word.trim().to_owned(), *label)).collect();
+    LabelField { name: given.name.unwrap_or_else(|| d::LABEL.to_string()), positive_from: given.positive_from, values }
 }
 
 /// The 32-bit float nearest to a setting of a dense feature: the model computes in 32 bits.
@@ -315,6 +323,9 @@ fn synthetic(given: &SyntheticSpec, schema: &Schema, errors: &mut Errors) -> Syn
             at("spec.features.label.name"),
             format!("synthetic rows have the label `{}`: expected that name", d::LABEL),
         );
+    }
+    if !schema.label.values.is_empty() {
+        errors.add(at("spec.features.label.values"), "synthetic rows have the labels 0 and 1: remove `values`");
     }
     if let Some(group) = schema.group.as_deref() {
         criteo_columns(std::iter::once(group), 'C', "spec.features.group", errors);
@@ -566,7 +577,7 @@ fn columns(csv: &CsvFormat, schema: &Schema, parts: &TrainTest, errors: &mut Err
         errors.add(
             at("spec.features.sparse"),
             format!(
-                "the values of `{}` are separated by what separates columns: expected another `separator`, or \
+                "the values of `{}` are separated by the text that separates columns: expected another `separator`, or \
                  cells in quotes (spec.data.csv.quoting: true)",
                 feature.name
             ),

@@ -628,7 +628,7 @@ const BAD_JOBS: [(&[&str], &str, &str); 59] = [
     (
         &["spec.features.sparse[0].multiValue.separator=\\,,spec.data.csv.quoting=false"],
         "spec.features.sparse",
-        "separated by what separates columns",
+        "separated by the text that separates columns",
     ),
     (
         &["spec.features.dense=null,spec.data.train=null,spec.data.test=null,spec.data.synthetic.rows=10"],
@@ -842,6 +842,14 @@ fn numbers_that_floats_cannot_hold_are_refused() {
 }
 
 #[test]
+fn words_for_labels_lie_from_0_to_1_and_exclude_a_threshold() {
+    let click = "spec.features.label.values.click=1";
+    assert_eq!(resolve(&[click]).features.schema.label.values["click"], 1.0);
+    refused(&["spec.features.label.values.click=2"], "spec.features.label.values.click", "from 0 to 1");
+    refused(&[click, "spec.features.label.positiveFrom=4"], "spec.features.label.values", "remove one of them");
+}
+
+#[test]
 fn separators_may_have_several_characters() {
     let FileFormat::Csv(csv) = files_of(&["spec.data.csv.delimiter=::"]).format else { panic!() };
     assert_eq!((csv.delimiter.as_str(), csv.quoting), ("::", false));
@@ -850,7 +858,7 @@ fn separators_may_have_several_characters() {
     assert_eq!(resolve(&[comma]).features.schema.sparse[0].multi_value.as_deref(), Some(","));
     let wide =
         ["spec.data.csv.delimiter=|", "spec.data.csv.quoting=false", "spec.features.sparse[0].multiValue.separator=||"];
-    refused(&wide, "spec.features.sparse", "separated by what separates columns");
+    refused(&wide, "spec.features.sparse", "separated by the text that separates columns");
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! Data: the formats of files, the meaning of columns, and the division of rows into training and
 //! test rows. The manifest resolves to these types, and `rectrain-data` reads by them.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 
 use crate::{Date, MissingValue, Transform};
@@ -282,9 +284,27 @@ pub struct LabelField {
     /// The label is 1 where the value is at least this number, else 0. Both are compared as 64-bit
     /// floats. `None` means that the value lies in [0, 1] already.
     pub positive_from: Option<f64>,
+    /// The labels of words, from 0 to 1. If there are any, the column is text, and other texts are
+    /// no labels.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub values: BTreeMap<String, f64>,
 }
 
 impl LabelField {
+    /// A column of numbers.
+    #[must_use]
+    pub fn of_numbers(name: &str, positive_from: Option<f64>) -> Self {
+        Self { name: name.to_owned(), positive_from, values: BTreeMap::new() }
+    }
+
+    /// The label of a word, without blanks around it, or `None` if it is none of `values`.
+    #[inline]
+    #[must_use]
+    pub fn label_of_word(&self, word: &[u8]) -> Option<f32> {
+        let word = std::str::from_utf8(word).ok()?;
+        self.values.get(word.trim()).map(|label| *label as f32)
+    }
+
     /// The label of a value, or `None` if the value is not a label.
     #[inline]
     #[must_use]
@@ -317,7 +337,7 @@ mod tests {
 
     #[test]
     fn a_threshold_makes_labels_and_other_values_lie_in_0_to_1() {
-        let label = |positive_from, value| LabelField { name: "y".into(), positive_from }.label_of(value);
+        let label = |positive_from, value| LabelField::of_numbers("y", positive_from).label_of(value);
         assert_eq!(
             (label(Some(4.0), 4.0), label(Some(4.0), 3.5), label(Some(4.0), f64::NAN)),
             (Some(1.0), Some(0.0), None)
@@ -326,12 +346,23 @@ mod tests {
         assert_eq!((label(Some(4.0), f64::INFINITY), label(None, f64::INFINITY)), (None, None));
     }
 
+    #[test]
+    fn words_are_labels_if_they_are_listed() {
+        let values = BTreeMap::from([("click".to_owned(), 1.0), ("skip".to_owned(), 0.0)]);
+        let label = LabelField { values, ..LabelField::of_numbers("y", None) };
+        assert_eq!((label.label_of_word(b" click"), label.label_of_word(b"skip")), (Some(1.0), Some(0.0)));
+        assert_eq!(
+            (label.label_of_word(b"Click"), label.label_of_word(b"1"), label.label_of_word(b"\xff")),
+            (None, None, None)
+        );
+    }
+
     /// 32-bit floats have one value for both numbers of each pair.
     #[test]
     fn a_threshold_is_compared_in_64_bits() {
         for (below, threshold) in [(16_777_216.0, 16_777_217.0), (1_699_999_999.0, 1_700_000_000.0), (0.1, 0.1 + 1e-12)]
         {
-            let label = LabelField { name: "y".into(), positive_from: Some(threshold) };
+            let label = LabelField::of_numbers("y", Some(threshold));
             assert_eq!((label.label_of(below), label.label_of(threshold)), (Some(0.0), Some(1.0)), "{threshold}");
         }
     }

@@ -1,5 +1,7 @@
 //! `spec.features`: the columns of the data, and their meaning to the model.
 
+use std::collections::BTreeMap;
+
 use kube::KubeSchema;
 use rectrain_kinds::{InitializerKind, MissingValue, Pooling, TransformKind};
 use schemars::JsonSchema;
@@ -154,6 +156,12 @@ pub struct LabelSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = "the label is 0 or 1 already"))]
     pub positive_from: Option<f64>,
+
+    /// The labels of words, from 0 to 1, such as `{click: 1, skip: 0}`. The column is then text, and
+    /// a row with any other text is a bad row. Upper and lower case differ. At most 64.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(extend("maxProperties" = 64, "x-default" = "labels are numbers"))]
+    pub values: BTreeMap<String, f64>,
 }
 
 /// The columns to read, and their roles. Other columns are skipped. Cannot be changed once the job

@@ -217,3 +217,13 @@ fn a_manifest_may_begin_with_a_byte_order_mark() {
     std::fs::write(folder.path().join("rows.csv"), plain()).unwrap();
     events(&run(folder.path(), &format!("\u{feff}{}", JOB.trim_start()), &[]));
 }
+
+#[test]
+fn words_for_labels_are_as_0_and_1() {
+    let words = rows("label,user_id,item_id", |label, user, item| {
+        format!("{},{user},{item}", if label == 1 { "click" } else { "skip" })
+    });
+    let values = "spec.features.label.values.click=1,spec.features.label.values.skip=0";
+    assert_eq!(digest(&words, &[values]), digest(&plain(), &[]));
+    assert!(refusal(&words, &["spec.features.label.values.click=1"]).contains("expected one of the words"));
+}

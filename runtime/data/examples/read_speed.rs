@@ -24,7 +24,7 @@ fn criteo_schema() -> Schema {
     Schema {
         sparse: sparse.collect(),
         dense: dense.collect(),
-        label: LabelField { name: "label".into(), positive_from: None },
+        label: LabelField::of_numbers("label", None),
         group: None,
     }
 }

@@ -10,6 +10,9 @@ use crate::null::NullValues;
 
 /// The values that a label column may have, for an error message.
 pub(crate) fn expected_label(label: &LabelField) -> &'static str {
+    if !label.values.is_empty() {
+        return "one of the words in `values` of the label";
+    }
     match label.positive_from {
         Some(_) => "a number that 64-bit floats can hold",
         None => "0 or 1 (or a number between; or set a threshold for other values)",
@@ -279,7 +282,7 @@ mod tests {
             let schema = Schema {
                 sparse: vec![],
                 dense: vec![DenseField { name: "x".into(), transform, missing: 0.0 }],
-                label: LabelField { name: "y".into(), positive_from: None },
+                label: LabelField::of_numbers("y", None),
                 group: None,
             };
             let message = check(&schema).unwrap_err().to_string();

@@ -42,7 +42,7 @@ fn schema() -> Schema {
             sparse("user", None, MissingValue::Skip),
         ],
         dense: vec![dense("price", Transform::Identity, -1.0)],
-        label: LabelField { name: "y".into(), positive_from: None },
+        label: LabelField::of_numbers("y", None),
         group: Some("user".into()),
     }
 }
@@ -373,12 +373,7 @@ fn splits_divide_the_rows_and_share_nothing() {
 fn a_split_by_a_date_compares_instants() {
     let folder = Folder::new();
     let file = folder.put("a.csv", "y,day\n0,2026-01-31\n1,2026-02-01\n1,2025-12-31\n");
-    let schema = Schema {
-        sparse: vec![],
-        dense: vec![],
-        label: LabelField { name: "y".into(), positive_from: None },
-        group: None,
-    };
+    let schema = Schema { sparse: vec![], dense: vec![], label: LabelField::of_numbers("y", None), group: None };
     let split = Split::Time { column: "day".into(), test_from: TimeBound::Date(Date::read("2026-02", None).unwrap()) };
     let config = SourceConfig { split: Some(split), subset: Subset::Train, ..config(&[&file]) };
     let train = Dataset::open(config, schema).unwrap();
@@ -457,7 +452,7 @@ fn a_split_by_nanoseconds_is_exact() {
 
 /// A schema of the label `y` alone.
 fn labels_only(positive_from: Option<f64>) -> Schema {
-    Schema { sparse: vec![], dense: vec![], label: LabelField { name: "y".into(), positive_from }, group: None }
+    Schema { sparse: vec![], dense: vec![], label: LabelField::of_numbers("y", positive_from), group: None }
 }
 
 /// The labels of a column `y` as text, and as Parquet columns of these values.
@@ -473,7 +468,7 @@ fn labels_of(values: &[f64], positive_from: Option<f64>) -> Vec<Result<Vec<f32>,
         folder.put("integers.parquet", parquet_of(vec![("y", integers)], 10)),
     ];
     let schema =
-        Schema { sparse: vec![], dense: vec![], label: LabelField { name: "y".into(), positive_from }, group: None };
+        Schema { sparse: vec![], dense: vec![], label: LabelField::of_numbers("y", positive_from), group: None };
     let read = |file| Ok(all(&Dataset::open(config(&[file]), schema.clone())?)?.labels);
     files.iter().map(|file| read(file)).collect()
 }
@@ -489,6 +484,32 @@ fn label_thresholds_are_compared_in_64_bits_in_every_format() {
             assert_eq!(labels.unwrap(), [0.0, 1.0], "{threshold}");
         }
     }
+}
+
+#[test]
+fn words_for_labels_are_read_in_every_format() {
+    let folder = Folder::new();
+    let values = [("click".to_owned(), 1.0), ("skip".to_owned(), 0.25)].into();
+    let schema = Schema { label: LabelField { values, ..LabelField::of_numbers("y", None) }, ..labels_only(None) };
+    let words = |words: [&str; 2]| -> ArrayRef { Arc::new(StringArray::from(words.to_vec())) };
+    for path in [
+        folder.put("a.csv", "y\nclick\n skip \n"),
+        folder.put("a.parquet", parquet_of(vec![("y", words(["click", " skip "]))], 10)),
+    ] {
+        let labels = all(&Dataset::open(config(&[&path]), schema.clone()).unwrap()).unwrap().labels;
+        assert_eq!(labels, [1.0, 0.25]);
+    }
+    for path in [
+        folder.put("b.csv", "y\nclick\n1\n"),
+        folder.put("b.parquet", parquet_of(vec![("y", words(["click", "1"]))], 10)),
+    ] {
+        let error = all(&Dataset::open(config(&[&path]), schema.clone()).unwrap()).unwrap_err().to_string();
+        assert!(error.contains("found \"1\", expected one of the words"), "{error}");
+    }
+    let numbers: ArrayRef = Arc::new(Int64Array::from(vec![1]));
+    let path = folder.put("c.parquet", parquet_of(vec![("y", numbers)], 10));
+    let error = Dataset::open(config(&[&path]), schema).unwrap_err().to_string();
+    assert!(error.contains("the label has words in `values`, so it must be text"), "{error}");
 }
 
 #[test]
@@ -509,7 +530,7 @@ fn numbers_beyond_32_bits_are_bad_rows_that_say_so() {
         let schema = Schema {
             sparse: vec![],
             dense: vec![dense("price", transform, 0.0)],
-            label: LabelField { name: "y".into(), positive_from: None },
+            label: LabelField::of_numbers("y", None),
             group: None,
         };
         for file in files {
@@ -838,7 +859,7 @@ fn parquet_pages_with_a_wrong_checksum_are_an_error() {
     let schema = Schema {
         sparse: vec![sparse("user_id", None, MissingValue::Token), sparse("item_id", None, MissingValue::Token)],
         dense: vec![],
-        label: LabelField { name: "label".into(), positive_from: None },
+        label: LabelField::of_numbers("label", None),
         group: None,
     };
     let mut flipped = CHECKSUMS.to_vec();
@@ -1297,7 +1318,7 @@ fn a_row_may_be_longer_than_a_block() {
     let schema = Schema {
         sparse: vec![sparse("user", None, MissingValue::Token)],
         dense: vec![],
-        label: LabelField { name: "rating".into(), positive_from: Some(4.0) },
+        label: LabelField::of_numbers("rating", Some(4.0)),
         group: None,
     };
     let batch = all(&Dataset::open(config(&[&path]), schema).unwrap()).unwrap();
@@ -1311,7 +1332,7 @@ fn criteo_schema() -> Schema {
     Schema {
         sparse: (1..=26).map(|i| sparse(&format!("C{i}"), None, MissingValue::Token)).collect(),
         dense: (1..=13).map(|i| dense(&format!("I{i}"), Transform::Log1p, 0.0)).collect(),
-        label: LabelField { name: "label".into(), positive_from: None },
+        label: LabelField::of_numbers("label", None),
         group: Some("C1".into()),
     }
 }

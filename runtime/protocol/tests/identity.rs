@@ -76,6 +76,13 @@ const COMPARED: &[Compared] = &[
         &["spec.features.label.positiveFrom=4.5"],
         "spec.features.label.positiveFrom",
     ),
+    Compared(
+        "spec.features.label.values",
+        FILES,
+        &["spec.features.label.values.click=1,spec.features.label.values.skip=0"],
+        &["spec.features.label.values.skip=0.5"],
+        "spec.features.label.values.skip",
+    ),
     Compared("spec.features.sparse.name", FILES, &[], &["spec.features.sparse[0].name=C3"], "features.0.name"),
     Compared(
         "spec.features.sparse.dim",

@@ -609,6 +609,9 @@ impl Row<'_> {
     #[inline]
     fn label(&self, field: &LabelField) -> Option<f32> {
         let cell = self.cell(self.layout.label);
+        if !field.values.is_empty() {
+            return field.label_of_word(cell);
+        }
         let value = match field.positive_from {
             Some(_) => parse_f64(cell)?,
             None => f64::from(parse_f32(cell)?),

@@ -28,7 +28,7 @@ use parquet::basic::{Compression, Encoding};
 use parquet::errors::ParquetError;
 use parquet::file::metadata::ParquetMetaData;
 use parquet::file::reader::{ChunkReader, Length};
-use rectrain_kinds::{Moment, Position, Schema, SparseField, TimeBound};
+use rectrain_kinds::{LabelField, Moment, Position, Schema, SparseField, TimeBound};
 
 use self::damage::BadColumn;
 use super::{Opening, open_each};
@@ -671,10 +671,16 @@ fn check_types(
             expected,
         })
     };
-    for &column in layout.dense.iter().chain([&layout.label]) {
+    for &column in &layout.dense {
         if !is_number(types[column]) {
-            return refuse(column, "a dense feature and a label must be numbers");
+            return refuse(column, "a dense feature must be numbers");
         }
+    }
+    match (types[layout.label], schema.label.values.is_empty()) {
+        (found, true) if is_number(found) => {}
+        (DataType::Utf8 | DataType::Binary, false) => {}
+        (_, true) => return refuse(layout.label, "a label must be numbers, or text with `values` for its words"),
+        (_, false) => return refuse(layout.label, "the label has words in `values`, so it must be text"),
     }
     for (field, &column) in schema.sparse.iter().zip(&layout.sparse) {
         match (types[column], &field.multi_value) {
@@ -761,7 +767,7 @@ impl Columns<'_> {
     /// Finds the rows that are selected and good, and decodes their labels and dense features.
     fn decode_numbers(&self, schema: &Schema, time: Option<&TimeFilter>) -> Result<Decoded, DataError> {
         let layout = &self.file.layout;
-        let labels = self.doubles(layout.label)?;
+        let labels = self.labels(&schema.label)?;
         let dense: Vec<Float32Array> =
             layout.dense.iter().map(|&column| self.floats(column)).collect::<Result<_, _>>()?;
         let (selected, checked) = (self.selected(time)?, self.checked_ids(schema)?);
@@ -801,6 +807,18 @@ impl Columns<'_> {
         }
         rows.samples = places.len();
         Ok(Decoded { rows, at: 0, first_row: self.first_row, places, bad })
+    }
+
+    /// The numbers of the label column. A word is the number of its label, or null.
+    fn labels(&self, field: &LabelField) -> Result<Float64Array, DataError> {
+        let column = self.file.layout.label;
+        if field.values.is_empty() {
+            return self.doubles(column);
+        }
+        let words = self.cast(column, &DataType::Binary)?;
+        let words: &BinaryArray = words.as_binary();
+        let label = |word: Option<&[u8]>| field.label_of_word(word?).map(f64::from);
+        Ok(words.iter().map(label).collect())
     }
 
     /// The columns with values that may be no ids: floats, and texts with several values.
