@@ -226,15 +226,15 @@ fn embedding(given: &SparseFeature, position: usize, table: &ResolvedTable) -> R
     ResolvedEmbedding { dim: table.dim, pooling: given.pooling.unwrap_or(Pooling::Mean), table: position }
 }
 
-/// 64-bit floats hold every integer up to this one.
-const EXACT_INTEGERS: f64 = 9_007_199_254_740_992.0;
+/// 64-bit floats hold every integer up to this one, 2^53, and round the next one to it.
+const EXACT_INTEGERS: u64 = 1 << 53;
 
 fn label_field(given: LabelSpec, errors: &mut Errors) -> LabelField {
-    if given.positive_from.is_some_and(|threshold| threshold.abs() > EXACT_INTEGERS) {
+    if given.positive_from.is_some_and(|threshold| threshold.abs() >= EXACT_INTEGERS as f64) {
         errors.add(
             at("spec.features.label.positiveFrom"),
-            "labels are compared as 64-bit floats, which do not hold every integer beyond 2^53: expected at most \
-             9007199254740992, such as seconds instead of nanoseconds",
+            "labels are compared as 64-bit floats, which do not hold every integer beyond 2^53: expected a number \
+             below 9007199254740992, such as seconds instead of nanoseconds",
         );
     }
     let values_at = at("spec.features.label.values");
@@ -448,7 +448,7 @@ fn time_bound(given: &TimeSplit, errors: &mut Errors) -> TimeBound {
 }
 
 fn whole(integer: i64) -> TimeBound {
-    match (integer as f64).abs() > EXACT_INTEGERS {
+    match integer.unsigned_abs() > EXACT_INTEGERS {
         true => TimeBound::Integer(integer),
         false => TimeBound::Number(integer as f64),
     }

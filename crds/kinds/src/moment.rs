@@ -178,8 +178,8 @@ impl Numbers {
     }
 }
 
-/// Year, month and day between equal separators; the separator, and the bytes behind them. `2026-11`
-/// is its first day.
+/// Year, month and day between equal separators, the separator, and the bytes behind them.
+/// `2026-11` is its first day.
 fn three_numbers(text: &[u8]) -> Option<(Numbers, u8, &[u8])> {
     let (first, first_digits, rest) = number(text)?;
     let (&separator, rest) = rest.split_first()?;

@@ -151,14 +151,14 @@ pub struct LabelSpec {
     pub name: Option<String>,
 
     /// A row is positive if its label is at least this number: 4 makes ratings of 4 and 5 positive.
-    /// Both are compared as 64-bit floats, so it is at most 2^53. Without it, labels must be from 0
+    /// Both are compared as 64-bit floats, so it is below 2^53. Without it, labels must be from 0
     /// to 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = "the label is 0 or 1 already"))]
     pub positive_from: Option<f64>,
 
-    /// The labels of words, from 0 to 1, such as `{click: 1, skip: 0}`. The column is then text, and
-    /// a row with any other text is a bad row. Upper and lower case differ. At most 64.
+    /// The labels of words, from 0 to 1, such as `{click: 1, skip: 0}`. The column is then text. A
+    /// row with any other text is a bad row. Upper and lower case differ. At most 64.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("maxProperties" = 64, "x-default" = "labels are numbers"))]
     pub values: BTreeMap<String, f64>,

@@ -146,13 +146,14 @@ fn markers_of_missing_values_are_empty_cells() {
         })
     };
     let wanted = digest(&with(""), &[]);
-    for (marker, sets) in [
-        ("NaN", &[][..]),
+    let cases: [(&str, &[&str]); 5] = [
+        ("NaN", &[]),
         (" ", &[]),
         ("NULL", &["spec.data.nullValues={NULL,NA}"]),
         ("na", &["spec.data.nullValues={NULL,NA}"]),
         ("\\N", &["spec.data.nullValues={\\\\N}"]),
-    ] {
+    ];
+    for (marker, sets) in cases {
         assert_eq!(digest(&with(marker), sets), wanted, "{marker:?}");
     }
     assert_ne!(digest(&with("NA"), &[]), wanted, "without a setting it is Namibia");

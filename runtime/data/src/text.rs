@@ -124,8 +124,8 @@ pub(crate) struct Cells {
 }
 
 impl Cells {
-    /// Cuts a record. Returns the bytes and the ends of the cells, for [`cell`]. A quoted record has
-    /// a delimiter of one byte.
+    /// Cuts a record. Returns the bytes and the ends of the cells, for [`cell`]. A quoted record
+    /// has a delimiter of one byte.
     #[inline]
     pub(crate) fn cut<'a>(&'a mut self, record: &'a [u8], quoted: bool, delimiter: &[u8]) -> (&'a [u8], &'a [u32]) {
         self.ends.clear();

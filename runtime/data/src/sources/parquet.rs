@@ -117,8 +117,8 @@ struct ParquetFile {
 }
 
 impl ParquetFile {
-    /// Reads the footer, and finds the columns. `None` if there is not even a column. The types of a
-    /// file without rows do not count, because some writers know none for a column without values.
+    /// Reads the footer, and finds the columns. `None` if there is not even a column. The types of
+    /// a file without rows do not count: some writers know none for a column without values.
     fn open(file: SourceFile, schema: &Schema, time: Option<(&str, &TimeBound)>) -> Result<Option<Self>, DataError> {
         if file.size == 0 {
             return Ok(None);
