@@ -20,6 +20,8 @@ pub const NORMAL_STD: f64 = 0.01;
 pub const UNIFORM_BOUND: f64 = 0.05;
 /// `spec.features.dense[].missing`
 pub const DENSE_MISSING: f64 = 0.0;
+/// `spec.features.dense[].limit`: a gradient of this size has a square that f32 holds
+pub const DENSE_LIMIT: f64 = 1e15;
 
 /// `spec.data.synthetic.rows`
 pub const SYNTHETIC_ROWS: u64 = 1_000_000;

@@ -112,7 +112,8 @@ fn features(spec: &RecTrainingJobSpec, errors: &mut Errors) -> ResolvedFeatures 
         let (transform, missing) =
             (transform(feature, &path, errors), single(feature.missing, &path, "missing", errors));
         let missing = missing.unwrap_or(d::DENSE_MISSING as f32);
-        dense.extend(names.into_iter().map(|name| DenseField { name, transform, missing }));
+        let limit = dense_limit(feature, &path, errors);
+        dense.extend(names.into_iter().map(|name| DenseField { name, transform, missing, limit }));
     }
     let schema = Schema { sparse, dense, label, group: given.group.clone() };
     ResolvedFeatures { schema, embeddings, tables: tables.list }
@@ -255,6 +256,17 @@ fn single(given: Option<f64>, feature: &FieldPath, field: &str, errors: &mut Err
         errors.add(feature.key(field), "expected a number within ±3.4e38, the range of 32-bit floats");
     }
     Some(value)
+}
+
+fn dense_limit(given: &DenseFeature, path: &FieldPath, errors: &mut Errors) -> f32 {
+    let limit = single(given.limit, path, "limit", errors).unwrap_or(d::DENSE_LIMIT as f32);
+    if limit <= 0.0 {
+        errors.add(path.key("limit"), "expected a number above 0");
+    }
+    if given.missing.is_some_and(|missing| missing.abs() > f64::from(limit)) {
+        errors.add(path.key("missing"), format!("this number is beyond the `limit` {limit:e} of the feature"));
+    }
+    limit
 }
 
 fn transform(given: &DenseFeature, path: &FieldPath, errors: &mut Errors) -> Transform {

@@ -822,7 +822,9 @@ fn refused(expressions: &[&str], path: &str, part: &str) {
 #[test]
 fn numbers_that_floats_cannot_hold_are_refused() {
     let age = |settings: &str| format!("spec.features.dense[0].transform={settings}");
-    refused(&["spec.features.dense[0].missing=1e39"], "spec.features.dense[0].missing", "32-bit floats");
+    refused(&["spec.features.dense[0].limit=1e39"], "spec.features.dense[0].limit", "32-bit floats");
+    refused(&["spec.features.dense[0].limit=0"], "spec.features.dense[0].limit", "above 0");
+    refused(&["spec.features.dense[0].missing=1e16"], "spec.features.dense[0].missing", "beyond the `limit` 1e15");
     refused(
         &[&age("standardize"), "spec.features.dense[0].mean=1e300", "spec.features.dense[0].std=1"],
         "spec.features.dense[0].mean",

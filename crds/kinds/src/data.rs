@@ -273,6 +273,9 @@ pub struct DenseField {
     /// The feature's value, after the transform, where the cell is empty, null, NaN or a marker of
     /// missing values.
     pub missing: f32,
+    /// The largest magnitude of the feature's value, after the transform. One value such as 1e25
+    /// has gradients with squares beyond f32, which freeze the state of an optimizer.
+    pub limit: f32,
 }
 
 /// The column to predict.

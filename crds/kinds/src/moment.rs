@@ -271,7 +271,7 @@ fn offset(text: &[u8]) -> Option<i64> {
 
 /// Days from 1 January 1970 to a date of the Gregorian calendar, or `None` if there is no such day.
 fn days_since_1970(year: u32, month: u32, day: u32) -> Option<i64> {
-    let is_leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+    let is_leap = year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
     let days = match month {
         2 => 28 + u32::from(is_leap),
         4 | 6 | 9 | 11 => 30,

@@ -139,6 +139,12 @@ pub struct DenseFeature {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = defaults::DENSE_MISSING))]
     pub missing: Option<f64>,
+
+    /// The largest magnitude of the model's input, after the transform, above 0. A cell beyond it
+    /// is a bad row. One cell such as 1e25 would freeze the state of an optimizer for good.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.0), extend("x-default" = "1e15"))]
+    pub limit: Option<f64>,
 }
 
 /// The column to predict.

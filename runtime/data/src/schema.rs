@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rectrain_kinds::{LabelField, Schema, SparseField, Transform};
+use rectrain_kinds::{DenseField, LabelField, Schema, SparseField, Transform};
 
 use crate::error::DataError;
 use crate::key::{TableSeed, normalize, trim};
@@ -20,10 +20,10 @@ pub(crate) fn expected_label(label: &LabelField) -> &'static str {
 }
 
 /// Dense values, for an error message about a number that is too large.
-pub(crate) const HELD_NUMBER: &str = "a number within ±3.4e38, the range of 32-bit floats";
+const HELD_NUMBER: &str = "a number within ±3.4e38, the range of 32-bit floats";
 
 /// Dense values, for an error message about a number with a transform that is too large.
-pub(crate) const HELD_TRANSFORM: &str = "a number with a transform within ±3.4e38, the range of 32-bit floats";
+const HELD_TRANSFORM: &str = "a number with a transform within ±3.4e38, the range of 32-bit floats";
 
 /// Cells with several values, for an error message about a list in brackets.
 pub(crate) const NO_BRACKETS: &str = "values with the separator between them, and not a list in brackets as JSON \
@@ -34,6 +34,24 @@ pub(crate) const NO_BRACKETS: &str = "values with the separator between them, an
 pub(crate) fn is_bracketed_list(cell: &[u8]) -> bool {
     let Some(inner) = trim(cell).strip_prefix(b"[").and_then(|rest| rest.strip_suffix(b"]")) else { return false };
     matches!(inner.trim_ascii_start().first(), None | Some(b'"' | b'\'' | b'-' | b'0'..=b'9'))
+}
+
+/// Dense values, for an error message about a number beyond the limit of its feature.
+const WITHIN_LIMIT: &str = "a number within the `limit` of the feature, because larger ones freeze optimizers; correct \
+                            it, or choose a transform such as log1p, or set the limit";
+
+/// The model's input for a number, which is not NaN, or the expected number.
+#[inline]
+pub(crate) fn dense_input(field: &DenseField, value: f32) -> Result<f32, &'static str> {
+    let input = field.transform.apply(value);
+    if input.abs() <= field.limit {
+        return Ok(input);
+    }
+    Err(match (value.is_finite(), input.is_finite()) {
+        (false, _) => HELD_NUMBER,
+        (true, false) => HELD_TRANSFORM,
+        (true, true) => WITHIN_LIMIT,
+    })
 }
 
 /// Refuses settings that no data can satisfy.
@@ -50,6 +68,9 @@ pub(crate) fn check(schema: &Schema) -> Result<(), DataError> {
             }
             _ if !field.missing.is_finite() => {
                 return fail("the value for missing cells must be finite");
+            }
+            _ if field.limit.is_nan() || field.limit <= 0.0 => {
+                return fail("the limit must be above 0");
             }
             _ => {}
         }
@@ -252,7 +273,7 @@ fn distance(a: &str, b: &str) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use rectrain_kinds::{DenseField, MissingValue};
+    use rectrain_kinds::MissingValue;
 
     use super::*;
 
@@ -281,7 +302,7 @@ mod tests {
         ] {
             let schema = Schema {
                 sparse: vec![],
-                dense: vec![DenseField { name: "x".into(), transform, missing: 0.0 }],
+                dense: vec![DenseField { name: "x".into(), transform, missing: 0.0, limit: 1e15 }],
                 label: LabelField::of_numbers("y", None),
                 group: None,
             };

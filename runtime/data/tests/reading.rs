@@ -30,7 +30,7 @@ fn sparse(name: &str, multi_value: Option<char>, missing: MissingValue) -> Spars
 }
 
 fn dense(name: &str, transform: Transform, missing: f32) -> DenseField {
-    DenseField { name: name.into(), transform, missing }
+    DenseField { name: name.into(), transform, missing, limit: 1e15 }
 }
 
 /// `y,user,tags,price,when`: every kind of field.
@@ -522,10 +522,14 @@ fn numbers_beyond_32_bits_are_bad_rows_that_say_so() {
     let large: ArrayRef = Arc::new(Float64Array::from(vec![1e38]));
     let columns = vec![("y", ones()), ("price", large)];
     let scaled = [folder.put("b.csv", "y,price\n1,1e38\n"), folder.put("b.parquet", parquet_of(columns, 10))];
+    let huge: ArrayRef = Arc::new(Float64Array::from(vec![1e25]));
+    let columns = vec![("y", ones()), ("price", huge)];
+    let beyond = [folder.put("c.csv", "y,price\n1,-1e25\n"), folder.put("c.parquet", parquet_of(columns, 10))];
     let tiny = Transform::Standardize { mean: 0.0, std: 1e-3 };
     for (files, transform, expected) in [
         (files, Transform::Identity, "expected a number within ±3.4e38"),
         (scaled, tiny, "expected a number with a transform within ±3.4e38"),
+        (beyond, Transform::Identity, "expected a number within the `limit` of the feature"),
     ] {
         let schema = Schema {
             sparse: vec![],

@@ -170,6 +170,13 @@ const COMPARED: &[Compared] = &[
         &["spec.features.dense[0].missing=-1"],
         "denseFeatures.0.missing",
     ),
+    Compared(
+        "spec.features.dense.limit",
+        FILES,
+        &[],
+        &["spec.features.dense[0].limit=9"],
+        "spec.features.dense.I1.limit",
+    ),
     Compared("spec.features.group", FILES, &[], &["spec.features.group=C1"], "spec.features.group"),
     Compared(
         "spec.features.initializer.kind",

@@ -16,7 +16,7 @@ use crate::identity::Identity;
 use crate::key::trim;
 use crate::null::NullValues;
 use crate::number::{parse_f32, parse_f64};
-use crate::schema::{Encoder, HELD_NUMBER, HELD_TRANSFORM, Layout, NO_BRACKETS, expected_label, is_bracketed_list};
+use crate::schema::{Encoder, Layout, NO_BRACKETS, dense_input, expected_label, is_bracketed_list};
 use crate::source::{Rows, Source, Tally, View, offset};
 use crate::storage::{SourceFile, identity_of};
 use crate::text::{Cells, MAX_RECORD_BYTES, Span, cell, find_record};
@@ -629,11 +629,7 @@ impl Row<'_> {
             None if nulls.contains(trim(cell)) => Ok(field.missing),
             None => self.fault(column, "a number"),
             Some(value) if value.is_nan() => Ok(field.missing),
-            Some(value) if value.is_infinite() => self.fault(column, HELD_NUMBER),
-            Some(value) => match field.transform.apply(value) {
-                input if input.is_finite() => Ok(input),
-                _ => self.fault(column, HELD_TRANSFORM),
-            },
+            Some(value) => dense_input(field, value).or_else(|expected| self.fault(column, expected)),
         }
     }
 

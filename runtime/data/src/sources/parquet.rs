@@ -37,9 +37,7 @@ use crate::blocking::{Pending, Stop};
 use crate::error::{DataError, Place, shown};
 use crate::identity::Identity;
 use crate::pace;
-use crate::schema::{
-    Encoder, HELD_NUMBER, HELD_TRANSFORM, Layout, NO_BRACKETS, SparseEncoder, expected_label, is_bracketed_list,
-};
+use crate::schema::{Encoder, Layout, NO_BRACKETS, SparseEncoder, dense_input, expected_label, is_bracketed_list};
 use crate::source::{Rows, Source, Tally, View, offset};
 use crate::storage::{FilePlace, Object, SourceFile, identity_of};
 use crate::time::TimeFilter;
@@ -935,12 +933,14 @@ fn push_dense(
     let before = into.len();
     for ((values, field), &column) in columns.iter().zip(&schema.dense).zip(&layout.dense) {
         let value = if values.is_null(row) { f32::NAN } else { values.value(row) };
-        let input = if value.is_nan() { field.missing } else { field.transform.apply(value) };
-        if !input.is_finite() {
-            into.truncate(before);
-            return Err((column, if value.is_infinite() { HELD_NUMBER } else { HELD_TRANSFORM }));
+        let input = if value.is_nan() { Ok(field.missing) } else { dense_input(field, value) };
+        match input {
+            Ok(input) => into.push(input),
+            Err(expected) => {
+                into.truncate(before);
+                return Err((column, expected));
+            }
         }
-        into.push(input);
     }
     Ok(())
 }

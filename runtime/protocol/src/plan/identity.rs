@@ -11,7 +11,7 @@
 use rectrain_checkpoint::{FeatureIdentity, Identity};
 use rectrain_data::Format;
 use rectrain_embedding::RowSpec;
-use rectrain_kinds::{BadRows, CsvFormat, DenseOptimizer, FileFormat, SparseField};
+use rectrain_kinds::{BadRows, CsvFormat, DenseField, DenseOptimizer, FileFormat, SparseField};
 use serde_json::{Map, Value, json};
 
 use super::JobPlan;
@@ -51,6 +51,7 @@ impl JobPlan {
             ),
             ("spec.features.label", json!(self.schema.label)),
             ("spec.features.sparse", self.cells().into()),
+            ("spec.features.dense", self.limits().into()),
             ("spec.features.group", json!(self.schema.group)),
             ("spec.data", self.data_identity()),
         ];
@@ -61,6 +62,12 @@ impl JobPlan {
     /// How the cells of each sparse feature become ids.
     fn cells(&self) -> Map<String, Value> {
         self.schema.sparse.iter().map(|field| (field.name.clone(), cell(field))).collect()
+    }
+
+    /// Which numbers of each dense feature make a row a bad one.
+    fn limits(&self) -> Map<String, Value> {
+        let limit = |field: &DenseField| (field.name.clone(), json!({ "limit": field.limit }));
+        self.schema.dense.iter().map(limit).collect()
     }
 
     /// How the files become rows, and which of the rows train.
