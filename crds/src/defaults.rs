@@ -20,6 +20,8 @@ pub const NORMAL_STD: f64 = 0.01;
 pub const UNIFORM_BOUND: f64 = 0.05;
 /// `spec.features.dense[].missing`
 pub const DENSE_MISSING: f64 = 0.0;
+/// `spec.features.dense[].limit`: a gradient of this size has a square that f32 holds
+pub const DENSE_LIMIT: f64 = 1e15;
 
 /// `spec.data.synthetic.rows`
 pub const SYNTHETIC_ROWS: u64 = 1_000_000;
@@ -34,6 +36,8 @@ pub const SYNTHETIC_ZIPF_EXPONENT: f64 = 1.05;
 pub const SYNTHETIC_SEED: u64 = 1;
 /// `spec.data.shuffle.windowRows`
 pub const SHUFFLE_WINDOW_ROWS: u64 = 65_536;
+/// `spec.data.nullValues`
+pub const NULL_VALUES: [&str; 1] = ["nan"];
 /// `spec.data.badRows.limit`
 pub const BAD_ROWS_LIMIT: u64 = 1_000;
 

@@ -185,6 +185,8 @@ pub(crate) fn read_document<'a>(
     file: &'a str,
     overrides: &'a [Override],
 ) -> Result<(Value, Sources<'a>), ManifestError> {
+    // Editors on Windows begin a file with a byte-order mark, which YAML allows.
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let mut sources = Sources { kind, text, file, set: Vec::new() };
     let yaml = sources.document()?;
     let mut manifest = to_json(yaml, &FieldPath::root()).map_err(|error| sources.locate(vec![error]))?;

@@ -93,8 +93,7 @@ fn embedding_dim(model: &ModelSpec) -> usize {
 fn features(spec: &RecTrainingJobSpec, errors: &mut Errors) -> ResolvedFeatures {
     let given = &spec.features;
     let label = given.label.clone().unwrap_or_default();
-    let label =
-        LabelField { name: label.name.unwrap_or_else(|| d::LABEL.to_string()), positive_from: label.positive_from };
+    let label = label_field(label, errors);
     let mut names = Names::new(&label.name);
     let mut tables = Tables::default();
     let (mut sparse, mut embeddings) = (Vec::new(), Vec::new());
@@ -109,7 +108,12 @@ fn features(spec: &RecTrainingJobSpec, errors: &mut Errors) -> ResolvedFeatures 
     let mut dense = Vec::new();
     for (index, feature) in given.dense.iter().enumerate() {
         let path = at("spec.features.dense").index(index);
-        dense.extend(names.expand(&feature.name, &path, errors).into_iter().map(|name| dense_field(name, feature)));
+        let names = names.expand(&feature.name, &path, errors);
+        let (transform, missing) =
+            (transform(feature, &path, errors), single(feature.missing, &path, "missing", errors));
+        let missing = missing.unwrap_or(d::DENSE_MISSING as f32);
+        let limit = dense_limit(feature, &path, errors);
+        dense.extend(names.into_iter().map(|name| DenseField { name, transform, missing, limit }));
     }
     let schema = Schema { sparse, dense, label, group: given.group.clone() };
     ResolvedFeatures { schema, embeddings, tables: tables.list }
@@ -214,7 +218,7 @@ fn sparse_field(name: String, given: &SparseFeature, table: &ResolvedTable) -> S
     SparseField {
         name,
         table: table.name.clone(),
-        multi_value: given.multi_value.as_ref().and_then(|multi| multi.separator.chars().next()),
+        multi_value: given.multi_value.as_ref().map(|multi| multi.separator.clone()),
         missing: given.missing.unwrap_or(MissingValue::Token),
     }
 }
@@ -223,20 +227,72 @@ fn embedding(given: &SparseFeature, position: usize, table: &ResolvedTable) -> R
     ResolvedEmbedding { dim: table.dim, pooling: given.pooling.unwrap_or(Pooling::Mean), table: position }
 }
 
-fn dense_field(name: String, given: &DenseFeature) -> DenseField {
-    // The model computes in 32 bits.
-    let number = |value: Option<f64>, otherwise: f64| value.unwrap_or(otherwise) as f32;
+/// 64-bit floats hold every integer up to this one, 2^53, and round the next one to it.
+const EXACT_INTEGERS: u64 = 1 << 53;
+
+fn label_field(given: LabelSpec, errors: &mut Errors) -> LabelField {
+    if given.positive_from.is_some_and(|threshold| threshold.abs() >= EXACT_INTEGERS as f64) {
+        errors.add(
+            at("spec.features.label.positiveFrom"),
+            "labels are compared as 64-bit floats, which do not hold every integer beyond 2^53: expected a number \
+             below 9007199254740992, such as seconds instead of nanoseconds",
+        );
+    }
+    let values_at = at("spec.features.label.values");
+    for (word, _) in given.values.iter().filter(|(_, label)| !(0.0..=1.0).contains(*label)) {
+        errors.add(values_at.key(word), "a label is a number from 0 to 1");
+    }
+    if given.positive_from.is_some() && !given.values.is_empty() {
+        errors.add(values_at, "`values` gives labels to words and `positiveFrom` to numbers: remove one of them");
+    }
+    let values = given.values.iter().map(|(word, label)| (word.trim().to_owned(), *label)).collect();
+    LabelField { name: given.name.unwrap_or_else(|| d::LABEL.to_string()), positive_from: given.positive_from, values }
+}
+
+/// The 32-bit float nearest to a setting of a dense feature: the model computes in 32 bits.
+fn single(given: Option<f64>, feature: &FieldPath, field: &str, errors: &mut Errors) -> Option<f32> {
+    let value = given? as f32;
+    if value.is_infinite() {
+        errors.add(feature.key(field), "expected a number within ±3.4e38, the range of 32-bit floats");
+    }
+    Some(value)
+}
+
+fn dense_limit(given: &DenseFeature, path: &FieldPath, errors: &mut Errors) -> f32 {
+    let limit = single(given.limit, path, "limit", errors).unwrap_or(d::DENSE_LIMIT as f32);
+    if limit <= 0.0 {
+        errors.add(path.key("limit"), "expected a number above 0");
+    }
+    if given.missing.is_some_and(|missing| missing.abs() > f64::from(limit)) {
+        errors.add(path.key("missing"), format!("this number is beyond the `limit` {limit:e} of the feature"));
+    }
+    limit
+}
+
+fn transform(given: &DenseFeature, path: &FieldPath, errors: &mut Errors) -> Transform {
+    let mut number = |value, field, otherwise| single(value, path, field, errors).unwrap_or(otherwise);
+    // CEL rules require the settings of `standardize` and `minMax`.
     let transform = match given.transform.unwrap_or(TransformKind::Identity) {
         TransformKind::Identity => Transform::Identity,
         TransformKind::Log1p => Transform::Log1p,
         TransformKind::SignedLog1p => Transform::SignedLog1p,
-        // CEL rules require these settings.
         TransformKind::Standardize => {
-            Transform::Standardize { mean: number(given.mean, 0.0), std: number(given.std, 1.0) }
+            Transform::Standardize { mean: number(given.mean, "mean", 0.0), std: number(given.std, "std", 1.0) }
         }
-        TransformKind::MinMax => Transform::MinMax { min: number(given.min, 0.0), max: number(given.max, 1.0) },
+        TransformKind::MinMax => {
+            Transform::MinMax { min: number(given.min, "min", 0.0), max: number(given.max, "max", 1.0) }
+        }
     };
-    DenseField { name, transform, missing: number(given.missing, d::DENSE_MISSING) }
+    match transform {
+        Transform::Standardize { std: 0.0, .. } => {
+            errors.add(path.key("std"), "this number is 0 in 32-bit floats: expected at least 1.4e-45");
+        }
+        Transform::MinMax { min, max } if min == max => {
+            errors.add(path.key("max"), "`min` and `max` are equal in 32-bit floats: expected a larger difference");
+        }
+        _ => {}
+    }
+    transform
 }
 
 fn initializer(given: Option<&InitializerSpec>) -> Initializer {
@@ -280,6 +336,9 @@ fn synthetic(given: &SyntheticSpec, schema: &Schema, errors: &mut Errors) -> Syn
             format!("synthetic rows have the label `{}`: expected that name", d::LABEL),
         );
     }
+    if !schema.label.values.is_empty() {
+        errors.add(at("spec.features.label.values"), "synthetic rows have the labels 0 and 1: remove `values`");
+    }
     if let Some(group) = schema.group.as_deref() {
         criteo_columns(std::iter::once(group), 'C', "spec.features.group", errors);
     }
@@ -314,7 +373,7 @@ fn criteo_columns<'a>(names: impl Iterator<Item = &'a str>, letter: char, path: 
 fn files(given: &DataSpec, schema: &Schema, errors: &mut Errors) -> FilePlan {
     let paths = |paths: &Option<PathsSpec>| paths.as_ref().map(|p| p.paths.clone()).unwrap_or_default();
     let divided = given.source.as_ref().zip(given.split.as_ref());
-    let parts = divided.and_then(|(source, split)| divide(&source.paths, split));
+    let parts = divided.and_then(|(source, split)| divide(&source.paths, split, errors));
     let parts = parts.unwrap_or_else(|| TrainTest::Separate { train: paths(&given.train), test: paths(&given.test) });
     if let TrainTest::Separate { train, test } = &parts {
         for (index, path) in test.iter().enumerate().filter(|(_, path)| train.contains(path)) {
@@ -328,18 +387,35 @@ fn files(given: &DataSpec, schema: &Schema, errors: &mut Errors) -> FilePlan {
     if let FileFormat::Csv(csv) = &format {
         columns(csv, schema, &parts, errors);
     }
-    FilePlan { parts, format, bad_rows: bad_rows(given.bad_rows.as_ref()) }
+    let null_values = null_values(given.null_values.as_deref(), errors);
+    FilePlan { parts, format, bad_rows: bad_rows(given.bad_rows.as_ref()), null_values }
+}
+
+/// The markers of missing values. A number cannot be one: columns of numbers in Parquet have no
+/// texts that could be compared with it.
+fn null_values(given: Option<&[String]>, errors: &mut Errors) -> Vec<String> {
+    let Some(given) = given else { return d::NULL_VALUES.map(str::to_owned).into() };
+    let mut markers = Vec::with_capacity(given.len());
+    for (index, marker) in given.iter().enumerate() {
+        let marker = marker.trim();
+        if marker.parse::<f64>().is_ok_and(f64::is_finite) {
+            let path = at("spec.data.nullValues").index(index);
+            errors.add(path, format!("`{marker}` is a number: expected a text that is none, such as NULL"));
+        }
+        markers.push(marker.to_owned());
+    }
+    markers
 }
 
 /// The paths, divided by the one way of the split that is given.
-fn divide(paths: &[String], given: &SplitSpec) -> Option<TrainTest> {
+fn divide(paths: &[String], given: &SplitSpec, errors: &mut Errors) -> Option<TrainTest> {
     let paths = paths.to_vec();
     let split = if let Some(position) = &given.position {
         Split::Position { train_rows: position.train_rows }
     } else if let Some(fraction) = &given.fraction {
         Split::Fraction { train: fraction.train }
     } else if let Some(time) = &given.time {
-        Split::Time { column: time.column.clone(), test_from: time_bound(&time.test_from) }
+        Split::Time { column: time.column.clone(), test_from: time_bound(time, errors) }
     } else {
         return given.slices.as_ref().map(|slices| TrainTest::Slices { paths, rows: slices.rows });
     };
@@ -347,13 +423,46 @@ fn divide(paths: &[String], given: &SplitSpec) -> Option<TrainTest> {
 }
 
 /// Text that reads as a number is one.
-fn time_bound(given: &TimeBoundSpec) -> TimeBound {
-    match given {
-        TimeBoundSpec::Integer(integer) => TimeBound::Number(*integer as f64),
-        TimeBoundSpec::Text(text) => match text.parse::<f64>() {
-            Ok(number) if number.is_finite() => TimeBound::Number(number),
-            _ => TimeBound::Text(text.clone()),
-        },
+fn time_bound(given: &TimeSplit, errors: &mut Errors) -> TimeBound {
+    let text = match &given.test_from {
+        TimeBoundSpec::Integer(integer) => return whole(*integer),
+        TimeBoundSpec::Text(text) => text.trim(),
+    };
+    if let Ok(integer) = text.parse::<i64>() {
+        return whole(integer);
+    }
+    if let Some(number) = text.parse::<f64>().ok().filter(|number| number.is_finite()) {
+        return TimeBound::Number(number);
+    }
+    let problem = match Date::read(text, given.order) {
+        Ok(date) => return TimeBound::Date(date),
+        Err(problem) => problem,
+    };
+    let path = at("spec.data.split.time");
+    match problem {
+        DateProblem::Unknown => errors.add(
+            path.key("testFrom"),
+            format!(
+                "expected a number such as 1700000000, or a date such as 2026-11-03, 2026-11-03T10:00:00Z or \
+                 11/25/2026, found `{text}`"
+            ),
+        ),
+        DateProblem::Ambiguous => errors.add(
+            path.key("testFrom"),
+            format!("the day of `{text}` may be its first or its second number: set `order: monthFirst` or dayFirst"),
+        ),
+        DateProblem::NeedlessOrder => errors.add(
+            path.key("order"),
+            format!("`{text}` begins with the year, and `order` is for dates that end with it: remove it"),
+        ),
+    }
+    TimeBound::Number(0.0)
+}
+
+fn whole(integer: i64) -> TimeBound {
+    match integer.unsigned_abs() > EXACT_INTEGERS {
+        true => TimeBound::Integer(integer),
+        false => TimeBound::Number(integer as f64),
     }
 }
 
@@ -380,31 +489,35 @@ fn format(given: &DataSpec, parts: &TrainTest, errors: &mut Errors) -> FileForma
         }
         return FileFormat::Parquet;
     }
-    let csv = given.csv.clone().unwrap_or_default();
-    let is_tsv = format == DataFormat::Tsv;
+    FileFormat::Csv(text_format(given.csv.clone().unwrap_or_default(), format == DataFormat::Tsv, errors))
+}
+
+fn text_format(csv: CsvSpec, is_tsv: bool, errors: &mut Errors) -> CsvFormat {
     let delimiter = match csv.delimiter.as_deref() {
-        None => {
-            if is_tsv {
-                b'\t'
-            } else {
-                b','
-            }
-        }
-        Some("\\t") => b'\t',
-        Some(text) => match text.as_bytes() {
-            [byte] if byte.is_ascii() => *byte,
-            _ => {
-                errors.add(at("spec.data.csv.delimiter"), format!("expected one ASCII character, found `{text}`"));
-                b','
-            }
-        },
+        None if is_tsv => "\t",
+        None => ",",
+        Some("\\t") => "\t",
+        Some(text) => text,
     };
-    FileFormat::Csv(CsvFormat {
-        delimiter,
+    if !delimiter.is_ascii() {
+        let message = format!("expected ASCII characters, such as ; or ::, found `{delimiter}`");
+        errors.add(at("spec.data.csv.delimiter"), message);
+    }
+    let is_wide = delimiter.len() > 1;
+    if is_wide && csv.quoting == Some(true) {
+        errors.add(
+            at("spec.data.csv.quoting"),
+            format!(
+                "`{delimiter}` has several characters, and quotes go with one: remove `quoting`, or set it to false"
+            ),
+        );
+    }
+    CsvFormat {
+        delimiter: delimiter.to_owned(),
         header: csv.header.unwrap_or(csv.columns.is_none()),
-        quoting: csv.quoting.unwrap_or(!is_tsv),
+        quoting: csv.quoting.unwrap_or(!is_tsv && !is_wide),
         columns: csv.columns.map(|columns| column_names(&columns, errors)),
-    })
+    }
 }
 
 /// The format by the file extensions, which must agree.
@@ -470,10 +583,16 @@ fn column_names(columns: &[String], errors: &mut Errors) -> Vec<String> {
 
 /// Checks the columns that the job reads against the column names in the manifest, if it has any.
 fn columns(csv: &CsvFormat, schema: &Schema, parts: &TrainTest, errors: &mut Errors) {
-    for feature in schema.sparse.iter().filter(|f| f.multi_value == Some(char::from(csv.delimiter))) {
+    // A cell in quotes may have the separator of columns between its values.
+    let is_split = |separator: &String| !csv.quoting && separator.contains(&csv.delimiter);
+    for feature in schema.sparse.iter().filter(|feature| feature.multi_value.as_ref().is_some_and(is_split)) {
         errors.add(
             at("spec.features.sparse"),
-            format!("the values of `{}` are separated by the character that separates columns: expected another `separator`", feature.name),
+            format!(
+                "the values of `{}` are separated by the text that separates columns: expected another `separator`, or \
+                 cells in quotes (spec.data.csv.quoting: true)",
+                feature.name
+            ),
         );
     }
     let Some(known) = &csv.columns else { return };

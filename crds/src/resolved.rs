@@ -133,6 +133,8 @@ pub struct FilePlan {
     pub format: FileFormat,
     /// The treatment of rows that cannot be read.
     pub bad_rows: BadRows,
+    /// Texts that stand for a missing value, without blanks around them.
+    pub null_values: Vec<String>,
 }
 
 /// The rows to train on and the rows to test on.

@@ -85,8 +85,9 @@ fn a_ten_line_manifest_is_enough_and_takes_every_default() {
                 "parts": {"separate": {
                     "train": ["data/movielens-100k/train.csv"], "test": ["data/movielens-100k/test.csv"],
                 }},
-                "format": {"csv": {"delimiter": 44, "header": true, "columns": null, "quoting": true}},
+                "format": {"csv": {"delimiter": ",", "header": true, "columns": null, "quoting": true}},
                 "badRows": "fail",
+                "nullValues": ["nan"],
             }},
             "shuffleWindowRows": null,
             "storage": {"options": {}, "secretName": null},
@@ -204,7 +205,7 @@ fn the_criteo_example_is_valid_for_every_model_and_mode() {
         }
     );
     let FileFormat::Csv(csv) = &files.format else { panic!("{:?}", files.format) };
-    assert_eq!((csv.delimiter, csv.header, csv.quoting), (b'\t', false, false));
+    assert_eq!((csv.delimiter.as_str(), csv.header, csv.quoting), ("\t", false, false));
     assert_eq!(csv.columns.as_ref().unwrap().len(), 40);
     for kind in ModelKind::ALL {
         for mode in Mode::ALL {
@@ -245,26 +246,36 @@ fn synthetic_rows_have_the_columns_that_the_features_name() {
 
 #[test]
 fn a_split_by_time_takes_numbers_and_dates() {
-    let split = |test_from: &str| {
-        let resolved = load(
-            BASE,
-            "base.yaml",
-            &sets(&[
-                "spec.data.train=null",
-                "spec.data.test=null",
-                "spec.data.source.paths={x.parquet}",
-                "spec.data.split.time.column=t",
-                &format!("spec.data.split.time.testFrom={test_from}"),
-            ]),
-        );
-        let DataSource::Files(files) = resolved.unwrap_or_else(|e| panic!("{e}")).resolved.data.source else {
-            panic!()
+    let split =
+        |test_from: &str| match files_of(&by_time(test_from).iter().map(String::as_str).collect::<Vec<_>>()).parts {
+            TrainTest::Divided { split: Split::Time { test_from, .. }, .. } => test_from,
+            parts => panic!("{parts:?}"),
         };
-        let TrainTest::Divided { split: Split::Time { test_from, .. }, .. } = files.parts else { panic!() };
-        test_from
-    };
+    let date = |text: &str, order| TimeBound::Date(Date::read(text, order).unwrap());
     assert_eq!(split("1700000000000"), TimeBound::Number(1.7e12));
-    assert_eq!(split("2026-11-03"), TimeBound::Text("2026-11-03".into()));
+    assert_eq!(split("1700000000000000001"), TimeBound::Integer(1_700_000_000_000_000_001));
+    assert_eq!(split("2026-11-03"), date("2026-11-03", None));
+    assert_eq!(split("11/25/2026"), date("11/25/2026", None));
+    let month_first = "11/1/2026,spec.data.split.time.order=monthFirst";
+    assert_eq!(split(month_first), date("11/1/2026", Some(DateOrder::MonthFirst)));
+    assert_eq!(serde_json::to_value(split("2026-11-03")).unwrap(), json!({"text": "2026-11-03"}));
+    for (test_from, field, part) in [
+        ("Nov 3\\, 2026", "testFrom", "expected a number such as 1700000000, or a date"),
+        ("2026-02-30", "testFrom", "found `2026-02-30`"),
+        ("11/1/2026", "testFrom", "set `order: monthFirst` or dayFirst"),
+        ("2026-11-03,spec.data.split.time.order=dayFirst", "order", "begins with the year"),
+    ] {
+        let sets = by_time(test_from);
+        let sets: Vec<&str> = sets.iter().map(String::as_str).collect();
+        refused(&sets, &format!("spec.data.split.time.{field}"), part);
+    }
+}
+
+/// Overrides of BASE for a split by time.
+fn by_time(test_from: &str) -> Vec<String> {
+    let fixed =
+        "spec.data.train=null,spec.data.test=null,spec.data.source.paths={x.parquet},spec.data.split.time.column=t";
+    vec![fixed.to_owned(), format!("spec.data.split.time.testFrom={test_from}")]
 }
 
 #[test]
@@ -581,8 +592,8 @@ const BAD_JOBS: [(&[&str], &str, &str); 59] = [
     ),
     (&["spec.data.csv.columns={clicked,user,item,age}"], "spec.features.label.name", "the label `label` is not among"),
     (&["spec.data.csv.columns={label,user,item,age,user}"], "spec.data.csv.columns[4]", "`user` is named twice"),
-    (&["spec.data.csv.delimiter=ab"], "spec.data.csv.delimiter", "one character"),
-    (&["spec.data.csv.delimiter=é"], "spec.data.csv.delimiter", "one ASCII character"),
+    (&["spec.data.csv.delimiter=abcdefghi"], "spec.data.csv.delimiter", "at most 8 characters"),
+    (&["spec.data.csv.delimiter=é"], "spec.data.csv.delimiter", "ASCII characters"),
     (
         &["spec.features.label.name=user"],
         "spec.features.sparse[0].name",
@@ -615,9 +626,9 @@ const BAD_JOBS: [(&[&str], &str, &str); 59] = [
     ),
     (&["spec.model.kind=fm,spec.features.sparse[1].dim=8"], "spec.features.sparse", "they need one width"),
     (
-        &["spec.features.sparse[0].multiValue.separator=\\,"],
+        &["spec.features.sparse[0].multiValue.separator=\\,,spec.data.csv.quoting=false"],
         "spec.features.sparse",
-        "separated by the character that separates columns",
+        "separated by the text that separates columns",
     ),
     (
         &["spec.features.dense=null,spec.data.train=null,spec.data.test=null,spec.data.synthetic.rows=10"],
@@ -797,6 +808,81 @@ fn a_contradiction_gets_a_sentence_with_field_and_remedy() {
             errors.iter().filter(|e| e.error.path.to_string() == path && e.error.message.contains(part)).collect();
         let same = errors.iter().all(|e| e.error.path.to_string() == path);
         assert!(!about.is_empty() && same, "{expressions:?}: {errors:#?}\nexpected {path}: …{part}…");
+    }
+}
+
+/// Expects one error of the job with these overrides, at this field and with this part.
+fn refused(expressions: &[&str], path: &str, part: &str) {
+    let error = load(BASE, "base.yaml", &sets(expressions)).expect_err(path);
+    let ManifestError::Fields { errors } = error else { panic!("{error}") };
+    let found = |e: &LocatedError| e.error.path.to_string() == path && e.error.message.contains(part);
+    assert!(errors.len() == 1 && found(&errors[0]), "{expressions:?}: {errors:#?}\nexpected {path}: …{part}…");
+}
+
+#[test]
+fn numbers_that_floats_cannot_hold_are_refused() {
+    let age = |settings: &str| format!("spec.features.dense[0].transform={settings}");
+    refused(&["spec.features.dense[0].limit=1e39"], "spec.features.dense[0].limit", "32-bit floats");
+    refused(&["spec.features.dense[0].limit=0"], "spec.features.dense[0].limit", "above 0");
+    refused(&["spec.features.dense[0].missing=1e16"], "spec.features.dense[0].missing", "beyond the `limit` 1e15");
+    refused(
+        &[&age("standardize"), "spec.features.dense[0].mean=1e300", "spec.features.dense[0].std=1"],
+        "spec.features.dense[0].mean",
+        "32-bit floats",
+    );
+    refused(
+        &[&age("standardize"), "spec.features.dense[0].mean=1", "spec.features.dense[0].std=1e-50"],
+        "spec.features.dense[0].std",
+        "is 0 in 32-bit floats",
+    );
+    refused(
+        &[&age("minMax"), "spec.features.dense[0].min=16777216", "spec.features.dense[0].max=16777217"],
+        "spec.features.dense[0].max",
+        "are equal in 32-bit floats",
+    );
+    refused(&["spec.features.label.positiveFrom=1.7e18"], "spec.features.label.positiveFrom", "beyond 2^53");
+}
+
+#[test]
+fn words_for_labels_lie_from_0_to_1_and_exclude_a_threshold() {
+    let click = "spec.features.label.values.click=1";
+    assert_eq!(resolve(&[click]).features.schema.label.values["click"], 1.0);
+    refused(&["spec.features.label.values.click=2"], "spec.features.label.values.click", "from 0 to 1");
+    refused(&[click, "spec.features.label.positiveFrom=4"], "spec.features.label.values", "remove one of them");
+}
+
+#[test]
+fn separators_may_have_several_characters() {
+    let FileFormat::Csv(csv) = files_of(&["spec.data.csv.delimiter=::"]).format else { panic!() };
+    assert_eq!((csv.delimiter.as_str(), csv.quoting), ("::", false));
+    refused(&["spec.data.csv.delimiter=::,spec.data.csv.quoting=true"], "spec.data.csv.quoting", "quotes go with one");
+    let comma = "spec.features.sparse[0].multiValue.separator=\\,";
+    assert_eq!(resolve(&[comma]).features.schema.sparse[0].multi_value.as_deref(), Some(","));
+    let wide =
+        ["spec.data.csv.delimiter=|", "spec.data.csv.quoting=false", "spec.features.sparse[0].multiValue.separator=||"];
+    refused(&wide, "spec.features.sparse", "separated by the text that separates columns");
+}
+
+#[test]
+fn a_byte_order_mark_is_skipped() {
+    let marked = format!("\u{feff}{BASE}");
+    assert_eq!(load(&marked, "base.yaml", &[]).unwrap().job, load(BASE, "base.yaml", &[]).unwrap().job);
+    let wrong = marked.replace("kind: dnn", "kind: mlp");
+    let error = load(&wrong, "base.yaml", &[]).unwrap_err().to_string();
+    assert!(error.starts_with("base.yaml:5:11: spec.model.kind: "), "{error}");
+}
+
+#[test]
+fn a_number_is_no_marker_of_missing_values() {
+    refused(&["spec.data.nullValues={NA,01}"], "spec.data.nullValues[1]", "`01` is a number");
+    assert_eq!(files_of(&["spec.data.nullValues={NULL,nan}"]).null_values, ["NULL", "nan"]);
+    assert_eq!(files_of(&[]).null_values, ["nan"]);
+}
+
+fn files_of(expressions: &[&str]) -> FilePlan {
+    match resolve(expressions).data.source {
+        DataSource::Files(files) => files,
+        DataSource::Synthetic(_) => panic!("the job reads files"),
     }
 }
 

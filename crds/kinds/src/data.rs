@@ -1,9 +1,11 @@
 //! Data: the formats of files, the meaning of columns, and the division of rows into training and
 //! test rows. The manifest resolves to these types, and `rectrain-data` reads by them.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 
-use crate::{MissingValue, Transform};
+use crate::{Date, MissingValue, Transform};
 
 named! {
     /// The formats of files.
@@ -53,8 +55,8 @@ pub enum FileFormat {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CsvFormat {
-    /// ASCII byte between two cells.
-    pub delimiter: u8,
+    /// ASCII characters between two cells, mostly one. Only one goes with `quoting`.
+    pub delimiter: String,
     /// Whether the first line of each file names the columns.
     pub header: bool,
     /// Names of the columns in order, ranges written out. Required without a header. With a header
@@ -68,7 +70,7 @@ pub struct CsvFormat {
 impl Default for CsvFormat {
     /// Commas, a header, quotes.
     fn default() -> Self {
-        Self { delimiter: b',', header: true, columns: None, quoting: true }
+        Self { delimiter: ",".to_owned(), header: true, columns: None, quoting: true }
     }
 }
 
@@ -77,7 +79,13 @@ impl CsvFormat {
     /// `label`, `I1` … `I13`, `C1` … `C26`.
     #[must_use]
     pub fn criteo() -> Self {
-        Self { delimiter: b'\t', header: false, columns: Some(criteo_columns(13, 26)), quoting: false }
+        Self { columns: Some(criteo_columns(13, 26)), header: false, ..Self::tabs() }
+    }
+
+    /// Tabs, a header, no quotes.
+    #[must_use]
+    pub fn tabs() -> Self {
+        Self { delimiter: "\t".to_owned(), quoting: false, ..Self::default() }
     }
 }
 
@@ -132,21 +140,26 @@ pub enum Split {
     },
 }
 
-/// A moment, as a time column writes it.
+/// A moment, as a time column writes it. Columns of timestamps and dates in Parquet are compared as
+/// instants, whatever their unit.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum TimeBound {
-    /// Compared as a number. Timestamp and date columns of Parquet count as seconds since 1970.
+    /// Compared as a 64-bit float. For timestamps it is a number of seconds since 1970.
     Number(f64),
-    /// Compared byte by byte as text, which is right for ISO 8601 (`2026-11-03`).
-    Text(String),
+    /// An integer that 64-bit floats do not hold. Integers are compared with it exactly.
+    Integer(i64),
+    /// Compared as an instant.
+    #[serde(rename = "text")]
+    Date(Date),
 }
 
 impl std::fmt::Display for TimeBound {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Number(bound) => write!(f, "{bound}"),
-            Self::Text(bound) => write!(f, "{bound}"),
+            Self::Integer(bound) => write!(f, "{bound}"),
+            Self::Date(bound) => write!(f, "{bound}"),
         }
     }
 }
@@ -233,10 +246,10 @@ pub struct SparseField {
     pub name: String,
     /// The table of its keys. Features of one table share the keys of equal values.
     pub table: String,
-    /// Character between two values of a cell, which then holds any number of them. In Parquet the
+    /// Text between two values of a cell, which then holds any number of them. In Parquet the
     /// column is a list, or text with separators. Empty pieces and nulls are not values. `None`
     /// means one value a cell.
-    pub multi_value: Option<char>,
+    pub multi_value: Option<String>,
     /// The treatment of a missing value where `multi_value` is `None`.
     pub missing: MissingValue,
 }
@@ -257,8 +270,12 @@ pub struct DenseField {
     pub name: String,
     /// The transform of the value.
     pub transform: Transform,
-    /// The feature's value, after the transform, where the cell is empty, null or NaN.
+    /// The feature's value, after the transform, where the cell is empty, null, NaN or a marker of
+    /// missing values.
     pub missing: f32,
+    /// The largest magnitude of the feature's value, after the transform. One value such as 1e25
+    /// has gradients with squares beyond f32, which freeze the state of an optimizer.
+    pub limit: f32,
 }
 
 /// The column to predict.
@@ -267,19 +284,37 @@ pub struct DenseField {
 pub struct LabelField {
     /// The column.
     pub name: String,
-    /// The label is 1 where the value is at least this number, else 0. Both are compared as 32-bit
+    /// The label is 1 where the value is at least this number, else 0. Both are compared as 64-bit
     /// floats. `None` means that the value lies in [0, 1] already.
     pub positive_from: Option<f64>,
+    /// The labels of words, from 0 to 1. If there are any, the column is text, and other texts are
+    /// no labels.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub values: BTreeMap<String, f64>,
 }
 
 impl LabelField {
+    /// A column of numbers.
+    #[must_use]
+    pub fn of_numbers(name: &str, positive_from: Option<f64>) -> Self {
+        Self { name: name.to_owned(), positive_from, values: BTreeMap::new() }
+    }
+
+    /// The label of a word, without blanks around it, or `None` if it is none of `values`.
+    #[inline]
+    #[must_use]
+    pub fn label_of_word(&self, word: &[u8]) -> Option<f32> {
+        let word = std::str::from_utf8(word).ok()?;
+        self.values.get(word.trim()).map(|label| *label as f32)
+    }
+
     /// The label of a value, or `None` if the value is not a label.
     #[inline]
     #[must_use]
-    pub fn label_of(&self, value: f32) -> Option<f32> {
+    pub fn label_of(&self, value: f64) -> Option<f32> {
         match self.positive_from {
-            Some(threshold) if !value.is_nan() => Some(f32::from(u8::from(value >= threshold as f32))),
-            None if (0.0..=1.0).contains(&value) => Some(value),
+            Some(threshold) if value.is_finite() => Some(f32::from(u8::from(value >= threshold))),
+            None if (0.0..=1.0).contains(&value) => Some(value as f32),
             _ => None,
         }
     }
@@ -305,11 +340,33 @@ mod tests {
 
     #[test]
     fn a_threshold_makes_labels_and_other_values_lie_in_0_to_1() {
-        let label = |positive_from, value| LabelField { name: "y".into(), positive_from }.label_of(value);
+        let label = |positive_from, value| LabelField::of_numbers("y", positive_from).label_of(value);
         assert_eq!(
-            (label(Some(4.0), 4.0), label(Some(4.0), 3.5), label(Some(4.0), f32::NAN)),
+            (label(Some(4.0), 4.0), label(Some(4.0), 3.5), label(Some(4.0), f64::NAN)),
             (Some(1.0), Some(0.0), None)
         );
-        assert_eq!((label(None, 0.25), label(None, 1.5), label(None, f32::NAN)), (Some(0.25), None, None));
+        assert_eq!((label(None, 0.25), label(None, 1.5), label(None, f64::NAN)), (Some(0.25), None, None));
+        assert_eq!((label(Some(4.0), f64::INFINITY), label(None, f64::INFINITY)), (None, None));
+    }
+
+    #[test]
+    fn words_are_labels_if_they_are_listed() {
+        let values = BTreeMap::from([("click".to_owned(), 1.0), ("skip".to_owned(), 0.0)]);
+        let label = LabelField { values, ..LabelField::of_numbers("y", None) };
+        assert_eq!((label.label_of_word(b" click"), label.label_of_word(b"skip")), (Some(1.0), Some(0.0)));
+        assert_eq!(
+            (label.label_of_word(b"Click"), label.label_of_word(b"1"), label.label_of_word(b"\xff")),
+            (None, None, None)
+        );
+    }
+
+    /// 32-bit floats have one value for both numbers of each pair.
+    #[test]
+    fn a_threshold_is_compared_in_64_bits() {
+        for (below, threshold) in [(16_777_216.0, 16_777_217.0), (1_699_999_999.0, 1_700_000_000.0), (0.1, 0.1 + 1e-12)]
+        {
+            let label = LabelField::of_numbers("y", Some(threshold));
+            assert_eq!((label.label_of(below), label.label_of(threshold)), (Some(0.0), Some(1.0)), "{threshold}");
+        }
     }
 }

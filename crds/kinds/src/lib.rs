@@ -13,6 +13,7 @@ mod data;
 mod location;
 mod mode;
 mod model;
+mod moment;
 mod optimizer;
 mod position;
 mod role;
@@ -26,6 +27,7 @@ pub use data::{
 pub use location::{EXPECTED_LOCATION, Scheme, endpoint_problem, is_true, unexpanded};
 pub use mode::{Family, KeyDivisor, Mode};
 pub use model::{CrossStructure, ModelKind, ModelSettings};
+pub use moment::{Date, DateForm, DateOrder, DateProblem, Moment};
 pub use named::{KindSet, UnknownKind};
 pub use optimizer::{DenseOptimizer, DenseOptimizerKind, SparseOptimizer, SparseOptimizerKind};
 pub use position::{Offset, PartId, Position, Start};

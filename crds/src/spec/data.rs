@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use kube::KubeSchema;
-use rectrain_kinds::DataFormat;
+use rectrain_kinds::{DataFormat, DateOrder};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
@@ -33,12 +33,13 @@ pub struct PathsSpec {
     validation = Rule::new("!has(self.header) || self.header || has(self.columns)").message("a file without a header needs the names of its columns: give `columns`, or set header: true").field_path(".header")
 )]
 pub struct CsvSpec {
-    /// Separator of two fields: one ASCII character, such as `;`. Write a tab as "\t".
+    /// Separator of two fields: one ASCII character, such as `;`, or up to 8, such as `::`. Several
+    /// characters exclude quoted fields. Write a tab as "\t".
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(
-        length(min = 1, max = 2),
-        regex(pattern = r#"^([^"\r\n\\]|\\t)$"#),
-        extend("x-default" = "a comma for csv, a tab for tsv", "x-expected" = "one character, such as ; or a tab written as \"\\t\"")
+        length(min = 1, max = 8),
+        regex(pattern = r#"^([^"\r\n\\]{1,8}|\\t)$"#),
+        extend("x-default" = "a comma for csv, a tab for tsv", "x-expected" = "one character, such as ; or a tab written as \"\\t\", or several such as ::")
     )]
     pub delimiter: Option<String>,
 
@@ -51,7 +52,7 @@ pub struct CsvSpec {
     /// True if a field may be quoted with `"`. It may then contain delimiters, line ends and
     /// (doubled) quotes.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("x-default" = "true for csv, false for tsv"))]
+    #[schemars(extend("x-default" = "true for csv, false for tsv and for a delimiter of several characters"))]
     pub quoting: Option<bool>,
 
     /// Names of the columns, left to right, for files without a header. A range such as `C{1..26}`
@@ -94,14 +95,14 @@ pub struct FractionSplit {
 pub enum TimeBoundSpec {
     /// Compared with the column as a number.
     Integer(i64),
-    /// Compared as a number if it can be parsed as one, and otherwise as text.
+    /// Compared as a number if it can be parsed as one, and otherwise as a date.
     Text(String),
 }
 
 fn time_bound_schema(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "x-kubernetes-int-or-string": true,
-        "x-expected": "an integer such as 1700000000, or text such as \"2026-11-03\"",
+        "x-expected": "an integer such as 1700000000, or a date such as \"2026-11-03\"",
     })
 }
 
@@ -113,12 +114,20 @@ pub struct TimeSplit {
     #[schemars(length(min = 1, max = 128), regex(pattern = r"^[^{}]+$"))]
     pub column: String,
 
-    /// First moment of the test: an integer in the column's own unit, such as Unix seconds, or
-    /// text. Text that is a number counts as a number. Other text is compared with the column
-    /// letter by letter, which suits dates such as "2026-11-03". For timestamp and date columns of
-    /// Parquet it is a number of seconds since 1970, whatever their unit. Required.
+    /// First moment of the test: a number in the column's own unit, such as Unix seconds, or a date
+    /// or time in the form of the column. Forms are `2026-11-03`, `2026/11/03` and `2026.11.03`.
+    /// Forms with the year at their end are `11/25/2026` and `25.11.2026`. A time may follow, as in
+    /// `2026-11-03T10:00:00Z` or `11/25/2026 1:05 PM`. Dates are compared as instants, in UTC where
+    /// they have no offset. A cell of another form is a bad row. For timestamp and date columns of
+    /// Parquet it is a date, or a number of seconds since 1970, whatever their unit. Required.
     #[schemars(schema_with = "time_bound_schema")]
     pub test_from: TimeBoundSpec,
+
+    /// The order of day and month in dates with the year at their end. Needed where `testFrom` has
+    /// two readings, such as `11/1/2026`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-default" = "the one that `testFrom` shows"))]
+    pub order: Option<DateOrder>,
 }
 
 /// Continual training. The rows, in their order, are cut into slices, and training goes through one
@@ -266,7 +275,7 @@ pub struct StorageSpec {
     validation = Rule::new("!has(self.source) || has(self.split)").message("`source` needs `split`, which selects the test rows: position, fraction, time or slices").field_path(".source"),
     validation = Rule::new("!has(self.split) || has(self.source)").message("`split` divides `source`: remove it, or give `source` instead of `train` and `test`").field_path(".split"),
     validation = Rule::new("!has(self.csv) || !(has(self.format) && self.format == 'parquet')").message("`csv` is only for text files: remove it, or set format: csv or tsv").field_path(".csv"),
-    validation = Rule::new("!has(self.synthetic) || !(has(self.format) || has(self.csv) || has(self.badRows))").message("`format`, `csv` and `badRows` are for files, and `synthetic` reads none: remove them").field_path(".synthetic")
+    validation = Rule::new("!has(self.synthetic) || !(has(self.format) || has(self.csv) || has(self.badRows) || has(self.nullValues))").message("`format`, `csv`, `badRows` and `nullValues` are for files, and `synthetic` reads none: remove them").field_path(".synthetic")
 )]
 pub struct DataSpec {
     /// Format of the files.
@@ -313,6 +322,19 @@ pub struct DataSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = "fail at the first"))]
     pub bad_rows: Option<BadRowsSpec>,
+
+    /// Texts that stand for a missing value in columns of ids and numbers, such as `NULL`, `\N` and
+    /// `NA`. The whole cell counts, or the whole piece of a cell with several values. Blanks around
+    /// it do not count, and upper and lower case are equal. Empty cells are always missing, and NaN
+    /// is always a missing number. So `[]` makes `nan` an id. A number cannot be a marker. At most
+    /// 32.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        length(max = 32),
+        inner(length(min = 1, max = 64)),
+        extend("x-default" = defaults::NULL_VALUES)
+    )]
+    pub null_values: Option<Vec<String>>,
 
     /// Access to object stores.
     #[serde(skip_serializing_if = "Option::is_none")]

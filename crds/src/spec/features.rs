@@ -1,5 +1,7 @@
 //! `spec.features`: the columns of the data, and their meaning to the model.
 
+use std::collections::BTreeMap;
+
 use kube::KubeSchema;
 use rectrain_kinds::{InitializerKind, MissingValue, Pooling, TransformKind};
 use schemars::JsonSchema;
@@ -31,9 +33,10 @@ pub struct InitializerSpec {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct MultiValueSpec {
-    /// Separator of two values, such as `|`. Empty pieces are ignored. A list column of a Parquet
-    /// file needs none: its elements are the values.
-    #[schemars(length(min = 1, max = 1))]
+    /// Separator of two values, such as `|` or `::`. It may be a comma if cells are quoted. Empty
+    /// pieces are ignored. A list in brackets, as JSON writes it, is a bad row. A list column of a
+    /// Parquet file needs none: its elements are the values. At most 8 characters.
+    #[schemars(length(min = 1, max = 8))]
     pub separator: String,
 }
 
@@ -45,6 +48,7 @@ pub struct SparseFeature {
     /// other settings given here. They do not share rows unless `table` is set. Numbers keep the
     /// width of the first one: `C{01..26}` starts with `C01`. A value is taken as text, and hashed
     /// together with the table's name to a 64-bit key. So ids need not be small, dense or numeric.
+    /// Blanks around an id do not count, and `5.0` is the id `5`, in all files and formats.
     /// Required.
     #[schemars(
         length(min = 1, max = 128),
@@ -135,6 +139,12 @@ pub struct DenseFeature {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = defaults::DENSE_MISSING))]
     pub missing: Option<f64>,
+
+    /// The largest magnitude of the model's input, after the transform, above 0. A cell beyond it
+    /// is a bad row. One cell such as 1e25 would freeze the state of an optimizer for good.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.0), extend("x-default" = "1e15"))]
+    pub limit: Option<f64>,
 }
 
 /// The column to predict.
@@ -147,10 +157,17 @@ pub struct LabelSpec {
     pub name: Option<String>,
 
     /// A row is positive if its label is at least this number: 4 makes ratings of 4 and 5 positive.
-    /// Without it, labels must be from 0 to 1.
+    /// Both are compared as 64-bit floats, so it is below 2^53. Without it, labels must be from 0
+    /// to 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = "the label is 0 or 1 already"))]
     pub positive_from: Option<f64>,
+
+    /// The labels of words, from 0 to 1, such as `{click: 1, skip: 0}`. The column is then text. A
+    /// row with any other text is a bad row. Upper and lower case differ. At most 64.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(extend("maxProperties" = 64, "x-default" = "labels are numbers"))]
+    pub values: BTreeMap<String, f64>,
 }
 
 /// The columns to read, and their roles. Other columns are skipped. Cannot be changed once the job

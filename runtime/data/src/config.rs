@@ -18,6 +18,9 @@ pub struct SourceConfig {
     pub format: Format,
     /// The treatment of bad rows.
     pub bad_rows: BadRows,
+    /// Texts that stand for a missing value, in columns of text. Upper and lower case are equal. An
+    /// empty text is always one.
+    pub null_values: Vec<String>,
     /// The division of the rows into training and test rows.
     pub split: Option<Split>,
     /// The rows that are read. `Train` and `Test` need a `split`.

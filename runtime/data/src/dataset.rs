@@ -12,9 +12,10 @@ use crate::error::DataError;
 use crate::identity::Identity;
 use crate::reader::{ChunkReader, SpanReader};
 use crate::schema::{self, Encoder};
-use crate::source::{Rows, Source, TimeFilter, View, locate};
+use crate::source::{Rows, Source, View, locate};
 use crate::sources::{self, Opening};
 use crate::storage::{self, SourceFile};
+use crate::time::TimeFilter;
 
 /// A subset of the rows of a source. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -283,7 +284,7 @@ fn open_source(
     find_files: &dyn Fn() -> Result<Vec<SourceFile>, DataError>,
 ) -> Result<(Box<dyn Source>, Arc<Encoder>), DataError> {
     check(config, &schema)?;
-    let encoder = Arc::new(Encoder::new(schema));
+    let encoder = Arc::new(Encoder::new(schema, &config.null_values));
     let time = match &config.split {
         Some(Split::Time { column, test_from }) => Some((column.as_str(), test_from)),
         _ => None,

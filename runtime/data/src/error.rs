@@ -86,8 +86,8 @@ pub enum DataError {
         /// The file.
         file: String,
     },
-    /// No file has a row: text files have headers only, Parquet files have no rows. This is the
-    /// first.
+    /// No file has a row: text files have headers only, Parquet files have columns only. This is
+    /// the first.
     #[error("{file} has no rows")]
     NoRows {
         /// The file.

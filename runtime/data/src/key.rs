@@ -2,10 +2,13 @@
 //! id of every row, and so does a server of the trained model. All of them must agree, so a key
 //! depends on the name of the table and the value only.
 //!
+//! - A text is first [normalized](normalize): blanks around it go, and so do the decimals of an
+//!   integer such as `5.0`. The rule is the same in all files, whatever their other rows hold.
 //! - An integer gets `mix(value XOR table_seed)`. Integers are the values of an integer Parquet
-//!   column, and texts that are a *canonical* decimal `i64` such as `12` or `-3`. A canonical
-//!   decimal has no plus sign and no leading zero, and is not `-0`. Both steps are bijections of
-//!   64-bit words, so two integers of one table **never** share a key.
+//!   column, the whole values of a Parquet column of floats, and texts that are a *canonical*
+//!   decimal `i64` such as `12` or `-3`. A canonical decimal has no plus sign and no leading zero,
+//!   and is not `-0`. Both steps are bijections of 64-bit words, so two integers of one table
+//!   **never** share a key.
 //! - Any other value gets `mix(XXH3_64(bytes, seed = table_seed))`. With n distinct strings in a
 //!   table, two of them share a key with a probability of about n² / 2⁶⁵. That is 3 · 10⁻⁸ for a
 //!   million strings, and 2.7 % for a billion. The same bound holds for a string against an
@@ -31,10 +34,16 @@ impl TableSeed {
         mix(value as u64 ^ self.0)
     }
 
-    /// The key of a text. If the text is a canonical decimal `i64`, it is the key of the integer,
-    /// else a hash of the bytes. They need not be UTF-8.
+    /// The key of a text after [`normalize`]. The bytes need not be UTF-8.
     #[inline]
     pub fn text(self, value: &[u8]) -> u64 {
+        self.normalized(normalize(value).0)
+    }
+
+    /// The key of a normalized text. If it is a canonical decimal `i64`, it is the key of the
+    /// integer, else a hash of the bytes.
+    #[inline]
+    pub(crate) fn normalized(self, value: &[u8]) -> u64 {
         match canonical_integer(value) {
             Some(integer) => self.integer(integer),
             None => mix(xxh3_64_with_seed(value, self.0)),
@@ -60,6 +69,44 @@ pub fn unmix(word: u64) -> u64 {
     let word = (word ^ (word >> 31) ^ (word >> 62)).wrapping_mul(0x3196_42b2_d24d_8ec3);
     let word = (word ^ (word >> 27) ^ (word >> 54)).wrapping_mul(0x96de_1b17_3f11_9089);
     word ^ (word >> 30) ^ (word >> 60)
+}
+
+/// A text without the blanks around it, and without the decimals of an integer. `true` if it had
+/// such decimals.
+///
+/// Programs that hold integers as floats write `5.0` for 5. So digits, perhaps with a sign before
+/// them, followed by a point and zeros only, lose the point and the zeros. `-0.0` becomes `0`.
+/// Other spellings of one number stay different ids: `05`, `+5`, `5.`, `5e0`.
+#[inline]
+#[must_use]
+pub fn normalize(text: &[u8]) -> (&[u8], bool) {
+    let text = trim(text);
+    match text {
+        [.., b'0'] => without_decimals(text).map_or((text, false), |integer| (integer, true)),
+        _ => (text, false),
+    }
+}
+
+/// A text without white space around it, as `str::trim` removes it.
+#[inline]
+pub(crate) fn trim(text: &[u8]) -> &[u8] {
+    let is_plain = |byte: Option<&u8>| byte.is_none_or(u8::is_ascii_graphic);
+    match is_plain(text.first()) && is_plain(text.last()) {
+        true => text,
+        false => std::str::from_utf8(text).map_or(text.trim_ascii(), |text| text.trim().as_bytes()),
+    }
+}
+
+/// The integer before a point and zeros. `None` for all other texts.
+fn without_decimals(text: &[u8]) -> Option<&[u8]> {
+    let zeros = text.iter().rev().take_while(|&&byte| byte == b'0').count();
+    let integer = text[..text.len() - zeros].strip_suffix(b".")?;
+    let digits = integer.strip_prefix(b"-").or(integer.strip_prefix(b"+")).unwrap_or(integer);
+    match integer {
+        b"-0" => Some(b"0"),
+        _ if !digits.is_empty() && digits.iter().all(u8::is_ascii_digit) => Some(integer),
+        _ => None,
+    }
 }
 
 /// `Some` only for text that `i64::to_string` could have written.
@@ -139,12 +186,61 @@ mod tests {
     }
 
     #[test]
-    fn spellings_of_one_number_have_different_keys() {
+    fn other_spellings_of_a_number_have_different_keys() {
         let seed = TableSeed::of("item");
-        let texts: [&[u8]; 7] = [b"1", b"01", b"+1", b"1.0", b"", b"0", b"-1"];
+        let texts: [&[u8]; 14] =
+            [b"1", b"01", b"+1", b"1.", b"1e0", b"1.5", b"1.50", b"", b"0", b"-0", b".0", b"-1", b"1.0.0", b"a.0"];
         let keys: HashSet<u64> = texts.iter().map(|t| seed.text(t)).collect();
         assert_eq!(keys.len(), texts.len());
         assert_eq!(seed.missing(), seed.text(b""));
+    }
+
+    #[test]
+    fn blanks_and_the_decimals_of_integers_do_not_count() {
+        let seed = TableSeed::of("item");
+        for (text, same) in [
+            (" 5", "5"),
+            ("5\t ", "5"),
+            ("5.0", "5"),
+            (" 5.000 ", "5"),
+            ("-7.0", "-7"),
+            ("0.0", "0"),
+            ("-0.0", "0"),
+            ("05.0", "05"),
+            ("+5.0", "+5"),
+            ("10.0", "10"),
+            ("9223372036854775808.0", "9223372036854775808"),
+            ("  ", ""),
+            ("\u{a0}Zürich\u{3000}", "Zürich"),
+            (" New York ", "New York"),
+        ] {
+            assert_eq!(seed.text(text.as_bytes()), seed.text(same.as_bytes()), "{text:?}");
+            assert_eq!(normalize(text.as_bytes()).1, text.contains('.'), "{text:?}");
+        }
+        assert_eq!(seed.text(b" \xff "), seed.text(b"\xff"));
+        assert_eq!(seed.text(b"5.0"), seed.integer(5));
+        assert_eq!(seed.text(b"9223372036854775808.0"), seed.unsigned(1 << 63));
+    }
+
+    /// The reference has these vectors, for programs that look up rows of an export.
+    #[test]
+    fn keys_are_those_of_the_reference() {
+        let reference = include_str!("../../../docs/reference/checkpoint-format.md");
+        let seed = TableSeed::of("item");
+        for (value, key) in [
+            ("5", seed.integer(5)),
+            ("-3", seed.integer(-3)),
+            ("0", seed.text(b"-0.0")),
+            ("9223372036854775807", seed.integer(i64::MAX)),
+            ("9223372036854775808", seed.unsigned(1 << 63)),
+            ("-0", seed.text(b"-0")),
+            ("05", seed.text(b"05")),
+            ("New York", seed.text(b"New York")),
+            ("", seed.missing()),
+        ] {
+            let line = format!("| `{value}` | `{key:016x}` |");
+            assert!(reference.contains(&line), "{line}");
+        }
     }
 
     #[test]

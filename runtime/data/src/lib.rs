@@ -33,6 +33,7 @@ mod error;
 mod fingerprint;
 mod identity;
 pub mod key;
+mod null;
 mod number;
 mod pace;
 mod random;
@@ -44,6 +45,7 @@ mod span;
 mod storage;
 pub mod synthetic;
 mod text;
+mod time;
 
 pub use batch::{Batch, SparseColumn};
 pub use config::{Format, ReadPlan, SourceConfig, Subset};
@@ -55,7 +57,7 @@ pub use pace::passed;
 pub use random::chunk_permutation;
 pub use reader::{ChunkReader, SpanReader, SpanRows};
 pub use rectrain_kinds::{
-    BadRows, CsvFormat, DenseField, FileFormat, LabelField, MissingValue, Offset, PartId, Position, Schema,
-    SparseField, Split, Start, SyntheticConfig, TimeBound, Transform,
+    BadRows, CsvFormat, Date, DateOrder, DenseField, FileFormat, LabelField, MissingValue, Offset, PartId, Position,
+    Schema, SparseField, Split, Start, SyntheticConfig, TimeBound, Transform,
 };
 pub use span::{Order, Span};

@@ -6,34 +6,63 @@
 /// a number. The standard library decides about `inf`, `nan` and the like.
 #[inline]
 pub(crate) fn parse_f32(text: &[u8]) -> Option<f32> {
-    match short_decimal(text) {
+    match short_decimal(text, 1 << 24).and_then(Decimal::to_f32) {
         Some(value) => Some(value),
         None => std::str::from_utf8(text).ok()?.trim().parse().ok(),
     }
 }
 
-/// The `f64` nearest to the decimal number in `text`.
+/// The `f64` nearest to the decimal number in `text`, as [`parse_f32`].
+#[inline]
 pub(crate) fn parse_f64(text: &[u8]) -> Option<f64> {
-    std::str::from_utf8(text).ok()?.trim().parse().ok()
+    match short_decimal(text, 1 << 53).and_then(Decimal::to_f64) {
+        Some(value) => Some(value),
+        None => std::str::from_utf8(text).ok()?.trim().parse().ok(),
+    }
 }
 
 /// Powers of ten that `f32` holds exactly.
 const POWERS: [f32; 11] = [1.0, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10];
 
-/// Parses `[-]digits[.digits]` with a mantissa of at most 2²⁴ and at most ten decimals. Mantissa
-/// and power of ten are then exact, so their quotient is rounded once, correctly (Clinger 1990).
+/// The number ± `mantissa` / 10^`decimals`.
+#[derive(Clone, Copy)]
+struct Decimal {
+    negative: bool,
+    mantissa: u64,
+    decimals: usize,
+}
+
+/// The mantissa and the power of ten are exact, so their quotient is rounded once, correctly
+/// (Clinger 1990). There is no result for more than ten decimals.
+impl Decimal {
+    /// For mantissas of at most 2²⁴.
+    #[inline]
+    fn to_f32(self) -> Option<f32> {
+        let value = self.mantissa as f32 / POWERS.get(self.decimals)?;
+        Some(if self.negative { -value } else { value })
+    }
+
+    /// For mantissas of at most 2⁵³.
+    #[inline]
+    fn to_f64(self) -> Option<f64> {
+        let value = self.mantissa as f64 / f64::from(*POWERS.get(self.decimals)?);
+        Some(if self.negative { -value } else { value })
+    }
+}
+
+/// Parses `[-]digits[.digits]` with a mantissa of at most `limit`, which is at most 2⁵³.
 #[inline]
-fn short_decimal(text: &[u8]) -> Option<f32> {
+fn short_decimal(text: &[u8], limit: u64) -> Option<Decimal> {
     let (negative, digits) = match text {
         [b'-', rest @ ..] => (true, rest),
         rest => (false, rest),
     };
-    let (mut mantissa, mut seen, mut decimals) = (0_u32, 0_usize, None);
+    let (mut mantissa, mut seen, mut decimals) = (0_u64, 0_usize, None);
     for &byte in digits {
         let digit = byte.wrapping_sub(b'0');
         if digit <= 9 {
-            mantissa = mantissa * 10 + u32::from(digit);
-            if mantissa > 1 << 24 {
+            mantissa = mantissa * 10 + u64::from(digit);
+            if mantissa > limit {
                 return None;
             }
             seen += 1;
@@ -44,11 +73,10 @@ fn short_decimal(text: &[u8]) -> Option<f32> {
             return None;
         }
     }
-    if seen == 0 {
-        return None;
+    match seen {
+        0 => None,
+        _ => Some(Decimal { negative, mantissa, decimals: decimals.unwrap_or(0) }),
     }
-    let value = mantissa as f32 / POWERS.get(decimals.unwrap_or(0))?;
-    Some(if negative { -value } else { value })
 }
 
 #[cfg(test)]
@@ -60,6 +88,9 @@ mod tests {
         let expected: Option<f32> = text.trim().parse().ok();
         let found = parse_f32(text.as_bytes());
         assert_eq!(found.map(f32::to_bits), expected.map(f32::to_bits), "{text:?}");
+        let expected: Option<f64> = text.trim().parse().ok();
+        let found = parse_f64(text.as_bytes());
+        assert_eq!(found.map(f64::to_bits), expected.map(f64::to_bits), "{text:?}");
     }
 
     #[test]
@@ -76,6 +107,10 @@ mod tests {
             "16777216",
             "16777217",
             "16777219",
+            "9007199254740992",
+            "9007199254740993",
+            "900719925474.0993",
+            "1700000000.123456",
             " 7 ",
             "1e3",
             "abc",

@@ -1,16 +1,57 @@
 //! Schemas in use: which values are refused, how ids become keys, and where a file has each column.
 
-use rectrain_kinds::{LabelField, Schema, SparseField, Transform};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rectrain_kinds::{DenseField, LabelField, Schema, SparseField, Transform};
 
 use crate::error::DataError;
-use crate::key::TableSeed;
+use crate::key::{TableSeed, normalize, trim};
+use crate::null::NullValues;
 
 /// The values that a label column may have, for an error message.
 pub(crate) fn expected_label(label: &LabelField) -> &'static str {
+    if !label.values.is_empty() {
+        return "one of the words in `values` of the label";
+    }
     match label.positive_from {
-        Some(_) => "a number",
+        Some(_) => "a number that 64-bit floats can hold",
         None => "0 or 1 (or a number between; or set a threshold for other values)",
     }
+}
+
+/// Dense values, for an error message about a number that is too large.
+const HELD_NUMBER: &str = "a number within ±3.4e38, the range of 32-bit floats";
+
+/// Dense values, for an error message about a number with a transform that is too large.
+const HELD_TRANSFORM: &str = "a number with a transform within ±3.4e38, the range of 32-bit floats";
+
+/// Cells with several values, for an error message about a list in brackets.
+pub(crate) const NO_BRACKETS: &str = "values with the separator between them, and not a list in brackets as JSON \
+                                      writes it; write the values without brackets and quotes";
+
+/// Whether a cell is a list as JSON or Python writes it, of numbers or quoted texts. Cut at a
+/// separator, its brackets and quotes would become parts of ids.
+pub(crate) fn is_bracketed_list(cell: &[u8]) -> bool {
+    let Some(inner) = trim(cell).strip_prefix(b"[").and_then(|rest| rest.strip_suffix(b"]")) else { return false };
+    matches!(inner.trim_ascii_start().first(), None | Some(b'"' | b'\'' | b'-' | b'0'..=b'9'))
+}
+
+/// Dense values, for an error message about a number beyond the limit of its feature.
+const WITHIN_LIMIT: &str = "a number within the `limit` of the feature, because larger ones freeze optimizers; correct \
+                            it, or choose a transform such as log1p, or set the limit";
+
+/// The model's input for a number, which is not NaN, or the expected number.
+#[inline]
+pub(crate) fn dense_input(field: &DenseField, value: f32) -> Result<f32, &'static str> {
+    let input = field.transform.apply(value);
+    if input.abs() <= field.limit {
+        return Ok(input);
+    }
+    Err(match (value.is_finite(), input.is_finite()) {
+        (false, _) => HELD_NUMBER,
+        (true, false) => HELD_TRANSFORM,
+        (true, true) => WITHIN_LIMIT,
+    })
 }
 
 /// Refuses settings that no data can satisfy.
@@ -28,6 +69,9 @@ pub(crate) fn check(schema: &Schema) -> Result<(), DataError> {
             _ if !field.missing.is_finite() => {
                 return fail("the value for missing cells must be finite");
             }
+            _ if field.limit.is_nan() || field.limit <= 0.0 => {
+                return fail("the limit must be above 0");
+            }
             _ => {}
         }
     }
@@ -44,54 +88,89 @@ pub(crate) fn check(schema: &Schema) -> Result<(), DataError> {
 pub(crate) struct Encoder {
     pub(crate) schema: Schema,
     pub(crate) sparse: Vec<SparseEncoder>,
-    pub(crate) group: Option<TableSeed>,
+    pub(crate) group: Option<SparseEncoder>,
+    pub(crate) nulls: NullValues,
 }
 
+/// The encoder of a column of ids.
 #[derive(Debug)]
 pub(crate) struct SparseEncoder {
+    column: String,
     pub(crate) seed: TableSeed,
+    nulls: NullValues,
     /// The separator's bytes; `None` for a single-valued feature.
     pub(crate) separator: Option<Vec<u8>>,
     /// The key of a missing value. `None` if a missing value has no key.
     pub(crate) missing: Option<u64>,
+    /// Whether the log says already that ids of this column are integers with decimals.
+    has_told: AtomicBool,
 }
 
 impl Encoder {
-    pub(crate) fn new(schema: Schema) -> Self {
-        let sparse = schema.sparse.iter().map(SparseEncoder::new).collect();
-        let group = schema.group.as_deref().map(TableSeed::of);
-        Self { schema, sparse, group }
+    pub(crate) fn new(schema: Schema, null_values: &[String]) -> Self {
+        let nulls = NullValues::new(null_values);
+        let sparse = schema.sparse.iter().map(|field| SparseEncoder::new(field, &nulls)).collect();
+        let group = schema.group.as_deref().map(|column| SparseEncoder::of_group(column, &nulls));
+        Self { schema, sparse, group, nulls }
     }
 }
 
 impl SparseEncoder {
-    fn new(field: &SparseField) -> Self {
+    fn new(field: &SparseField, nulls: &NullValues) -> Self {
         let seed = TableSeed::of(&field.table);
         let has_token = !field.is_variable();
         Self {
+            column: field.name.clone(),
             seed,
-            separator: field.multi_value.map(|c| c.encode_utf8(&mut [0; 4]).as_bytes().to_vec()),
+            nulls: nulls.clone(),
+            separator: field.multi_value.as_ref().map(|separator| separator.as_bytes().to_vec()),
             missing: has_token.then(|| seed.missing()),
+            has_told: AtomicBool::new(false),
+        }
+    }
+
+    /// The encoder of the column that groups rows.
+    fn of_group(column: &str, nulls: &NullValues) -> Self {
+        let seed = TableSeed::of(column);
+        Self {
+            column: column.to_owned(),
+            seed,
+            nulls: nulls.clone(),
+            separator: None,
+            missing: Some(seed.missing()),
+            has_told: AtomicBool::new(false),
         }
     }
 
     /// Appends the keys of one text cell.
     #[inline]
     pub(crate) fn push_text(&self, cell: &[u8], keys: &mut Vec<u64>) {
-        match (&self.separator, cell.is_empty()) {
-            (_, true) => keys.extend(self.missing),
-            (None, false) => keys.push(self.seed.text(cell)),
-            (Some(separator), false) => self.push_pieces(cell, separator, keys),
+        match &self.separator {
+            None => keys.extend(self.key(cell).or(self.missing)),
+            Some(separator) => self.push_pieces(cell, separator, keys),
+        }
+    }
+
+    /// The key of the text of one value, or `None` if it is missing.
+    #[inline]
+    pub(crate) fn key(&self, text: &[u8]) -> Option<u64> {
+        let (id, had_decimals) = normalize(text);
+        if had_decimals {
+            self.tell();
+        }
+        (!self.nulls.contains(id)).then(|| self.seed.normalized(id))
+    }
+
+    /// Logs once that ids of this column are integers with decimals.
+    pub(crate) fn tell(&self) {
+        if !self.has_told.load(Ordering::Relaxed) && !self.has_told.swap(true, Ordering::Relaxed) {
+            tracing::warn!(column = self.column, "ids are integers written as floats: 5.0 is read as the id 5");
         }
     }
 
     fn push_pieces(&self, cell: &[u8], separator: &[u8], keys: &mut Vec<u64>) {
         let mut from = 0;
-        let mut push = |piece: &[u8]| {
-            if !piece.is_empty() {
-                keys.push(self.seed.text(piece));
-            }
-        };
+        let mut push = |piece: &[u8]| keys.extend(self.key(piece));
         for at in memchr::memmem::find_iter(cell, separator) {
             push(&cell[from..at]);
             from = at + separator.len();
@@ -194,7 +273,7 @@ fn distance(a: &str, b: &str) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use rectrain_kinds::{DenseField, MissingValue};
+    use rectrain_kinds::MissingValue;
 
     use super::*;
 
@@ -223,12 +302,22 @@ mod tests {
         ] {
             let schema = Schema {
                 sparse: vec![],
-                dense: vec![DenseField { name: "x".into(), transform, missing: 0.0 }],
-                label: LabelField { name: "y".into(), positive_from: None },
+                dense: vec![DenseField { name: "x".into(), transform, missing: 0.0, limit: 1e15 }],
+                label: LabelField::of_numbers("y", None),
                 group: None,
             };
             let message = check(&schema).unwrap_err().to_string();
             assert!(message.starts_with("dense feature `x`"), "{message}");
+        }
+    }
+
+    #[test]
+    fn lists_of_json_and_python_are_recognized() {
+        for cell in ["[1, 2]", " [] ", "[\"a\", \"b\"]", "['a']", "[-1]", "[ 7 ]"] {
+            assert!(is_bracketed_list(cell.as_bytes()), "{cell}");
+        }
+        for cell in ["", "[", "[a, b]", "[1", "1]", "[0, 5)", "[a] b", "a|[1]"] {
+            assert!(!is_bracketed_list(cell.as_bytes()), "{cell}");
         }
     }
 
@@ -243,19 +332,26 @@ mod tests {
 
     #[test]
     fn empty_pieces_of_a_cell_are_not_values() {
-        let field = |multi_value, missing| SparseField { name: "g".into(), table: "g".into(), multi_value, missing };
+        let field = |separator: Option<&str>, missing| {
+            let multi_value = separator.map(str::to_owned);
+            SparseField { name: "g".into(), table: "g".into(), multi_value, missing }
+        };
         let keys = |field: &SparseField, cell: &str| {
             let mut keys = vec![];
-            SparseEncoder::new(field).push_text(cell.as_bytes(), &mut keys);
+            let nulls = NullValues::new(&["NULL".into()]);
+            SparseEncoder::new(field, &nulls).push_text(cell.as_bytes(), &mut keys);
             keys
         };
         let seed = TableSeed::of("g");
-        let multi = field(Some('|'), MissingValue::Token);
+        let multi = field(Some("|"), MissingValue::Token);
         assert_eq!(keys(&multi, "a|7||b|"), [seed.text(b"a"), seed.integer(7), seed.text(b"b")]);
-        assert!(keys(&multi, "").is_empty());
-        let wide = field(Some('→'), MissingValue::Skip);
+        assert!(keys(&multi, "").is_empty() && keys(&multi, "null| NULL ").is_empty());
+        let wide = field(Some("→"), MissingValue::Skip);
         assert_eq!(keys(&wide, "a→b"), [seed.text(b"a"), seed.text(b"b")]);
+        let several = field(Some("::"), MissingValue::Skip);
+        assert_eq!(keys(&several, "a:b::::7"), [seed.text(b"a:b"), seed.integer(7)]);
         assert_eq!(keys(&field(None, MissingValue::Token), ""), [seed.missing()]);
+        assert_eq!(keys(&field(None, MissingValue::Token), " null"), [seed.missing()]);
         assert!(keys(&field(None, MissingValue::Skip), "").is_empty());
         assert_eq!(keys(&field(None, MissingValue::Skip), "a|b"), [seed.text(b"a|b")]);
     }

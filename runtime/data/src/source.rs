@@ -4,7 +4,7 @@
 
 use std::fmt::Debug;
 
-use rectrain_kinds::{BadRows, Position, TimeBound};
+use rectrain_kinds::{BadRows, Position};
 
 use crate::batch::Batch;
 use crate::blocking::Stop;
@@ -12,6 +12,7 @@ use crate::error::DataError;
 use crate::identity::Identity;
 use crate::storage::SourceFile;
 use crate::synthetic::Teacher;
+use crate::time::TimeFilter;
 
 /// Rows in parts: the files of a list, or the partitions of a stream.
 pub(crate) trait Source: Debug + Send + Sync {
@@ -79,13 +80,6 @@ pub(crate) struct View {
     pub(crate) bad_rows: BadRows,
     /// Ends the work when its reader is dropped.
     pub(crate) stop: Stop,
-}
-
-/// Keeps the rows before a moment (`test` is false), or from it on.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct TimeFilter {
-    pub(crate) test_from: TimeBound,
-    pub(crate) test: bool,
 }
 
 /// The number of bad rows that are logged one by one. Later ones are only counted.

@@ -39,7 +39,7 @@ pub(crate) fn find_record(buffer: &[u8], from: usize, format: &CsvFormat, last: 
     let newline = memchr::memchr(b'\n', rest);
     let line = &rest[..newline.unwrap_or(rest.len())];
     if format.quoting && memchr::memchr(b'"', line).is_some() {
-        return find_quoted(buffer, from, format.delimiter, last);
+        return find_quoted(buffer, from, first_byte(format), last);
     }
     match newline {
         Some(at) => Some(span(buffer, from, from + at, 1, false)),
@@ -48,6 +48,11 @@ pub(crate) fn find_record(buffer: &[u8], from: usize, format: &CsvFormat, last: 
         }
         None => None,
     }
+}
+
+/// The delimiter where cells may be quoted: it is one byte then.
+fn first_byte(format: &CsvFormat) -> u8 {
+    format.delimiter.as_bytes().first().copied().unwrap_or(b',')
 }
 
 fn span(buffer: &[u8], from: usize, newline: usize, lines: u64, quoted: bool) -> Span {
@@ -119,10 +124,15 @@ pub(crate) struct Cells {
 }
 
 impl Cells {
-    /// Cuts a record. Returns the bytes and the ends of the cells, for [`cell`].
+    /// Cuts a record. Returns the bytes and the ends of the cells, for [`cell`]. A quoted record
+    /// has a delimiter of one byte.
     #[inline]
-    pub(crate) fn cut<'a>(&'a mut self, record: &'a [u8], quoted: bool, delimiter: u8) -> (&'a [u8], &'a [u32]) {
+    pub(crate) fn cut<'a>(&'a mut self, record: &'a [u8], quoted: bool, delimiter: &[u8]) -> (&'a [u8], &'a [u32]) {
         self.ends.clear();
+        let &[delimiter] = delimiter else {
+            self.cut_wide(record, delimiter);
+            return (&self.unquoted, &self.ends);
+        };
         if quoted {
             self.cut_quoted(record, delimiter);
             return (&self.unquoted, &self.ends);
@@ -134,6 +144,20 @@ impl Cells {
         }
         self.ends.push(record.len() as u32);
         (record, &self.ends)
+    }
+
+    /// Cuts at a delimiter of several bytes, and leaves one byte of it between two cells.
+    fn cut_wide(&mut self, record: &[u8], delimiter: &[u8]) {
+        self.unquoted.clear();
+        let mut from = 0;
+        for at in memchr::memmem::find_iter(record, delimiter) {
+            self.unquoted.extend_from_slice(&record[from..at]);
+            self.ends.push(self.unquoted.len() as u32);
+            self.unquoted.push(b' ');
+            from = at + delimiter.len();
+        }
+        self.unquoted.extend_from_slice(&record[from..]);
+        self.ends.push(self.unquoted.len() as u32);
     }
 
     fn cut_quoted(&mut self, record: &[u8], delimiter: u8) {
@@ -190,7 +214,7 @@ mod tests {
         let (mut at, mut cells, mut all) = (0, Cells::default(), vec![]);
         while let Some(span) = find_record(text, at, format, true) {
             if span.end > at {
-                let (bytes, ends) = cells.cut(&text[at..span.end], span.quoted, format.delimiter);
+                let (bytes, ends) = cells.cut(&text[at..span.end], span.quoted, format.delimiter.as_bytes());
                 all.push((0..ends.len()).map(|i| cell(bytes, ends, i).to_vec()).collect());
             }
             at = span.next;
@@ -211,7 +235,7 @@ mod tests {
     }
 
     fn records_by_csv_core(text: &[u8], format: &CsvFormat) -> Vec<Vec<Vec<u8>>> {
-        let mut reader = csv_core::ReaderBuilder::new().delimiter(format.delimiter).quoting(format.quoting).build();
+        let mut reader = csv_core::ReaderBuilder::new().delimiter(first_byte(format)).quoting(format.quoting).build();
         let (mut input, mut all) = (text, vec![]);
         let (mut output, mut ends) = (vec![0; 4096], vec![0; 256]);
         loop {
@@ -244,6 +268,13 @@ mod tests {
         assert_eq!(records(text, &format), expected);
         let span = find_record(text, 12, &format, true).unwrap();
         assert_eq!((span.lines, span.quoted), (2, true));
+    }
+
+    #[test]
+    fn a_delimiter_may_be_several_bytes() {
+        let format = CsvFormat { delimiter: "::".into(), quoting: false, ..CsvFormat::default() };
+        let expected: Vec<Vec<&[u8]>> = vec![vec![b"1", b"a:b", b"", b":\"c"], vec![b"", b""], vec![b"2"]];
+        assert_eq!(records(b"1::a:b:::::\"c\r\n::\n2", &format), expected);
     }
 
     #[test]

@@ -3,10 +3,10 @@
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
-use arrow_array::types::{Float64Type, Int64Type};
+use arrow_array::types::{Float64Type, Int64Type, TimestampMillisecondType};
 use arrow_array::{
-    ArrayRef, BooleanArray, Float32Array, Float64Array, Int32Array, Int64Array, ListArray, RecordBatch, StringArray,
-    TimestampMillisecondArray, UInt64Array,
+    ArrayRef, BooleanArray, Date32Array, Float32Array, Float64Array, Int32Array, Int64Array, ListArray, NullArray,
+    RecordBatch, StringArray, TimestampMillisecondArray, UInt64Array,
 };
 use object_store::memory::InMemory;
 use object_store::{ObjectStore, PutPayload};
@@ -16,9 +16,9 @@ use parquet::file::properties::{WriterProperties, WriterPropertiesBuilder};
 use rectrain_data::key::TableSeed;
 use rectrain_data::synthetic::Teacher;
 use rectrain_data::{
-    BadRows, Batch, CsvFormat, DataError, Dataset, DenseField, FileFormat, Format, LabelField, MissingValue, Order,
-    Place, Position, ReadPlan, Schema, SourceConfig, Span, SparseField, Split, Start, Subset, SyntheticConfig,
-    TimeBound, Transform, Version, chunk_permutation,
+    BadRows, Batch, CsvFormat, DataError, Dataset, Date, DateOrder, DenseField, FileFormat, Format, LabelField,
+    MissingValue, Order, Place, Position, ReadPlan, Schema, SourceConfig, Span, SparseField, Split, Start, Subset,
+    SyntheticConfig, TimeBound, Transform, Version, chunk_permutation,
 };
 use std::io::{BufRead, Write};
 use std::path::Path;
@@ -26,11 +26,11 @@ use std::sync::Arc;
 use tempfile::TempDir;
 
 fn sparse(name: &str, multi_value: Option<char>, missing: MissingValue) -> SparseField {
-    SparseField { name: name.into(), table: name.into(), multi_value, missing }
+    SparseField { name: name.into(), table: name.into(), multi_value: multi_value.map(String::from), missing }
 }
 
 fn dense(name: &str, transform: Transform, missing: f32) -> DenseField {
-    DenseField { name: name.into(), transform, missing }
+    DenseField { name: name.into(), transform, missing, limit: 1e15 }
 }
 
 /// `y,user,tags,price,when`: every kind of field.
@@ -42,7 +42,7 @@ fn schema() -> Schema {
             sparse("user", None, MissingValue::Skip),
         ],
         dense: vec![dense("price", Transform::Identity, -1.0)],
-        label: LabelField { name: "y".into(), positive_from: None },
+        label: LabelField::of_numbers("y", None),
         group: Some("user".into()),
     }
 }
@@ -197,12 +197,26 @@ fn columns_of(rows: &[Row]) -> Vec<(&'static str, ArrayRef)> {
     ]
 }
 
+/// No rows and no types, as pandas writes an empty frame.
+fn parquet_without_types() -> Vec<u8> {
+    let nothing = || -> ArrayRef { Arc::new(NullArray::new(0)) };
+    parquet_of(["y", "user", "tags", "price", "when"].map(|name| (name, nothing())).into(), 10)
+}
+
+/// No rows and no columns.
+fn parquet_without_columns() -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let schema = Arc::new(arrow_schema::Schema::empty());
+    ArrowWriter::try_new(&mut bytes, schema, None).unwrap().close().unwrap();
+    bytes
+}
+
 /// The same rows in every kind of file, as one file and in pieces.
 fn every_kind(folder: &Folder, rows: &[Row]) -> Vec<(&'static str, SourceConfig)> {
     let text = csv(rows);
     let (first, second) = rows.split_at(rows.len() / 3);
     let tabs = text_format(CsvFormat {
-        delimiter: b'\t',
+        delimiter: "\t".into(),
         header: false,
         quoting: false,
         columns: Some(["y", "user", "tags", "price", "when"].map(String::from).into()),
@@ -227,6 +241,9 @@ fn every_kind(folder: &Folder, rows: &[Row]) -> Vec<(&'static str, SourceConfig)
     for empty in ["0", "1a", "3"] {
         folder.put(&format!("groups/{empty}.parquet"), parquet(&[], 10));
     }
+    folder.put("groups/00.parquet", "");
+    folder.put("groups/1b.parquet", parquet_without_types());
+    folder.put("groups/4.parquet", parquet_without_columns());
     let glob = |pattern: &str| config(&[&folder.0.path().join(pattern)]);
     let url = format!("file://{}/one.csv", folder.0.path().display());
     let members = [gzip(&text.as_bytes()[..200]), gzip(&text.as_bytes()[200..])].concat();
@@ -353,20 +370,179 @@ fn splits_divide_the_rows_and_share_nothing() {
 }
 
 #[test]
-fn a_split_by_text_compares_dates() {
+fn a_split_by_a_date_compares_instants() {
     let folder = Folder::new();
     let file = folder.put("a.csv", "y,day\n0,2026-01-31\n1,2026-02-01\n1,2025-12-31\n");
-    let schema = Schema {
-        sparse: vec![],
-        dense: vec![],
-        label: LabelField { name: "y".into(), positive_from: None },
-        group: None,
-    };
-    let split = Split::Time { column: "day".into(), test_from: TimeBound::Text("2026-02".into()) };
+    let schema = Schema { sparse: vec![], dense: vec![], label: LabelField::of_numbers("y", None), group: None };
+    let split = Split::Time { column: "day".into(), test_from: TimeBound::Date(Date::read("2026-02", None).unwrap()) };
     let config = SourceConfig { split: Some(split), subset: Subset::Train, ..config(&[&file]) };
     let train = Dataset::open(config, schema).unwrap();
     assert_eq!(all(&train).unwrap().labels, [0.0, 1.0]);
     assert_eq!(all(&train.subset(Subset::Test).unwrap()).unwrap().labels, [1.0]);
+}
+
+/// Six rows around 1 November 2024 in every form of their days. The last three are the test.
+#[test]
+fn a_split_by_a_date_is_the_same_in_every_form() {
+    let folder = Folder::new();
+    let days = [(2024, 8, 1), (2024, 10, 31), (2023, 12, 2), (2024, 11, 1), (2024, 12, 1), (2025, 2, 3)];
+    let text = |form: &dyn Fn(u32, u32, u32) -> String| -> String {
+        let lines = days.iter().enumerate().map(|(row, &(y, m, d))| format!("{},{}\n", row / 3, form(y, m, d)));
+        format!("y,day\n{}", lines.collect::<String>())
+    };
+    let labels: ArrayRef = Arc::new(Int64Array::from(vec![0, 0, 0, 1, 1, 1]));
+    let seconds: Vec<i64> =
+        days.iter().map(|(y, m, d)| Date::read(&format!("{y}-{m}-{d}"), None).unwrap().moment().seconds).collect();
+    let milliseconds: ArrayRef =
+        Arc::new(TimestampMillisecondArray::from_iter_values(seconds.iter().map(|seconds| seconds * 1000)));
+    let dates: ArrayRef = Arc::new(Date32Array::from_iter_values(seconds.iter().map(|s| (s / 86_400) as i32)));
+    let words: ArrayRef = Arc::new(StringArray::from_iter_values(days.iter().map(|(y, m, d)| format!("{y}-{m}-{d}"))));
+    let columns = |day: &ArrayRef| parquet_of(vec![("y", Arc::clone(&labels)), ("day", Arc::clone(day))], 4);
+    let iso = |y: u32, m: u32, d: u32| format!("{y}-{m:02}-{d:02}");
+    for (name, bytes, bound, order) in [
+        ("iso.csv", text(&iso).into_bytes(), "2024-11-01", None),
+        ("short.csv", text(&|y, m, d| format!(" {y}-{m}-{d} ")).into_bytes(), "2024-11-01T00:00:00Z", None),
+        ("times.csv", text(&|y, m, d| format!("{y}-{m}-{d} 00:00:00.000")).into_bytes(), "2024-11-01 00:00", None),
+        ("east.csv", text(&|y, m, d| iso(y, m, d) + "T00:00:00+01:00").into_bytes(), "2024-10-31T23:00Z", None),
+        ("slashes.csv", text(&|y, m, d| format!("{y}/{m}/{d}")).into_bytes(), "2024/11/1", None),
+        ("us.csv", text(&|y, m, d| format!("{m}/{d}/{y}")).into_bytes(), "11/1/2024", Some(DateOrder::MonthFirst)),
+        ("eu.csv", text(&|y, m, d| format!("{d}.{m}.{y}")).into_bytes(), "1.11.2024", Some(DateOrder::DayFirst)),
+        ("a.parquet", columns(&words), "2024-11-01", None),
+        ("b.parquet", columns(&dates), "2024-11-01", None),
+        ("c.parquet", columns(&milliseconds), "2024-11-01", None),
+    ] {
+        let test_from = TimeBound::Date(Date::read(bound, order).unwrap());
+        let config = SourceConfig {
+            split: Some(Split::Time { column: "day".into(), test_from }),
+            subset: Subset::Train,
+            ..config(&[&folder.put(name, bytes)])
+        };
+        let train = Dataset::open(config, labels_only(None)).unwrap();
+        assert_eq!(all(&train).unwrap().labels, [0.0; 3], "{name}");
+        assert_eq!(all(&train.subset(Subset::Test).unwrap()).unwrap().labels, [1.0; 3], "{name}");
+    }
+    let mixed = folder.put("mixed.csv", "y,day\n0,2024-08-01\n0,8/2/2024\n1,2024-12-01\n");
+    let test_from = TimeBound::Date(Date::read("2024-11-01", None).unwrap());
+    let split = Some(Split::Time { column: "day".into(), test_from });
+    let config = SourceConfig { split, subset: Subset::Train, ..config(&[&mixed]) };
+    let error = all(&Dataset::open(config, labels_only(None)).unwrap()).unwrap_err().to_string();
+    assert!(error.contains("line 3, column `day`: found \"8/2/2024\", expected a date or time of the form"), "{error}");
+}
+
+/// Integers that 64-bit floats do not tell apart.
+#[test]
+fn a_split_by_nanoseconds_is_exact() {
+    let folder = Folder::new();
+    let bound = 1_700_000_000_000_000_001_i64;
+    let times = [bound - 1, bound, bound - 2, bound + 1];
+    let lines: String = times.iter().map(|time| format!("{},{time}\n", u32::from(*time >= bound))).collect();
+    let columns = vec![
+        ("y", Arc::new(Int64Array::from(vec![0, 1, 0, 1])) as ArrayRef),
+        ("at", Arc::new(Int64Array::from(times.to_vec())) as ArrayRef),
+    ];
+    let files = [folder.put("a.csv", format!("y,at\n{lines}")), folder.put("a.parquet", parquet_of(columns, 10))];
+    for file in files {
+        let split = Some(Split::Time { column: "at".into(), test_from: TimeBound::Integer(bound) });
+        let config = SourceConfig { split, subset: Subset::Train, ..config(&[&file]) };
+        let train = Dataset::open(config, labels_only(None)).unwrap();
+        assert_eq!(all(&train).unwrap().labels, [0.0; 2]);
+        assert_eq!(all(&train.subset(Subset::Test).unwrap()).unwrap().labels, [1.0; 2]);
+    }
+}
+
+/// A schema of the label `y` alone.
+fn labels_only(positive_from: Option<f64>) -> Schema {
+    Schema { sparse: vec![], dense: vec![], label: LabelField::of_numbers("y", positive_from), group: None }
+}
+
+/// The labels of a column `y` as text, and as Parquet columns of these values.
+fn labels_of(values: &[f64], positive_from: Option<f64>) -> Vec<Result<Vec<f32>, DataError>> {
+    let folder = Folder::new();
+    let lines: String = values.iter().map(|value| format!("{value}\n")).collect();
+    let doubles: ArrayRef = Arc::new(Float64Array::from(values.to_vec()));
+    let integers: ArrayRef = Arc::new(Int64Array::from_iter_values(values.iter().map(|&value| value as i64)));
+    let files = [
+        folder.put("a.csv", format!("y\n{lines}")),
+        folder.put("a.csv.gz", gzip(format!("y\n{lines}").as_bytes())),
+        folder.put("doubles.parquet", parquet_of(vec![("y", doubles)], 10)),
+        folder.put("integers.parquet", parquet_of(vec![("y", integers)], 10)),
+    ];
+    let schema =
+        Schema { sparse: vec![], dense: vec![], label: LabelField::of_numbers("y", positive_from), group: None };
+    let read = |file| Ok(all(&Dataset::open(config(&[file]), schema.clone())?)?.labels);
+    files.iter().map(|file| read(file)).collect()
+}
+
+#[test]
+fn label_thresholds_are_compared_in_64_bits_in_every_format() {
+    for (values, threshold) in [
+        ([16_777_216.0, 16_777_217.0], 16_777_217.0),
+        ([1_699_999_999.0, 1_700_000_000.0], 1_700_000_000.0),
+        ([1_699_999_999_999.0, 1_700_000_000_000.0], 1_700_000_000_000.0),
+    ] {
+        for labels in labels_of(&values, Some(threshold)) {
+            assert_eq!(labels.unwrap(), [0.0, 1.0], "{threshold}");
+        }
+    }
+}
+
+#[test]
+fn words_for_labels_are_read_in_every_format() {
+    let folder = Folder::new();
+    let values = [("click".to_owned(), 1.0), ("skip".to_owned(), 0.25)].into();
+    let schema = Schema { label: LabelField { values, ..LabelField::of_numbers("y", None) }, ..labels_only(None) };
+    let words = |words: [&str; 2]| -> ArrayRef { Arc::new(StringArray::from(words.to_vec())) };
+    for path in [
+        folder.put("a.csv", "y\nclick\n skip \n"),
+        folder.put("a.parquet", parquet_of(vec![("y", words(["click", " skip "]))], 10)),
+    ] {
+        let labels = all(&Dataset::open(config(&[&path]), schema.clone()).unwrap()).unwrap().labels;
+        assert_eq!(labels, [1.0, 0.25]);
+    }
+    for path in [
+        folder.put("b.csv", "y\nclick\n1\n"),
+        folder.put("b.parquet", parquet_of(vec![("y", words(["click", "1"]))], 10)),
+    ] {
+        let error = all(&Dataset::open(config(&[&path]), schema.clone()).unwrap()).unwrap_err().to_string();
+        assert!(error.contains("found \"1\", expected one of the words"), "{error}");
+    }
+    let numbers: ArrayRef = Arc::new(Int64Array::from(vec![1]));
+    let path = folder.put("c.parquet", parquet_of(vec![("y", numbers)], 10));
+    let error = Dataset::open(config(&[&path]), schema).unwrap_err().to_string();
+    assert!(error.contains("the label has words in `values`, so it must be text"), "{error}");
+}
+
+#[test]
+fn numbers_beyond_32_bits_are_bad_rows_that_say_so() {
+    let folder = Folder::new();
+    let wide: ArrayRef = Arc::new(Float64Array::from(vec![1e39]));
+    let ones = || -> ArrayRef { Arc::new(Int64Array::from(vec![1])) };
+    let columns = vec![("y", ones()), ("price", wide)];
+    let files = [folder.put("a.csv", "y,price\n1,1e39\n"), folder.put("a.parquet", parquet_of(columns, 10))];
+    let large: ArrayRef = Arc::new(Float64Array::from(vec![1e38]));
+    let columns = vec![("y", ones()), ("price", large)];
+    let scaled = [folder.put("b.csv", "y,price\n1,1e38\n"), folder.put("b.parquet", parquet_of(columns, 10))];
+    let huge: ArrayRef = Arc::new(Float64Array::from(vec![1e25]));
+    let columns = vec![("y", ones()), ("price", huge)];
+    let beyond = [folder.put("c.csv", "y,price\n1,-1e25\n"), folder.put("c.parquet", parquet_of(columns, 10))];
+    let tiny = Transform::Standardize { mean: 0.0, std: 1e-3 };
+    for (files, transform, expected) in [
+        (files, Transform::Identity, "expected a number within ±3.4e38"),
+        (scaled, tiny, "expected a number with a transform within ±3.4e38"),
+        (beyond, Transform::Identity, "expected a number within the `limit` of the feature"),
+    ] {
+        let schema = Schema {
+            sparse: vec![],
+            dense: vec![dense("price", transform, 0.0)],
+            label: LabelField::of_numbers("y", None),
+            group: None,
+        };
+        for file in files {
+            let error = all(&Dataset::open(config(&[&file]), schema.clone()).unwrap()).unwrap_err();
+            assert!(matches!(&error, DataError::BadRow { column, .. } if column == "price"), "{error}");
+            assert!(error.to_string().contains(expected), "{error}");
+        }
+    }
 }
 
 /// Rows with bad ones among them, as text and as Parquet; and the good rows.
@@ -503,6 +679,7 @@ fn files_that_cannot_be_opened_are_refused_in_a_sentence() {
     let folder = Folder::new();
     let text = csv(&rows(40));
     let (good, none) = (parquet(&rows(40), 10), parquet(&[], 10));
+    let (untyped, bare) = (parquet_without_types(), parquet_without_columns());
     let long = "y,user,tags,price,when\n1,\"".to_owned() + &"x".repeat(17 << 20);
     let cases: Vec<(&str, &[u8], &str)> = vec![
         ("empty.csv", b"", "is empty"),
@@ -510,6 +687,8 @@ fn files_that_cannot_be_opened_are_refused_in_a_sentence() {
         ("header.csv", b"y,user,tags,price,when\n", "has no rows"),
         ("empty.parquet", b"", "is empty"),
         ("none.parquet", &none, "has no rows"),
+        ("types.parquet", &untyped, "has no rows"),
+        ("columns.parquet", &bare, "is empty"),
         (
             "label.csv",
             b"Y,user,tags,price,when\n1,1,1,1,1\n",
@@ -675,6 +854,33 @@ fn damage_behind_the_first_rows_is_not_the_end_of_the_data() {
     assert!(message.contains("pages.parquet is damaged"), "{message}");
 }
 
+/// A file that pyarrow wrote with `write_page_checksum=True`: `label`, `user_id`, `item_id`.
+const CHECKSUMS: &[u8] = include_bytes!("files/checksums.parquet");
+
+#[test]
+fn parquet_pages_with_a_wrong_checksum_are_an_error() {
+    let folder = Folder::new();
+    let schema = Schema {
+        sparse: vec![sparse("user_id", None, MissingValue::Token), sparse("item_id", None, MissingValue::Token)],
+        dense: vec![],
+        label: LabelField::of_numbers("label", None),
+        group: None,
+    };
+    let mut flipped = CHECKSUMS.to_vec();
+    flipped[3337] ^= 1;
+    let read = |name: &str, bytes: &[u8], bad_rows| {
+        let config = SourceConfig { bad_rows, ..config(&[&folder.put(name, bytes)]) };
+        all(&Dataset::open(config, schema.clone()).unwrap())
+    };
+    assert!(read("good.parquet", CHECKSUMS, BadRows::Fail).unwrap().samples > 0);
+    for bad_rows in [BadRows::Fail, BadRows::Skip { limit: 1_000_000 }] {
+        let error = read("bad.parquet", &flipped, bad_rows).unwrap_err();
+        let wanted =
+            "bad.parquet is damaged: row group 0, column `user_id`: the bytes of a page do not match its checksum";
+        assert!(error.is_users_input() && error.to_string().contains(wanted), "{error}");
+    }
+}
+
 #[test]
 fn parquet_of_every_usual_codec_is_read() {
     let (folder, rows) = (Folder::new(), rows(300));
@@ -730,14 +936,14 @@ fn parquet_columns_of_a_wrong_type_are_refused() {
     assert_eq!(batch.sparse[0].keys, [user.text(b"1"); 3]);
 
     let words: ArrayRef = Arc::new(StringArray::from(vec!["a|b", "c", ""]));
-    let floats: ArrayRef = Arc::new(Float32Array::from(vec![1.5; 3]));
-    let float_lists: ArrayRef =
-        Arc::new(ListArray::from_iter_primitive::<Float64Type, _, _>(vec![Some(vec![Some(5.0)]); 3]));
+    let yes: ArrayRef = Arc::new(BooleanArray::from(vec![true; 3]));
+    let times: ArrayRef =
+        Arc::new(ListArray::from_iter_primitive::<TimestampMillisecondType, _, _>(vec![Some(vec![Some(5)]); 3]));
     for (name, columns, sentence) in [
         ("a.parquet", base(ones(3), lists.clone(), ones(3)), "column `user` is of type List"),
-        ("b.parquet", base(float_lists, ones(3), ones(3)), "column `tags` is of type List"),
+        ("b.parquet", base(times, ones(3), ones(3)), "column `tags` is of type List"),
         ("c.parquet", base(ones(3), ones(3), words.clone()), "column `price` is of type Utf8"),
-        ("d.parquet", base(ones(3), floats, ones(3)), "column `user` is of type Float32"),
+        ("d.parquet", base(ones(3), yes, ones(3)), "column `user` is of type Boolean"),
     ] {
         let path = folder.put(name, parquet_of(columns, 10));
         let error = Dataset::open(config(&[&path]), schema()).unwrap_err();
@@ -750,6 +956,119 @@ fn parquet_columns_of_a_wrong_type_are_refused() {
     assert_eq!(batch.sparse[0].keys, keys);
     assert_eq!(batch.sparse[2].keys, [keys[0], keys[2]]);
     assert_eq!(batch.sparse[1].keys, [tags.text(b"a"), tags.text(b"b"), tags.text(b"c")]);
+}
+
+/// Ids 5, 0, 12 and a missing one in every form; the items of a list 7 and 8.
+#[test]
+fn ids_meet_in_every_form_and_format() {
+    let (folder, user, tags) = (Folder::new(), TableSeed::of("user"), TableSeed::of("tags"));
+    let text = |lines: &[&str]| format!("y,user,tags,price,when\n{}\n", lines.join("\n"));
+    let ones = || -> ArrayRef { Arc::new(Int64Array::from(vec![1; 4])) };
+    let columns = |user: ArrayRef, tags: ArrayRef| {
+        parquet_of(vec![("y", ones()), ("user", user), ("tags", tags), ("price", ones()), ("when", ones())], 10)
+    };
+    let words = |words: [&str; 4]| -> ArrayRef { Arc::new(StringArray::from(words.to_vec())) };
+    let integers: ArrayRef = Arc::new(Int32Array::from(vec![Some(5), Some(0), Some(12), None]));
+    let doubles: ArrayRef = Arc::new(Float64Array::from(vec![Some(5.0), Some(-0.0), Some(12.0), None]));
+    let singles: ArrayRef = Arc::new(Float32Array::from(vec![5.0, 0.0, 12.0, f32::NAN]));
+    let lists: ArrayRef = Arc::new(ListArray::from_iter_primitive::<Float64Type, _, _>(vec![
+        Some(vec![Some(7.0), None, Some(8.0)]),
+        None,
+        Some(vec![]),
+        Some(vec![Some(f64::NAN)]),
+    ]));
+    for (name, bytes) in [
+        ("plain.csv", text(&["1,5,7|8,1,1", "1,0,,1,1", "1,12,,1,1", "1,,,1,1"]).into_bytes()),
+        ("floats.csv", text(&["1,5.0,7.0|8.0,1,1", "1,-0.0,,1,1", "1,12.00,,1,1", "1,,,1,1"]).into_bytes()),
+        ("blanks.csv", text(&["1, 5, 7 | 8,1,1", "1,\t0, ,1,1", "1,\" 12 \",,1,1", "1, ,|,1,1"]).into_bytes()),
+        ("a.parquet", columns(words(["5", "0", "12", ""]), words(["7|8", "", "", ""]))),
+        ("b.parquet", columns(words([" 5", "0.0", "12.0 ", "  "]), words(["7.0| 8", " ", "|", " | "]))),
+        ("c.parquet", columns(integers.clone(), lists.clone())),
+        ("d.parquet", columns(doubles, lists.clone())),
+        ("e.parquet", columns(singles, lists)),
+    ] {
+        let batch =
+            open_and_read(config(&[&folder.put(name, bytes)])).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let ids = [user.integer(5), user.integer(0), user.integer(12)];
+        assert_eq!(batch.sparse[0].keys, [&ids[..], &[user.missing()]].concat(), "{name}");
+        assert_eq!(batch.sparse[1].keys, [tags.integer(7), tags.integer(8)], "{name}");
+        assert_eq!(batch.sparse[2].keys, ids, "{name}");
+        assert_eq!(batch.groups, Some(batch.sparse[0].keys.clone()), "{name}");
+    }
+    for (value, limit) in [(1.5, "below 2^24"), (16_777_216.0, "below 2^24")] {
+        let user: ArrayRef = Arc::new(Float32Array::from(vec![1.0, value, 2.0, 3.0]));
+        let path = folder.put("bad.parquet", columns(user, integers.clone()));
+        let error = open_and_read(config(&[&path])).unwrap_err();
+        assert!(matches!(&error, DataError::BadRow { column, at: Place::Row(2), .. } if column == "user"), "{error}");
+        assert!(error.to_string().contains(limit), "{error}");
+    }
+}
+
+#[test]
+fn lists_may_be_quoted_and_brackets_are_refused() {
+    let (folder, tags) = (Folder::new(), TableSeed::of("tags"));
+    let schema = |separator: &str| Schema {
+        sparse: vec![SparseField {
+            name: "tags".into(),
+            table: "tags".into(),
+            multi_value: Some(separator.into()),
+            missing: MissingValue::Skip,
+        }],
+        ..labels_only(None)
+    };
+    let words: ArrayRef = Arc::new(StringArray::from(vec!["a, b", "7"]));
+    let ones = || -> ArrayRef { Arc::new(Int64Array::from(vec![1; 2])) };
+    let wide = CsvFormat { delimiter: "::".into(), quoting: false, ..CsvFormat::default() };
+    for (name, bytes, format, separator) in [
+        ("quoted.csv", b"y,tags\n1,\"a, b\"\n0,7\n".to_vec(), CsvFormat::default(), ","),
+        ("wide.csv", b"y::tags\n1::a|b\n0::7\n".to_vec(), wide.clone(), "|"),
+        ("both.csv", b"y::tags\n1::a||b\n0::7||\n".to_vec(), wide, "||"),
+        ("a.parquet", parquet_of(vec![("y", ones()), ("tags", words)], 10), CsvFormat::default(), ","),
+    ] {
+        let format = if name.ends_with("csv") { text_format(format) } else { Format::Auto };
+        let source = SourceConfig { format, ..config(&[&folder.put(name, bytes)]) };
+        let batch = all(&Dataset::open(source, schema(separator)).unwrap()).unwrap();
+        assert_eq!(batch.sparse[0].keys, [tags.text(b"a"), tags.text(b"b"), tags.integer(7)], "{name}");
+    }
+    let lists: ArrayRef = Arc::new(StringArray::from(vec!["1", "[1, 2]"]));
+    for (name, bytes) in [
+        ("list.csv", b"y,tags\n1,1\n1,\"[1, 2]\"\n".to_vec()),
+        ("list.parquet", parquet_of(vec![("y", ones()), ("tags", lists)], 10)),
+    ] {
+        let error = all(&Dataset::open(config(&[&folder.put(name, bytes)]), schema(",")).unwrap()).unwrap_err();
+        assert!(matches!(&error, DataError::BadRow { column, .. } if column == "tags"), "{error}");
+        assert!(error.to_string().contains("found \"[1, 2]\", expected values with the separator"), "{error}");
+    }
+}
+
+#[test]
+fn markers_of_missing_values_are_one_list_for_ids_and_numbers() {
+    let (folder, user, tags) = (Folder::new(), TableSeed::of("user"), TableSeed::of("tags"));
+    let csv = "y,user,tags,price,when\n1,NULL,x|\\N|NA,null,1\n0, \\N ,NULL,NA,1\n1,NANCY,nan,  ,1\n0,,,nan,1\n";
+    let text = |values: [&str; 4]| -> ArrayRef { Arc::new(StringArray::from(values.to_vec())) };
+    let numbers: ArrayRef = Arc::new(Float64Array::from(vec![None, None, None, Some(f64::NAN)]));
+    let columns = vec![
+        ("y", Arc::new(Int64Array::from(vec![1, 0, 1, 0])) as ArrayRef),
+        ("user", text(["NULL", " \\N ", "NANCY", ""])),
+        ("tags", text(["x|\\N|NA", "NULL", "nan", ""])),
+        ("price", numbers),
+        ("when", Arc::new(Int64Array::from(vec![1; 4])) as ArrayRef),
+    ];
+    for path in [folder.put("a.csv", csv), folder.put("a.parquet", parquet_of(columns, 10))] {
+        let null_values = ["NULL", "\\N", "NA"].map(String::from).into();
+        let batch = open_and_read(SourceConfig { null_values, ..config(&[&path]) }).unwrap();
+        let missing = user.missing();
+        assert_eq!(batch.sparse[0].keys, [missing, missing, user.text(b"NANCY"), missing]);
+        assert_eq!(batch.sparse[1].keys, [tags.text(b"x"), tags.text(b"nan")]);
+        assert_eq!(batch.sparse[2].keys, [user.text(b"NANCY")]);
+        assert_eq!(batch.groups, Some(batch.sparse[0].keys.clone()));
+        assert_eq!(batch.dense, [-1.0; 4]);
+    }
+    let path = folder.put("label.csv", "y,user,tags,price,when\nNA,1,,1,1\n");
+    let source = SourceConfig { null_values: vec!["NA".into()], ..config(&[&path]) };
+    assert!(open_and_read(source).unwrap_err().to_string().contains("column `y`: found \"NA\""));
+    let source = SourceConfig { null_values: vec!["NULL".into()], ..config(&[&folder.put("b.csv", csv)]) };
+    assert!(open_and_read(source).unwrap_err().to_string().contains("column `price`: found \"NA\""));
 }
 
 #[test]
@@ -944,7 +1263,7 @@ fn contradictory_settings_are_refused() {
         (SourceConfig { split: fraction(1.0), ..base() }, "split"),
         (SourceConfig { split: fraction(f64::NAN), ..base() }, "split"),
         (csv(CsvFormat { header: false, ..CsvFormat::default() }), "columns"),
-        (csv(CsvFormat { delimiter: b'"', ..CsvFormat::default() }), "delimiter"),
+        (csv(CsvFormat { delimiter: "\"".into(), ..CsvFormat::default() }), "delimiter"),
         (SourceConfig { format: synthetic, ..base() }, "paths"),
     ] {
         let error = Dataset::open(config, schema()).unwrap_err();
@@ -1003,7 +1322,7 @@ fn a_row_may_be_longer_than_a_block() {
     let schema = Schema {
         sparse: vec![sparse("user", None, MissingValue::Token)],
         dense: vec![],
-        label: LabelField { name: "rating".into(), positive_from: Some(4.0) },
+        label: LabelField::of_numbers("rating", Some(4.0)),
         group: None,
     };
     let batch = all(&Dataset::open(config(&[&path]), schema).unwrap()).unwrap();
@@ -1017,7 +1336,7 @@ fn criteo_schema() -> Schema {
     Schema {
         sparse: (1..=26).map(|i| sparse(&format!("C{i}"), None, MissingValue::Token)).collect(),
         dense: (1..=13).map(|i| dense(&format!("I{i}"), Transform::Log1p, 0.0)).collect(),
-        label: LabelField { name: "label".into(), positive_from: None },
+        label: LabelField::of_numbers("label", None),
         group: Some("C1".into()),
     }
 }

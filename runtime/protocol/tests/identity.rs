@@ -76,6 +76,13 @@ const COMPARED: &[Compared] = &[
         &["spec.features.label.positiveFrom=4.5"],
         "spec.features.label.positiveFrom",
     ),
+    Compared(
+        "spec.features.label.values",
+        FILES,
+        &["spec.features.label.values.click=1,spec.features.label.values.skip=0"],
+        &["spec.features.label.values.skip=0.5"],
+        "spec.features.label.values.skip",
+    ),
     Compared("spec.features.sparse.name", FILES, &[], &["spec.features.sparse[0].name=C3"], "features.0.name"),
     Compared(
         "spec.features.sparse.dim",
@@ -163,6 +170,13 @@ const COMPARED: &[Compared] = &[
         &["spec.features.dense[0].missing=-1"],
         "denseFeatures.0.missing",
     ),
+    Compared(
+        "spec.features.dense.limit",
+        FILES,
+        &[],
+        &["spec.features.dense[0].limit=9"],
+        "spec.features.dense.I1.limit",
+    ),
     Compared("spec.features.group", FILES, &[], &["spec.features.group=C1"], "spec.features.group"),
     Compared(
         "spec.features.initializer.kind",
@@ -179,6 +193,7 @@ const COMPARED: &[Compared] = &[
         "rows.groups.0.initializer",
     ),
     Compared("spec.data.format", FILES, &[], &["spec.data.format=parquet"], "spec.data.csv"),
+    Compared("spec.data.nullValues", FILES, &[], &["spec.data.nullValues={nan,NULL}"], "spec.data.nullValues"),
     Compared("spec.data.csv.delimiter", FILES, &[], &["spec.data.csv.delimiter=;"], "spec.data.csv.delimiter"),
     Compared("spec.data.csv.header", FILES, COLUMNS, &["spec.data.csv.header=true"], "spec.data.csv.header"),
     Compared("spec.data.csv.quoting", FILES, &[], &["spec.data.csv.quoting=false"], "spec.data.csv.quoting"),
@@ -215,6 +230,13 @@ const COMPARED: &[Compared] = &[
         SOURCE,
         TIME,
         &["spec.data.split.time.testFrom=8"],
+        "spec.data.split.time.testFrom",
+    ),
+    Compared(
+        "spec.data.split.time.order",
+        SOURCE,
+        &["spec.data.split.time.column=time", "spec.data.split.time.testFrom=11/1/2026", MONTH_FIRST],
+        &["spec.data.split.time.order=dayFirst"],
         "spec.data.split.time.testFrom",
     ),
     Compared(
@@ -375,6 +397,7 @@ const MIN_MAX: &[&str] =
     &["spec.features.dense[0].transform=minMax", "spec.features.dense[0].min=0", "spec.features.dense[0].max=2"];
 const COLUMNS: &[&str] = &["spec.data.csv.columns={label,C1,C2,I1}"];
 const TIME: &[&str] = &["spec.data.split.time.column=time", "spec.data.split.time.testFrom=7"];
+const MONTH_FIRST: &str = "spec.data.split.time.order=monthFirst";
 const FTRL: &[&str] = &["spec.training.optimizer.sparse.kind=ftrl"];
 
 /// Fields, with all fields below them, that the identity leaves out, and why.
@@ -485,6 +508,7 @@ fn fields_that_may_change_make_no_difference() {
         "spec.roles.ps.replicas=3",
         "spec.checkpoint.path=elsewhere",
         "spec.data.test.paths={test.csv}",
+        "spec.data.nullValues={NaN}",
         // The cell of a multi-valued feature has no id where it has no values.
         "spec.features.sparse[1].missing=skip",
         // A run that ends at a bad row may be continued without it.

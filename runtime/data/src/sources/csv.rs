@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use rectrain_kinds::{BadRows, CsvFormat, DataFormat, Position, Schema, TimeBound};
+use rectrain_kinds::{BadRows, CsvFormat, DataFormat, DenseField, LabelField, Position, Schema};
 
 use super::{Opening, open_each};
 use crate::batch::Batch;
@@ -13,11 +13,14 @@ use crate::blocking::Stop;
 use crate::blocks::{Blocks, Compression, Decoded};
 use crate::error::{DataError, Place, shown};
 use crate::identity::Identity;
+use crate::key::trim;
+use crate::null::NullValues;
 use crate::number::{parse_f32, parse_f64};
-use crate::schema::{Encoder, Layout, expected_label};
-use crate::source::{Rows, Source, Tally, TimeFilter, View, offset};
+use crate::schema::{Encoder, Layout, NO_BRACKETS, dense_input, expected_label, is_bracketed_list};
+use crate::source::{Rows, Source, Tally, View, offset};
 use crate::storage::{SourceFile, identity_of};
 use crate::text::{Cells, MAX_RECORD_BYTES, Span, cell, find_record};
+use crate::time::TimeFilter;
 
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
@@ -45,7 +48,7 @@ impl CsvSource {
     /// Opens files that contain tabs if their names end in `.tsv`, else commas.
     pub(crate) fn by_names(files: Vec<SourceFile>, opening: &Opening<'_>) -> Result<Self, DataError> {
         Self::over(files, opening, |file| match DataFormat::of_path(&file.name) {
-            Some(DataFormat::Tsv) => CsvFormat { delimiter: b'\t', ..CsvFormat::default() },
+            Some(DataFormat::Tsv) => CsvFormat { delimiter: "\t".to_owned(), ..CsvFormat::default() },
             _ => CsvFormat::default(),
         })
     }
@@ -128,8 +131,12 @@ impl Source for CsvSource {
 }
 
 fn check_format(format: &CsvFormat) -> Result<(), DataError> {
-    if matches!(format.delimiter, b'\n' | b'\r') || format.quoting && format.delimiter == b'"' {
+    let delimiter = format.delimiter.as_bytes();
+    if delimiter.iter().any(|byte| matches!(byte, b'\n' | b'\r') || format.quoting && *byte == b'"') {
         return Err(DataError::config("delimiter", "a quote or a line end cannot separate cells"));
+    }
+    if delimiter.is_empty() || format.quoting && delimiter.len() > 1 {
+        return Err(DataError::config("delimiter", "one byte is expected, or several without quoting"));
     }
     if !format.header && format.columns.is_none() {
         return Err(DataError::config("columns", "without a header, the columns must be named"));
@@ -226,7 +233,7 @@ impl Head {
             if span.end > at {
                 if head.records == 0 {
                     let record = &buffer[at..span.end];
-                    let (bytes, ends) = cells.cut(record, span.quoted, format.delimiter);
+                    let (bytes, ends) = cells.cut(record, span.quoted, format.delimiter.as_bytes());
                     head.first = (0..ends.len())
                         .map(|i| String::from_utf8_lossy(cell(bytes, ends, i)).trim().to_owned())
                         .collect();
@@ -453,7 +460,7 @@ impl CsvRows {
     fn take(&mut self, span: Span, into: &mut Batch) -> Result<bool, DataError> {
         let file = &self.files[self.file];
         let record = &self.buffer[self.at..span.end];
-        let (bytes, ends) = self.cells.cut(record, span.quoted, file.format.delimiter);
+        let (bytes, ends) = self.cells.cut(record, span.quoted, file.format.delimiter.as_bytes());
         let row = Row { bytes, ends, layout: &file.layout };
         let samples = into.samples;
         let taken = row.is_selected(self.time.as_ref()).and_then(|selected| match selected {
@@ -555,19 +562,13 @@ impl Row<'_> {
         if self.ends.len() != self.layout.names.len() {
             return Err(Fault::Width);
         }
-        let (Some(TimeFilter { test_from, test }), Some(column)) = (time, self.layout.time) else {
+        let (Some(time), Some(column)) = (time, self.layout.time) else {
             return Ok(true);
         };
-        let cell = self.cell(column);
-        let later = match test_from {
-            TimeBound::Number(bound) => match parse_f64(cell) {
-                Some(time) if !time.is_nan() => time >= *bound,
-                _ => return self.fault(column, "a time, as a number"),
-            },
-            TimeBound::Text(_) if cell.is_empty() => return self.fault(column, "a time"),
-            TimeBound::Text(bound) => cell >= bound.as_bytes(),
-        };
-        Ok(later == *test)
+        match time.keeps_text(self.cell(column)) {
+            Some(keeps) => Ok(keeps),
+            None => self.fault(column, time.expected()),
+        }
     }
 
     fn fault<T>(&self, column: usize, expected: &'static str) -> Result<T, Fault> {
@@ -578,38 +579,58 @@ impl Row<'_> {
     #[inline]
     fn append(&self, encoder: &Encoder, batch: &mut Batch) -> Result<(), Fault> {
         let schema = &encoder.schema;
-        let value = parse_f32(self.cell(self.layout.label));
-        match value.and_then(|value| schema.label.label_of(value)) {
+        match self.label(&schema.label) {
             Some(label) => batch.labels.push(label),
             None => return self.fault(self.layout.label, expected_label(&schema.label)),
         }
         for (field, &column) in schema.dense.iter().zip(&self.layout.dense) {
-            let cell = self.cell(column);
-            let value = match cell.is_empty() {
-                true => f32::NAN,
-                false => match parse_f32(cell) {
-                    Some(value) if !value.is_infinite() => value,
-                    _ => return self.fault(column, "a number"),
-                },
-            };
-            batch.dense.push(match value.is_nan() {
-                true => field.missing,
-                false => field.transform.apply(value),
-            });
+            batch.dense.push(self.dense(field, column, &encoder.nulls)?);
         }
         let columns = batch.sparse.iter_mut().zip(&self.layout.sparse);
         for ((into, &column), sparse) in columns.zip(&encoder.sparse) {
-            sparse.push_text(self.cell(column), &mut into.keys);
+            let cell = self.cell(column);
+            if sparse.separator.is_some() && is_bracketed_list(cell) {
+                return self.fault(column, NO_BRACKETS);
+            }
+            sparse.push_text(cell, &mut into.keys);
             if let Some(offsets) = &mut into.offsets {
                 let name = &self.layout.names[column];
                 offsets.push(offset(into.keys.len(), name).map_err(Fault::TooManyKeys)?);
             }
         }
-        if let (Some(groups), Some(column), Some(seed)) = (&mut batch.groups, self.layout.group, encoder.group) {
-            groups.push(seed.text(self.cell(column)));
+        if let (Some(groups), Some(column), Some(group)) = (&mut batch.groups, self.layout.group, &encoder.group) {
+            group.push_text(self.cell(column), groups);
         }
         batch.samples += 1;
         Ok(())
+    }
+
+    /// The label, or `None` if the cell is not one. Labels without a threshold are rounded once.
+    #[inline]
+    fn label(&self, field: &LabelField) -> Option<f32> {
+        let cell = self.cell(self.layout.label);
+        if !field.values.is_empty() {
+            return field.label_of_word(cell);
+        }
+        let value = match field.positive_from {
+            Some(_) => parse_f64(cell)?,
+            None => f64::from(parse_f32(cell)?),
+        };
+        field.label_of(value)
+    }
+
+    #[inline]
+    fn dense(&self, field: &DenseField, column: usize, nulls: &NullValues) -> Result<f32, Fault> {
+        let cell = self.cell(column);
+        if cell.is_empty() {
+            return Ok(field.missing);
+        }
+        match parse_f32(cell) {
+            None if nulls.contains(trim(cell)) => Ok(field.missing),
+            None => self.fault(column, "a number"),
+            Some(value) if value.is_nan() => Ok(field.missing),
+            Some(value) => dense_input(field, value).or_else(|expected| self.fault(column, expected)),
+        }
     }
 
     fn describe(&self, file: &str, line: u64, fault: Fault) -> DataError {

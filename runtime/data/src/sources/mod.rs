@@ -50,8 +50,8 @@ fn open_by_name(opening: &Opening<'_>) -> Result<Box<dyn Source>, DataError> {
     let (mut text, mut parquet) = (None, None);
     for file in &files {
         match DataFormat::of_path(&file.name) {
+            Some(DataFormat::Parquet | DataFormat::Csv | DataFormat::Tsv) if file.size == 0 => {}
             Some(DataFormat::Parquet) => parquet = parquet.or(Some(&file.name)),
-            Some(DataFormat::Csv | DataFormat::Tsv) if file.size == 0 => {}
             Some(DataFormat::Csv | DataFormat::Tsv) => text = text.or(Some(&file.name)),
             Some(DataFormat::Auto) | None => {
                 let name = &file.name;

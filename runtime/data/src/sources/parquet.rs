@@ -6,6 +6,8 @@
 //! filters by time, it has to look at every row. The source hashes each text of a dictionary once,
 //! and not once a row.
 
+mod damage;
+
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::sync::Arc;
@@ -26,17 +28,19 @@ use parquet::basic::{Compression, Encoding};
 use parquet::errors::ParquetError;
 use parquet::file::metadata::ParquetMetaData;
 use parquet::file::reader::{ChunkReader, Length};
-use rectrain_kinds::{Position, Schema, TimeBound};
+use rectrain_kinds::{LabelField, Moment, Position, Schema, SparseField, TimeBound};
 
+use self::damage::BadColumn;
 use super::{Opening, open_each};
 use crate::batch::Batch;
 use crate::blocking::{Pending, Stop};
 use crate::error::{DataError, Place, shown};
 use crate::identity::Identity;
 use crate::pace;
-use crate::schema::{Encoder, Layout, SparseEncoder, expected_label};
-use crate::source::{Rows, Source, Tally, TimeFilter, View, offset};
+use crate::schema::{Encoder, Layout, NO_BRACKETS, SparseEncoder, dense_input, expected_label, is_bracketed_list};
+use crate::source::{Rows, Source, Tally, View, offset};
 use crate::storage::{FilePlace, Object, SourceFile, identity_of};
+use crate::time::TimeFilter;
 
 /// The number of rows that are decoded at a time.
 const DECODE_ROWS: usize = 4096;
@@ -61,10 +65,12 @@ impl ParquetSource {
     pub(crate) fn over(files: Vec<SourceFile>, opening: &Opening<'_>) -> Result<Self, DataError> {
         let first = files.first().map(|file| file.name.clone()).unwrap_or_default();
         let (schema, time) = (&opening.encoder.schema, opening.time);
-        let files = open_each(files, |file| match file.size {
-            0 => Err(DataError::Empty { file: file.name }),
-            _ => ParquetFile::open(file, schema, time),
-        })?;
+        let opened = open_each(files, |file| ParquetFile::open(file, schema, time))?;
+        let files: Vec<ParquetFile> = opened.into_iter().flatten().collect();
+        if files.is_empty() {
+            return Err(DataError::Empty { file: first });
+        }
+        // Writers of partitions leave files without rows for the empty ones.
         if files.iter().all(|file| file.rows == 0) {
             return Err(DataError::NoRows { file: first });
         }
@@ -109,21 +115,30 @@ struct ParquetFile {
 }
 
 impl ParquetFile {
-    fn open(file: SourceFile, schema: &Schema, time: Option<(&str, &TimeBound)>) -> Result<Self, DataError> {
+    /// Reads the footer, and finds the columns. `None` if there is not even a column. The types of
+    /// a file without rows do not count: some writers know none for a column without values.
+    fn open(file: SourceFile, schema: &Schema, time: Option<(&str, &TimeBound)>) -> Result<Option<Self>, DataError> {
+        if file.size == 0 {
+            return Ok(None);
+        }
         let metadata = read_footer(&file)?;
+        let rows = count_rows(&file, metadata.metadata())?;
         let fields = metadata.schema().fields();
+        if rows == 0 && fields.is_empty() {
+            return Ok(None);
+        }
         let names = fields.iter().map(|field| field.name().clone()).collect();
         let layout = Layout::bind(&file.name, names, schema, time.map(|(name, _)| name))?;
         let types: Vec<&DataType> = fields.iter().map(|field| field.data_type()).collect();
-        check_types(&file.name, &layout, &types, schema, time.map(|(_, bound)| bound))?;
+        if rows > 0 {
+            check_types(&file.name, &layout, &types, schema, time.map(|(_, bound)| bound))?;
+        }
         let metadata = keep_dictionaries(metadata, &layout, schema);
         let roots =
             layout.sparse.iter().chain(&layout.dense).chain([&layout.label]).chain(&layout.group).chain(&layout.time);
         let mask = ProjectionMask::roots(metadata.parquet_schema(), roots.copied());
         check_compression(&file, metadata.metadata())?;
-        let rows = metadata.metadata().file_metadata().num_rows();
-        let rows = u64::try_from(rows).unwrap_or(0);
-        Ok(Self { file, layout, rows, metadata, mask })
+        Ok(Some(Self { file, layout, rows, metadata, mask }))
     }
 
     fn groups(&self) -> usize {
@@ -153,6 +168,16 @@ impl ParquetFile {
 
     fn damaged(&self, error: &ArrowError) -> DataError {
         DataError::Damaged { file: self.file.name.clone(), problem: error.to_string() }
+    }
+}
+
+/// The rows of a file. Fails if its footer contradicts itself.
+fn count_rows(file: &SourceFile, metadata: &ParquetMetaData) -> Result<u64, DataError> {
+    let all = metadata.file_metadata().num_rows();
+    let groups: i128 = metadata.row_groups().iter().map(|group| i128::from(group.num_rows())).sum();
+    match u64::try_from(all) {
+        Ok(rows) if i128::from(rows) == groups => Ok(rows),
+        _ => Err(not_parquet(file, format!("its footer counts {all} rows, and its row groups have {groups}"))),
     }
 }
 
@@ -445,14 +470,14 @@ impl ParquetRows {
             None => self.open_group()?,
         };
         let file = &self.files[self.file];
-        let next = caught(|| reader.next()).map_err(|error| file.damaged(&error.into()))?;
+        let next = caught(|| reader.next()).map_err(|error| self.damage(file, error.to_string()))?;
         let Some(batch) = next else {
             return Err(DataError::Damaged {
                 file: file.file.name.clone(),
                 problem: format!("row group {} has fewer rows than its footer says", self.group),
             });
         };
-        let batch = batch.map_err(|error| file.damaged(&error))?;
+        let batch = batch.map_err(|error| self.damage(file, error.to_string()))?;
         pace::pass(1);
         let rows = (batch.num_rows() as u64).min(self.left);
         let first_row = file.rows_before(self.group) + self.group_at;
@@ -477,7 +502,21 @@ impl ParquetRows {
                 self.build(file, fetched)
             }
         };
-        reader.map_err(|error| file.damaged(&error.into()))
+        reader.map_err(|error| self.damage(file, error.to_string()))
+    }
+
+    /// The error for the current row group, which the decoder refused with `error`.
+    fn damage(&self, file: &ParquetFile, error: String) -> DataError {
+        let (metadata, mask) = (file.metadata.metadata(), &file.mask);
+        let column = match &file.file.place {
+            FilePlace::Local(path) => {
+                File::open(path).ok().and_then(|input| BadColumn::find(input, metadata, mask, self.group))
+            }
+            FilePlace::Object(_) => {
+                self.fetched.clone().and_then(|input| BadColumn::find(input, metadata, mask, self.group))
+            }
+        };
+        DataError::Damaged { file: file.file.name.clone(), problem: damage::problem(self.group, column, error) }
     }
 
     fn build<T: ChunkReader + 'static>(
@@ -592,14 +631,26 @@ fn is_number(found: &DataType) -> bool {
 }
 
 fn is_id(found: &DataType) -> bool {
-    found.is_integer() || matches!(found, DataType::Utf8 | DataType::Binary)
+    found.is_integer() || found.is_floating() || matches!(found, DataType::Utf8 | DataType::Binary)
 }
+
+/// Whether the ids of a column are floats, or lists of floats.
+fn has_float_ids(found: &DataType) -> bool {
+    match found {
+        DataType::List(item) => item.data_type().is_floating(),
+        found => found.is_floating(),
+    }
+}
+
+/// The ids that a column of floats may have, for an error message.
+const FLOAT_IDS: &str = "ids that are integers, which 64-bit floats hold below 2^53, 32-bit floats below 2^24 and \
+                         16-bit floats below 2^11; write integers or text";
 
 fn is_time(found: &DataType, bound: &TimeBound) -> bool {
     let date = matches!(found, DataType::Timestamp(_, _) | DataType::Date32 | DataType::Date64);
     match bound {
-        TimeBound::Number(_) => found.is_numeric() || date,
-        TimeBound::Text(_) => matches!(found, DataType::Utf8 | DataType::Binary),
+        TimeBound::Number(_) | TimeBound::Integer(_) => found.is_numeric() || date,
+        TimeBound::Date(_) => date || matches!(found, DataType::Utf8 | DataType::Binary),
     }
 }
 
@@ -618,32 +669,40 @@ fn check_types(
             expected,
         })
     };
-    for &column in layout.dense.iter().chain([&layout.label]) {
+    for &column in &layout.dense {
         if !is_number(types[column]) {
-            return refuse(column, "a dense feature and a label must be numbers");
+            return refuse(column, "a dense feature must be numbers");
         }
     }
+    match (types[layout.label], schema.label.values.is_empty()) {
+        (found, true) if is_number(found) => {}
+        (DataType::Utf8 | DataType::Binary, false) => {}
+        (_, true) => return refuse(layout.label, "a label must be numbers, or text with `values` for its words"),
+        (_, false) => return refuse(layout.label, "the label has words in `values`, so it must be text"),
+    }
     for (field, &column) in schema.sparse.iter().zip(&layout.sparse) {
-        match (types[column], field.multi_value) {
+        match (types[column], &field.multi_value) {
             (DataType::List(item), Some(_)) if is_id(item.data_type()) => {}
             (DataType::List(_), None) => {
                 return refuse(column, "lists are for multi-valued features: declare it as one");
             }
             (found, _) if is_id(found) => {}
             _ => {
-                return refuse(column, "a sparse feature must be integers, text, or a list of either");
+                return refuse(column, "a sparse feature must be integers (also as floats), text, or a list of these");
             }
         }
     }
     if let Some(column) = layout.group
         && !is_id(types[column])
     {
-        return refuse(column, "a group must be integers or text");
+        return refuse(column, "a group must be integers (also as floats) or text");
     }
     match (layout.time, time) {
         (Some(column), Some(bound)) if !is_time(types[column], bound) => match bound {
-            TimeBound::Number(_) => refuse(column, "a split by a number needs a number or a time"),
-            TimeBound::Text(_) => refuse(column, "a split by text needs text"),
+            TimeBound::Number(_) | TimeBound::Integer(_) => {
+                refuse(column, "a split by a number needs a number, a timestamp or a date")
+            }
+            TimeBound::Date(_) => refuse(column, "a split by a date needs text, a timestamp or a date"),
         },
         _ => Ok(()),
     }
@@ -667,6 +726,10 @@ impl Columns<'_> {
 
     fn cast(&self, column: usize, to: &DataType) -> Result<ArrayRef, DataError> {
         cast(self.column(column)?, to).map_err(|error| self.file.damaged(&error))
+    }
+
+    fn doubles(&self, column: usize) -> Result<Float64Array, DataError> {
+        Ok(self.cast(column, &DataType::Float64)?.as_primitive().clone())
     }
 
     fn floats(&self, column: usize) -> Result<Float32Array, DataError> {
@@ -702,10 +765,10 @@ impl Columns<'_> {
     /// Finds the rows that are selected and good, and decodes their labels and dense features.
     fn decode_numbers(&self, schema: &Schema, time: Option<&TimeFilter>) -> Result<Decoded, DataError> {
         let layout = &self.file.layout;
-        let labels = self.floats(layout.label)?;
+        let labels = self.labels(&schema.label)?;
         let dense: Vec<Float32Array> =
             layout.dense.iter().map(|&column| self.floats(column)).collect::<Result<_, _>>()?;
-        let selected = self.selected(time)?;
+        let (selected, checked) = (self.selected(time)?, self.checked_ids(schema)?);
         let mut rows = Batch::of_schema(schema);
         rows.reserve(self.batch.num_rows());
         let (mut places, mut bad) = (Vec::new(), VecDeque::new());
@@ -717,33 +780,62 @@ impl Columns<'_> {
             };
             match selected.as_ref().map(|selected| selected[place]) {
                 Some(None) => {
-                    fault(layout.time.unwrap_or(layout.label), "a time")?;
+                    let expected = time.map_or("a time", TimeFilter::expected);
+                    fault(layout.time.unwrap_or(layout.label), expected)?;
                     continue;
                 }
                 Some(Some(false)) => continue,
                 Some(Some(true)) | None => {}
             }
-            let value = if labels.is_null(place) { f32::NAN } else { labels.value(place) };
+            let value = if labels.is_null(place) { f64::NAN } else { labels.value(place) };
             let Some(label) = schema.label.label_of(value) else {
                 fault(layout.label, expected_label(&schema.label))?;
                 continue;
             };
-            let infinite = |values: &Float32Array| values.is_valid(place) && values.value(place).is_infinite();
-            if let Some(field) = dense.iter().position(infinite) {
-                fault(layout.dense[field], "a number")?;
+            if let Some(ids) = checked.iter().find(|checked| !checked.ids.are_ids(place)) {
+                fault(ids.column, ids.expected)?;
+                continue;
+            }
+            if let Err((column, expected)) = push_dense(&dense, place, schema, layout, &mut rows.dense) {
+                fault(column, expected)?;
                 continue;
             }
             rows.labels.push(label);
-            for (values, field) in dense.iter().zip(&schema.dense) {
-                rows.dense.push(match values.is_null(place) || values.value(place).is_nan() {
-                    true => field.missing,
-                    false => field.transform.apply(values.value(place)),
-                });
-            }
             places.push(place);
         }
         rows.samples = places.len();
         Ok(Decoded { rows, at: 0, first_row: self.first_row, places, bad })
+    }
+
+    /// The numbers of the label column. A word is the number of its label, or null.
+    fn labels(&self, field: &LabelField) -> Result<Float64Array, DataError> {
+        let column = self.file.layout.label;
+        if field.values.is_empty() {
+            return self.doubles(column);
+        }
+        let words = self.cast(column, &DataType::Binary)?;
+        let words: &BinaryArray = words.as_binary();
+        let label = |word: Option<&[u8]>| field.label_of_word(word?).map(f64::from);
+        Ok(words.iter().map(label).collect())
+    }
+
+    /// The columns with values that may be no ids: floats, and texts with several values.
+    fn checked_ids(&self, schema: &Schema) -> Result<Vec<CheckedIds>, DataError> {
+        let layout = &self.file.layout;
+        let has_several = |field: &SparseField| field.multi_value.is_some();
+        let sparse = layout.sparse.iter().zip(schema.sparse.iter().map(has_several));
+        let mut found = Vec::new();
+        for (&column, has_several) in sparse.chain(layout.group.iter().map(|column| (column, false))) {
+            let values = self.column(column)?;
+            let expected = match values.data_type() {
+                found if has_float_ids(found) => FLOAT_IDS,
+                DataType::Utf8 | DataType::Binary if has_several => NO_BRACKETS,
+                _ => continue,
+            };
+            let ids = Ids::of(values).map_err(|error| self.file.damaged(&error))?;
+            found.push(CheckedIds { column, ids, expected });
+        }
+        Ok(found)
     }
 
     /// Adds the ids and the groups of the decoded rows.
@@ -771,10 +863,9 @@ impl Columns<'_> {
                 }
             }
         }
-        if let (Some(groups), Some(column), Some(seed)) = (&mut rows.groups, layout.group, encoder.group) {
+        if let (Some(groups), Some(column), Some(group)) = (&mut rows.groups, layout.group, &encoder.group) {
             let values = Ids::of(self.column(column)?).map_err(|error| self.file.damaged(&error))?;
-            let single = SparseEncoder { seed, separator: None, missing: Some(seed.missing()) };
-            places.iter().for_each(|&place| values.push(place, &single, groups));
+            places.iter().for_each(|&place| values.push(place, group, groups));
         }
         Ok(())
     }
@@ -782,39 +873,41 @@ impl Columns<'_> {
     /// For each row whether the filter keeps it, or `None` if the row has no time. Nothing without
     /// a filter.
     fn selected(&self, time: Option<&TimeFilter>) -> Result<Option<Vec<Option<bool>>>, DataError> {
-        let (Some(TimeFilter { test_from, test }), Some(column)) = (time, self.file.layout.time) else {
+        let (Some(filter), Some(column)) = (time, self.file.layout.time) else {
             return Ok(None);
         };
-        let later: Vec<Option<bool>> = match test_from {
-            TimeBound::Number(bound) => {
-                let times = self.times(column)?;
-                let later = |time: Option<f64>| time.filter(|t| !t.is_nan()).map(|t| t >= *bound);
-                times.iter().map(later).collect()
-            }
-            TimeBound::Text(bound) => {
-                let times = self.cast(column, &DataType::Binary)?;
-                let times: &BinaryArray = times.as_binary();
-                let later = |time: Option<&[u8]>| time.filter(|t| !t.is_empty()).map(|t| t >= bound.as_bytes());
-                times.iter().map(later).collect()
-            }
-        };
-        Ok(Some(later.into_iter().map(|later| later.map(|later| later == *test)).collect()))
-    }
-
-    /// Times as numbers. Timestamp and date columns give seconds since 1970.
-    fn times(&self, column: usize) -> Result<Float64Array, DataError> {
+        let keeps = |moment: Option<Moment>| moment.map(|moment| filter.keeps_moment(moment));
+        let ticks = |ticks: Option<i64>, per_second| ticks.map(|ticks| Moment::of_ticks(ticks, per_second));
         let per_second = match self.column(column)?.data_type() {
             DataType::Date32 => {
-                let days: Int64Array = self.integers(column)?;
-                return Ok(days.unary(|days| days as f64 * 86_400.0));
+                let days = self.integers(column)?;
+                let moments = days.iter().map(|days| ticks(days.map(|days| days * 86_400), 1));
+                return Ok(Some(moments.map(keeps).collect()));
             }
-            DataType::Date64 | DataType::Timestamp(TimeUnit::Millisecond, _) => 1e3,
-            DataType::Timestamp(TimeUnit::Second, _) => 1.0,
-            DataType::Timestamp(TimeUnit::Microsecond, _) => 1e6,
-            DataType::Timestamp(TimeUnit::Nanosecond, _) => 1e9,
-            _ => return Ok(self.cast(column, &DataType::Float64)?.as_primitive().clone()),
+            DataType::Date64 | DataType::Timestamp(TimeUnit::Millisecond, _) => 1_000,
+            DataType::Timestamp(TimeUnit::Second, _) => 1,
+            DataType::Timestamp(TimeUnit::Microsecond, _) => 1_000_000,
+            DataType::Timestamp(TimeUnit::Nanosecond, _) => 1_000_000_000,
+            _ => return self.selected_by_value(filter, column).map(Some),
         };
-        Ok(self.integers(column)?.unary(|ticks| ticks as f64 / per_second))
+        let moments = self.integers(column)?;
+        Ok(Some(moments.iter().map(|time| keeps(ticks(time, per_second))).collect()))
+    }
+
+    /// For each row whether the filter keeps its text or number, or `None` if it is not a time.
+    fn selected_by_value(&self, filter: &TimeFilter, column: usize) -> Result<Vec<Option<bool>>, DataError> {
+        match self.column(column)?.data_type() {
+            DataType::Utf8 | DataType::Binary => {
+                let times = self.cast(column, &DataType::Binary)?;
+                let times: &BinaryArray = times.as_binary();
+                Ok(times.iter().map(|time| filter.keeps_text(time?)).collect())
+            }
+            found if found.is_integer() && *found != DataType::UInt64 => {
+                let times = self.integers(column)?;
+                Ok(times.iter().map(|time| time.map(|time| filter.keeps_integer(time))).collect())
+            }
+            _ => Ok(self.doubles(column)?.iter().map(|time| filter.keeps_number(time?)).collect()),
+        }
     }
 
     fn integers(&self, column: usize) -> Result<Int64Array, DataError> {
@@ -827,6 +920,29 @@ impl Columns<'_> {
         };
         Ok(values.as_primitive().clone())
     }
+}
+
+/// Appends the dense features of a row, or fails with the column and the expected value.
+fn push_dense(
+    columns: &[Float32Array],
+    row: usize,
+    schema: &Schema,
+    layout: &Layout,
+    into: &mut Vec<f32>,
+) -> Result<(), (usize, &'static str)> {
+    let before = into.len();
+    for ((values, field), &column) in columns.iter().zip(&schema.dense).zip(&layout.dense) {
+        let value = if values.is_null(row) { f32::NAN } else { values.value(row) };
+        let input = if value.is_nan() { Ok(field.missing) } else { dense_input(field, value) };
+        match input {
+            Ok(input) => into.push(input),
+            Err(expected) => {
+                into.truncate(before);
+                return Err((column, expected));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Keys of the texts of dictionaries, by column. Many batches share a dictionary.
@@ -866,10 +982,19 @@ fn from_dictionary(
     Ok(())
 }
 
+/// A column with values that may be no ids.
+struct CheckedIds {
+    column: usize,
+    ids: Ids,
+    expected: &'static str,
+}
+
 /// The values of a sparse column, in one of the types of ids.
 enum Ids {
     Integers(arrow_array::PrimitiveArray<Int64Type>),
     Unsigned(arrow_array::PrimitiveArray<UInt64Type>),
+    /// Integers as floats, and the first integer that such floats may have rounded.
+    Floats(Float64Array, f64),
     Bytes(BinaryArray),
     Lists(arrow_array::ListArray, Box<Ids>),
 }
@@ -883,9 +1008,36 @@ impl Ids {
                 Self::Lists(lists, items)
             }
             DataType::UInt64 => Self::Unsigned(values.as_primitive().clone()),
+            found if found.is_floating() => {
+                let mantissa = match found {
+                    DataType::Float16 => 11,
+                    DataType::Float32 => 24,
+                    _ => 53,
+                };
+                let values = cast(values, &DataType::Float64)?;
+                Self::Floats(values.as_primitive().clone(), f64::from(2_f32.powi(mantissa)))
+            }
             found if found.is_integer() => Self::Integers(cast(values, &DataType::Int64)?.as_primitive().clone()),
             _ => Self::Bytes(cast(values, &DataType::Binary)?.as_binary().clone()),
         })
+    }
+
+    /// Whether the floats of row `row` are integers, null or NaN, and its text is no list in
+    /// brackets.
+    fn are_ids(&self, row: usize) -> bool {
+        match self {
+            Self::Lists(lists, items) => {
+                let offsets = lists.value_offsets();
+                let mut items_of_row = offsets[row] as usize..offsets[row + 1] as usize;
+                lists.is_null(row) || items_of_row.all(|item| items.are_ids(item))
+            }
+            Self::Floats(values, limit) if values.is_valid(row) => {
+                let value = values.value(row);
+                value.is_nan() || value.fract() == 0.0 && value.abs() < *limit
+            }
+            Self::Bytes(values) if values.is_valid(row) => !is_bracketed_list(values.value(row)),
+            _ => true,
+        }
     }
 
     /// Appends the keys of row `row`.
@@ -906,6 +1058,10 @@ impl Ids {
             Self::Unsigned(values) if values.is_valid(row) => {
                 keys.push(sparse.seed.unsigned(values.value(row)));
             }
+            Self::Floats(values, _) if values.is_valid(row) && !values.value(row).is_nan() => {
+                sparse.tell();
+                keys.push(sparse.seed.integer(values.value(row) as i64));
+            }
             _ => keys.extend(sparse.missing),
         }
     }
@@ -914,9 +1070,7 @@ impl Ids {
     /// item is not split at separators.
     fn push_item(&self, item: usize, sparse: &SparseEncoder, keys: &mut Vec<u64>) {
         match self {
-            Self::Bytes(values) if values.is_valid(item) && !values.value(item).is_empty() => {
-                keys.push(sparse.seed.text(values.value(item)));
-            }
+            Self::Bytes(values) if values.is_valid(item) => keys.extend(sparse.key(values.value(item))),
             Self::Bytes(_) => {}
             _ => self.push(item, sparse, keys),
         }

@@ -90,7 +90,7 @@ impl SyntheticRows {
     fn append(&self, batch: &mut Batch) -> Result<(), DataError> {
         let cell = |column: usize| self.drawn.cells[column];
         let (layout, schema) = (&self.layout, &self.encoder.schema);
-        let label = cell(layout.label).and_then(|value| schema.label.label_of(value as f32));
+        let label = cell(layout.label).and_then(|value| schema.label.label_of(value as f64));
         batch.labels.push(label.ok_or_else(|| {
             DataError::config(
                 &format!("label `{}`", schema.label.name),
@@ -109,8 +109,8 @@ impl SyntheticRows {
                 offsets.push(offset(into.keys.len(), &layout.names[column])?);
             }
         }
-        if let (Some(groups), Some(column), Some(seed)) = (&mut batch.groups, layout.group, self.encoder.group) {
-            groups.push(cell(column).map_or(seed.missing(), |value| seed.integer(value)));
+        if let (Some(groups), Some(column), Some(group)) = (&mut batch.groups, layout.group, &self.encoder.group) {
+            groups.extend(cell(column).map(|value| group.seed.integer(value)).or(group.missing));
         }
         batch.samples += 1;
         Ok(())

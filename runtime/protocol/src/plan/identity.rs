@@ -11,7 +11,7 @@
 use rectrain_checkpoint::{FeatureIdentity, Identity};
 use rectrain_data::Format;
 use rectrain_embedding::RowSpec;
-use rectrain_kinds::{BadRows, CsvFormat, DenseOptimizer, FileFormat, SparseField};
+use rectrain_kinds::{BadRows, CsvFormat, DenseField, DenseOptimizer, FileFormat, SparseField};
 use serde_json::{Map, Value, json};
 
 use super::JobPlan;
@@ -51,15 +51,23 @@ impl JobPlan {
             ),
             ("spec.features.label", json!(self.schema.label)),
             ("spec.features.sparse", self.cells().into()),
+            ("spec.features.dense", self.limits().into()),
             ("spec.features.group", json!(self.schema.group)),
             ("spec.data", self.data_identity()),
         ];
-        Identity::new(sections.into_iter().chain(self.bad_rows()).map(|(name, section)| (name.to_owned(), section)))
+        let sections = sections.into_iter().chain(self.bad_rows()).chain(self.null_values());
+        Identity::new(sections.map(|(name, section)| (name.to_owned(), section)))
     }
 
     /// How the cells of each sparse feature become ids.
     fn cells(&self) -> Map<String, Value> {
         self.schema.sparse.iter().map(|field| (field.name.clone(), cell(field))).collect()
+    }
+
+    /// Which numbers of each dense feature make a row a bad one.
+    fn limits(&self) -> Map<String, Value> {
+        let limit = |field: &DenseField| (field.name.clone(), json!({ "limit": field.limit }));
+        self.schema.dense.iter().map(limit).collect()
     }
 
     /// How the files become rows, and which of the rows train.
@@ -94,6 +102,18 @@ impl JobPlan {
         }
     }
 
+    /// The markers of missing values, in one order and case. Synthetic rows have none.
+    fn null_values(&self) -> Option<(&'static str, Value)> {
+        if matches!(self.train.format, Format::Synthetic(_)) {
+            return None;
+        }
+        let mut markers: Vec<String> =
+            self.train.null_values.iter().map(|marker| marker.to_ascii_lowercase()).collect();
+        markers.sort();
+        markers.dedup();
+        Some(("spec.data.nullValues", json!(markers)))
+    }
+
     fn feature_identities(&self) -> Vec<FeatureIdentity> {
         let fields = self.schema.sparse.iter().zip(&self.layout.features);
         fields
@@ -111,7 +131,7 @@ impl JobPlan {
 
 /// A multi-valued cell without values has no id, whatever `missing` says.
 fn cell(field: &SparseField) -> Value {
-    match field.multi_value {
+    match &field.multi_value {
         Some(separator) => json!({ "multiValue": { "separator": separator }, "missing": null }),
         None => json!({ "multiValue": null, "missing": field.missing }),
     }
@@ -119,7 +139,7 @@ fn cell(field: &SparseField) -> Value {
 
 fn csv(format: &CsvFormat) -> Value {
     let CsvFormat { delimiter, header, columns, quoting } = format;
-    json!({ "delimiter": char::from(*delimiter), "header": header, "columns": columns, "quoting": quoting })
+    json!({ "delimiter": delimiter, "header": header, "columns": columns, "quoting": quoting })
 }
 
 fn row_group(spec: &RowSpec) -> Value {

@@ -217,6 +217,7 @@ fn sources(job: &ResolvedJob) -> (SourceConfig, Option<SourceConfig>) {
         paths: paths.to_vec(),
         format: Format::Files(files.format.clone()),
         bad_rows: files.bad_rows,
+        null_values: files.null_values.clone(),
         storage_options: job.data.storage.options.clone(),
         ..SourceConfig::default()
     };
