@@ -20,6 +20,7 @@
 pub mod admin;
 pub mod attempt_signals;
 pub mod automatic;
+pub mod blocked;
 pub mod cache;
 pub mod certificates;
 pub mod config;

@@ -97,7 +97,9 @@ impl<'a> Draft<'a> {
         self.count_replicas(false);
         let crash = || self.problem_before("Reconciling").filter(|problem| problem.cause.is_crash());
         let obstacle = self.facts.obstacle.cloned();
-        let problem = obstacle.or_else(|| crash().filter(|_| phase == Phase::Restarting));
+        let pods: Vec<&PodFacts> = self.facts.pods.iter().collect();
+        let stuck = failure::stuck(&pods, self.facts.now);
+        let problem = obstacle.or(stuck).or_else(|| crash().filter(|_| phase == Phase::Restarting));
         let poll = at_most_ten_a_second(self.facts.poll);
         let look_again = Some(if back_off.is_zero() { poll } else { back_off });
         Decision { look_again, ..self.finish(phase, problem, Run::Hold) }
@@ -160,7 +162,8 @@ impl<'a> Draft<'a> {
         if !self.all_ready() {
             // Before there is a coordinator to ask, only the ends of containers are known.
             let ends = look.phase == Phase::Starting && look.restarts > 0;
-            let waiting = failure::waiting(pods, self.facts.now);
+            let stuck = failure::stuck(pods, self.facts.now);
+            let waiting = stuck.or_else(|| failure::waiting(pods, self.facts.now));
             let problem = waiting.or_else(|| ends.then(|| failure::last_crash(pods)).flatten());
             if problem.is_some() {
                 return problem;

@@ -15,6 +15,7 @@ use super::policy_run::{self, JobFacts, PolicyRun};
 use super::refused_pods::{self, Attempt};
 use super::validate::{self, Verdict};
 use crate::attempt_signals::{AttemptLook, AttemptSignals, EndReason};
+use crate::blocked::BlockedLook;
 use crate::coordinator_client::CoordinatorEndpoint;
 use crate::coordinator_view::CoordinatorView;
 use crate::failure::Problem;
@@ -186,10 +187,15 @@ impl Look<'_> {
             let saving = memory.attempt.saving(&end_reason(attempt, self.job, self.spec_hash));
             (AttemptSignals { saving, ..signals }, memory.lacking.take())
         });
-        let attempt = Attempt { job: &name, number: attempt.number };
-        let lacking = refused_pods::look(&context.client, attempt, self.belongings, lacking, self.now).await;
+        let of_attempt = Attempt { job: &name, number: attempt.number };
+        let lacking = refused_pods::look(&context.client, of_attempt, self.belongings, lacking, self.now).await;
         signals.pods_refused = lacking.as_ref().and_then(|lacking| lacking.problem().cloned());
-        context.memories.with(&uid, |memory| memory.lacking = lacking);
+        let is_refused = signals.pods_refused.is_some();
+        let blocked = BlockedLook { attempt, pods, is_refused, now: self.now };
+        signals.blocked_at = context.memories.with(&uid, |memory| {
+            memory.lacking = lacking;
+            memory.blocked.look(blocked)
+        });
         signals
     }
 }

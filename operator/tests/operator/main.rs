@@ -9,6 +9,7 @@ mod manifests;
 mod members;
 mod nodes;
 mod phase;
+mod shortage;
 mod switch;
 mod trouble;
 mod world;
