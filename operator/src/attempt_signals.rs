@@ -34,6 +34,8 @@ pub struct AttemptSignals {
     pub change_refused: Option<Problem>,
     /// When the pod of a member was last seen blocked.
     pub blocked_at: Option<Timestamp>,
+    /// Which number of replicas two programs write in turn.
+    pub contested: Option<Problem>,
 }
 
 /// The state of the checkpoint to save before an attempt ends.

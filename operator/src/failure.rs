@@ -52,11 +52,13 @@ pub enum Cause {
     NameConflict,
     /// The job cannot switch to the training mode of its manifest.
     ModeRefused,
+    /// Two programs write the number of replicas in turn.
+    ReplicasContested,
 }
 
 impl Cause {
     /// All causes.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::InvalidSpec,
         Self::BadInput,
         Self::Crash,
@@ -72,6 +74,7 @@ impl Cause {
         Self::ObjectRefused,
         Self::NameConflict,
         Self::ModeRefused,
+        Self::ReplicasContested,
     ];
 
     /// Whether another attempt recovers from it.
@@ -99,6 +102,7 @@ impl Cause {
             Self::ObjectRefused => "ObjectRefused",
             Self::NameConflict => "NameConflict",
             Self::ModeRefused => "ModeRefused",
+            Self::ReplicasContested => "ReplicasContested",
         }
     }
 }

@@ -24,6 +24,7 @@ pub mod blocked;
 pub mod cache;
 pub mod certificates;
 pub mod config;
+pub mod contested;
 pub mod controller;
 pub mod coordinator_client;
 pub mod coordinator_poller;

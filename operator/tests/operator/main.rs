@@ -3,6 +3,7 @@
 
 mod automatic;
 mod chart;
+mod contested;
 mod dashboards;
 mod life;
 mod manifests;
