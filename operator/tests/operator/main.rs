@@ -5,6 +5,7 @@ mod automatic;
 mod chart;
 mod contested;
 mod dashboards;
+mod endings;
 mod life;
 mod manifests;
 mod members;
