@@ -32,6 +32,10 @@ pub struct AttemptSignals {
     pub pods_refused: Option<Problem>,
     /// Why a change of the manifest cannot be carried out.
     pub change_refused: Option<Problem>,
+    /// When the pod of a member was last seen blocked.
+    pub blocked_at: Option<Timestamp>,
+    /// Which number of replicas two programs write in turn.
+    pub contested: Option<Problem>,
 }
 
 /// The state of the checkpoint to save before an attempt ends.

@@ -176,6 +176,17 @@ mod tests {
         assert_ne!(first.authority, elsewhere.authority);
     }
 
+    /// The longest common name of RFC 5280, appendix A.1. Names of jobs and of pods are in none.
+    #[test]
+    fn the_names_in_certificates_have_at_most_64_characters() {
+        let uid = "12345678-1234-1234-1234-123456789abc";
+        for params in [authority(uid), member(uid).expect("parameters")] {
+            let name = params.distinguished_name.get(&DnType::CommonName);
+            let Some(rcgen::DnValue::Utf8String(name)) = name else { panic!("no common name") };
+            assert!(name.contains(uid) && name.len() <= 64, "{name}");
+        }
+    }
+
     #[test]
     fn a_root_of_another_size_is_refused() {
         for bytes in [None, Some(vec![]), Some(vec![1; KEY_BYTES - 1])] {

@@ -12,6 +12,10 @@ use crate::text::shorten;
 /// Time in which a cluster autoscaler may still add a node for an unschedulable pod.
 const NODES_COME: SignedDuration = SignedDuration::from_mins(15);
 
+/// Time after a pod's grace period in which its node confirms its end. On a lost node the operator
+/// deletes it within that time.
+const ENDS_WITHIN: SignedDuration = SignedDuration::from_secs(60);
+
 /// Exit code of a role that found the manifest or the data wrong.
 const BAD_INPUT: i32 = 2;
 
@@ -40,17 +44,21 @@ pub enum Cause {
     ContainerConfig,
     /// The cluster creates no pod: a quota, a limit, or a missing account.
     PodsRefused,
+    /// A pod that should have ended still exists, and no other pod can have its name.
+    PodStuck,
     /// The API server refuses an object of the job.
     ObjectRefused,
     /// Another owner's object has a name that the job needs.
     NameConflict,
     /// The job cannot switch to the training mode of its manifest.
     ModeRefused,
+    /// Two programs write the number of replicas in turn.
+    ReplicasContested,
 }
 
 impl Cause {
     /// All causes.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 16] = [
         Self::InvalidSpec,
         Self::BadInput,
         Self::Crash,
@@ -62,9 +70,11 @@ impl Cause {
         Self::Unschedulable,
         Self::ContainerConfig,
         Self::PodsRefused,
+        Self::PodStuck,
         Self::ObjectRefused,
         Self::NameConflict,
         Self::ModeRefused,
+        Self::ReplicasContested,
     ];
 
     /// Whether another attempt recovers from it.
@@ -88,9 +98,11 @@ impl Cause {
             Self::Unschedulable => "Unschedulable",
             Self::ContainerConfig => "ContainerConfigError",
             Self::PodsRefused => "PodsRefused",
+            Self::PodStuck => "PodStuck",
             Self::ObjectRefused => "ObjectRefused",
             Self::NameConflict => "NameConflict",
             Self::ModeRefused => "ModeRefused",
+            Self::ReplicasContested => "ReplicasContested",
         }
     }
 }
@@ -216,10 +228,9 @@ pub fn waiting(pods: &[&PodFacts], now: Timestamp) -> Option<Problem> {
         }
         let (reason, message) = pod.waiting.as_ref()?;
         match reason.as_str() {
-            "ErrImagePull" | "ImagePullBackOff" | "InvalidImageName" | "ErrImageNeverPull" | "RegistryUnavailable" => Some(Problem::new(
-                Cause::ImagePull,
-                format!("{} cannot pull its image: {message}. Check the chart's runtimeImage.repository, .tag and .pullSecrets, and that nodes reach the registry", pod.name),
-            )),
+            "ErrImagePull" | "ImagePullBackOff" | "InvalidImageName" | "ErrImageNeverPull" | "RegistryUnavailable" => {
+                Some(image_not_pulled(pod, message))
+            }
             "CreateContainerConfigError" | "CreateContainerError" | "RunContainerError" => Some(Problem::new(
                 Cause::ContainerConfig,
                 format!("the container of {} cannot be created: {message}. Check the Secret of spec.data.storage.secretName and the objects that spec.roles.{role}.template names", pod.name),
@@ -227,6 +238,41 @@ pub fn waiting(pods: &[&PodFacts], now: Timestamp) -> Option<Problem> {
             _ => None,
         }
     })
+}
+
+fn image_not_pulled(pod: &PodFacts, message: &str) -> Problem {
+    let secrets = match pod.pull_secrets.as_slice() {
+        [] => String::new(),
+        names => format!(", that the namespace has the Secrets that the pod pulls with ({})", names.join(", ")),
+    };
+    Problem::new(
+        Cause::ImagePull,
+        format!(
+            "{} cannot pull its image: {message}. Check the chart's runtimeImage.repository, .tag and .pullSecrets{secrets}, and that nodes reach the registry",
+            pod.name
+        ),
+    )
+}
+
+/// A pod that should have ended and still exists. Its StatefulSet cannot replace it meanwhile. The
+/// operator does not delete it by force, because its process may still run.
+#[must_use]
+pub fn stuck(pods: &[&PodFacts], now: Timestamp) -> Option<Problem> {
+    let is_stuck = |pod: &&&PodFacts| pod.terminates_by.is_some_and(|by| by + ENDS_WITHIN <= now);
+    let pod = pods.iter().find(is_stuck)?;
+    let advice = match (pod.finalizers.as_slice(), &pod.node) {
+        ([], Some(node)) => format!(
+            "node {node} has not confirmed the end of its process. Repair or remove the node; if the process is certain to be dead, run `kubectl delete pod {} --force`",
+            pod.name
+        ),
+        ([], None) => "its deletion is not confirmed. Look at its events".to_owned(),
+        (finalizers, _) => format!(
+            "finalizers of another program keep it ({}). Repair that program, or remove them",
+            finalizers.join(", ")
+        ),
+    };
+    let message = format!("{} should have ended, and no other pod can have its name: {advice}", pod.name);
+    Some(Problem::new(Cause::PodStuck, message))
 }
 
 #[cfg(test)]
@@ -307,6 +353,36 @@ mod tests {
             let homeless = PodFacts { unschedulable_since: since, ..homeless.clone() };
             assert_eq!(waiting(&[&homeless], now).map(|problem| problem.may_pass), Some(may_pass));
         }
+    }
+
+    #[test]
+    fn a_failed_pull_names_the_secrets_of_the_pod() {
+        let waiting_for = |pull_secrets: &[&str]| PodFacts {
+            waiting: Some(("ImagePullBackOff".to_owned(), "401 Unauthorized".to_owned())),
+            pull_secrets: pull_secrets.iter().map(|&name| name.to_owned()).collect(),
+            ..pod("j-ps-2", Role::Ps)
+        };
+        let now = Timestamp::from_second(1_800_000_000).unwrap();
+        let message = |pod: &PodFacts| waiting(&[pod], now).map(|problem| problem.message).unwrap_or_default();
+        let with = message(&waiting_for(&["regcred", "mirror"]));
+        assert!(with.contains("j-ps-2") && with.contains("pulls with (regcred, mirror)"), "{with}");
+        assert!(!message(&waiting_for(&[])).contains("Secrets"));
+    }
+
+    #[test]
+    fn a_stuck_pod_is_named_with_the_reason() {
+        let now = Timestamp::from_second(1_800_000_000).unwrap();
+        let by = |seconds: i64| PodFacts {
+            terminates_by: Some(now - SignedDuration::from_secs(seconds)),
+            node: Some("node1".to_owned()),
+            ..pod("j-ps-0", Role::Ps)
+        };
+        assert_eq!(stuck(&[&by(59), &pod("j-ps-1", Role::Ps)], now), None, "its node may still confirm it");
+        let hung = stuck(&[&by(60)], now).expect("it is stuck");
+        assert!(hung.cause == Cause::PodStuck && hung.message.contains("node node1"), "{}", hung.message);
+        let held = PodFacts { finalizers: vec!["example.com/audit".to_owned()], ..by(60) };
+        let held = stuck(&[&held], now).expect("it is stuck").message;
+        assert!(held.contains("j-ps-0") && held.contains("example.com/audit") && !held.contains("--force"), "{held}");
     }
 
     #[test]

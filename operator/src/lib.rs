@@ -20,9 +20,11 @@
 pub mod admin;
 pub mod attempt_signals;
 pub mod automatic;
+pub mod blocked;
 pub mod cache;
 pub mod certificates;
 pub mod config;
+pub mod contested;
 pub mod controller;
 pub mod coordinator_client;
 pub mod coordinator_poller;

@@ -130,15 +130,21 @@ fn labels(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
 mod tests {
     use super::*;
 
-    /// Pod names are label values, and so are names of a StatefulSet's revisions: `NAME-` and ten
-    /// characters.
+    /// Names of pods are label values and host names, and so are names of a StatefulSet's
+    /// revisions: `NAME-` and ten characters. Names of Services are host names, too.
     #[test]
     fn the_longest_job_name_leaves_room_for_pod_names() {
-        let job = "j".repeat(35);
+        let (job, namespace) = ("j".repeat(35), "n".repeat(63));
         for role in Role::ALL {
             let name = of_role(&job, role);
-            assert!(format!("{name}-1023").len() <= 63, "{name}");
+            assert!(format!("{name}-9999").len() <= 63, "{name}");
             assert!(format!("{name}-5d4c8f7b99").len() <= 63, "{name}");
+            // DNS names have 253 characters.
+            assert!(format!("{name}-9999.{name}.{namespace}.svc.cluster.local").len() <= 253, "{name}");
         }
+        let of_the_job = [of_job(&job), certificate(&job), config_map(&job, "0123456789abcdef")];
+        assert!(of_the_job.iter().all(|name| name.len() <= 63), "{of_the_job:?}");
+        let mut labels = job_labels(&job).into_iter().chain(role_labels(&job, Role::EmbeddingWorker));
+        assert!(labels.all(|(_, value)| value.len() <= 63));
     }
 }

@@ -25,12 +25,16 @@ pub struct PodFacts {
     pub is_terminating: bool,
     /// The end of its grace period, if it is being deleted.
     pub terminates_by: Option<Timestamp>,
+    /// The finalizers that keep its object.
+    pub finalizers: Vec<String>,
     /// Whether it is ready.
     pub is_ready: bool,
     /// Its address, once it has one.
     pub ip: Option<String>,
     /// Its node.
     pub node: Option<String>,
+    /// The Secrets with which its node pulls images.
+    pub pull_secrets: Vec<String>,
     /// CPU requests of all its containers, in thousandths of a core.
     pub requested_millicores: u64,
     /// Whether the role's container runs.
@@ -125,9 +129,11 @@ impl PodFacts {
             job_uid: labels.get(JOB_UID_LABEL).cloned(),
             is_terminating: pod.metadata.deletion_timestamp.is_some(),
             terminates_by: pod.metadata.deletion_timestamp.as_ref().map(|time| time.0),
+            finalizers: pod.metadata.finalizers.clone().unwrap_or_default(),
             is_ready: condition("Ready").is_some_and(|c| c.status == "True"),
             ip: status.and_then(|s| s.pod_ip.clone()),
             node: pod.spec.as_ref().and_then(|spec| spec.node_name.clone()),
+            pull_secrets: pod.spec.as_ref().map(pull_secrets).unwrap_or_default(),
             requested_millicores: pod.spec.as_ref().map_or(0, requested_millicores),
             is_running: own.is_some_and(|c| c.state.as_ref().is_some_and(|state| state.running.is_some())),
             restarts: own.map_or(0, |c| u32::try_from(c.restart_count).unwrap_or(0)),
@@ -141,6 +147,10 @@ impl PodFacts {
                 .map(|c| c.reason.clone().unwrap_or_default()),
         })
     }
+}
+
+fn pull_secrets(spec: &PodSpec) -> Vec<String> {
+    spec.image_pull_secrets.iter().flatten().map(|secret| secret.name.clone()).collect()
 }
 
 fn requested_millicores(spec: &PodSpec) -> u64 {
@@ -179,9 +189,11 @@ impl PodFacts {
             job_uid: None,
             is_terminating: false,
             terminates_by: None,
+            finalizers: Vec::new(),
             is_ready: true,
             ip: None,
             node: None,
+            pull_secrets: Vec::new(),
             requested_millicores: 0,
             is_running: true,
             restarts: 0,

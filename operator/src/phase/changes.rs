@@ -13,6 +13,8 @@ pub(super) enum Unchanged {
     UntilCorrected(Problem),
     /// The attempt saves a checkpoint first.
     UntilSaved,
+    /// Two programs write a number of replicas in turn.
+    WhileContested(Problem),
 }
 
 impl<'a> Draft<'a> {
@@ -63,6 +65,13 @@ impl<'a> Draft<'a> {
             Problem::new(Cause::InvalidSpec, format!("{}. {advice}", sentences(errors)))
         };
         errors.map(invalid).or_else(|| self.facts.signals.change_refused.clone())
+    }
+
+    /// The number of replicas that two programs write in turn, if pods run. Each change costs a
+    /// pause or an attempt, so the pods stay as they are.
+    pub(super) fn contested(&self) -> Option<Problem> {
+        let has_pods = matches!(self.before.phase, Some(Phase::Starting | Phase::Training | Phase::Evaluating));
+        self.facts.signals.contested.clone().filter(|_| has_pods && self.status.attempt.is_some())
     }
 
     /// Takes over the manifest. An error in it is fatal, because no pods of an earlier one run.

@@ -9,6 +9,7 @@ use rectrain_crds::{Phase, Role};
 use super::draft::Draft;
 use super::settings::stall_seconds;
 use super::time::is_over;
+use crate::attempt_signals::AttemptSignals;
 use crate::coordinator_view::{CoordinatorView, Report, Stage};
 use crate::failure::{Cause, Problem};
 use crate::members;
@@ -72,8 +73,10 @@ impl Draft<'_> {
             return self.does_not_start(seconds);
         }
         let last = self.status.last_progress_time.as_ref()?.0;
-        // A new operator does not know the progress before a coordinator fell silent.
-        let last = self.facts.signals.silent_since.map_or(last, |silent| silent.max(last));
+        // A new operator does not know the progress before a coordinator fell silent. While a
+        // member's pod cannot start, another attempt could not start either.
+        let AttemptSignals { silent_since, blocked_at, .. } = self.facts.signals;
+        let last = [*silent_since, *blocked_at].into_iter().flatten().fold(last, Timestamp::max);
         is_over(self.facts.now, last, u64::from(seconds)).then(|| {
             let message = format!(
                 "no step was completed for {seconds} seconds: look at the logs of its pods; if a step takes that long, raise spec.faultTolerance.stallSeconds"

@@ -40,15 +40,19 @@ impl<'a> Draft<'a> {
         {
             return self.fail_invalid(errors);
         }
-        let saves_first = self.saves_first(impossible.is_some());
+        let contested = self.contested();
+        let saves_first = self.saves_first(impossible.is_some() || contested.is_some());
         if self.is_suspended() && !saves_first {
             return self.suspend();
         }
         if let Some(seconds) = self.deadline_passed() {
             return self.end_at_deadline(seconds);
         }
-        let unchanged =
-            if saves_first { Some(Unchanged::UntilSaved) } else { impossible.map(Unchanged::UntilCorrected) };
+        let unchanged = match (impossible, contested) {
+            _ if saves_first => Some(Unchanged::UntilSaved),
+            (Some(problem), _) => Some(Unchanged::UntilCorrected(problem)),
+            (None, contested) => contested.map(Unchanged::WhileContested),
+        };
         self.continue_attempt(unchanged)
     }
 
@@ -70,7 +74,8 @@ impl<'a> Draft<'a> {
         let Some(attempt) = self.status.attempt.clone() else { return self.fail_invalid(&[]) };
         let has_stale_pods = self.facts.pods.iter().any(|pod| pod.attempt != attempt.number);
         let back_off = attempt.not_before.as_ref().map_or(Duration::ZERO, |time| left(self.facts.now, time.0, 0));
-        if unchanged.is_none() && (has_stale_pods || !back_off.is_zero()) {
+        let may_start_pods = matches!(unchanged, None | Some(Unchanged::WhileContested(_)));
+        if may_start_pods && (has_stale_pods || !back_off.is_zero()) {
             return self.hold(phase, back_off);
         }
         let saving = matches!(unchanged, Some(Unchanged::UntilSaved)).then(|| self.clone());
@@ -97,7 +102,9 @@ impl<'a> Draft<'a> {
         self.count_replicas(false);
         let crash = || self.problem_before("Reconciling").filter(|problem| problem.cause.is_crash());
         let obstacle = self.facts.obstacle.cloned();
-        let problem = obstacle.or_else(|| crash().filter(|_| phase == Phase::Restarting));
+        let pods: Vec<&PodFacts> = self.facts.pods.iter().collect();
+        let stuck = failure::stuck(&pods, self.facts.now);
+        let problem = obstacle.or(stuck).or_else(|| crash().filter(|_| phase == Phase::Restarting));
         let poll = at_most_ten_a_second(self.facts.poll);
         let look_again = Some(if back_off.is_zero() { poll } else { back_off });
         Decision { look_again, ..self.finish(phase, problem, Run::Hold) }
@@ -130,6 +137,11 @@ impl<'a> Draft<'a> {
         let (run, problem) = match unchanged {
             Some(Unchanged::UntilSaved) => return self.wait_for_checkpoint(phase),
             Some(Unchanged::UntilCorrected(problem)) => (Run::AsIs, Some(problem)),
+            // Objects are built with the manifest, and the attempt's numbers of members.
+            Some(Unchanged::WhileContested(problem)) if attempt.spec_hash == self.facts.spec_hash => {
+                (Run::Go, Some(problem))
+            }
+            Some(Unchanged::WhileContested(problem)) => (Run::AsIs, Some(problem)),
             None => (Run::Go, None),
         };
         self.keep_running(pods, Look { phase, restarts: restarts.of_containers, problem, run })
@@ -160,7 +172,8 @@ impl<'a> Draft<'a> {
         if !self.all_ready() {
             // Before there is a coordinator to ask, only the ends of containers are known.
             let ends = look.phase == Phase::Starting && look.restarts > 0;
-            let waiting = failure::waiting(pods, self.facts.now);
+            let stuck = failure::stuck(pods, self.facts.now);
+            let waiting = stuck.or_else(|| failure::waiting(pods, self.facts.now));
             let problem = waiting.or_else(|| ends.then(|| failure::last_crash(pods)).flatten());
             if problem.is_some() {
                 return problem;

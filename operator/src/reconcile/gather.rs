@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use kube::ResourceExt;
 use kube::api::Api;
 use kube_runtime::reflector::ObjectRef;
-use rectrain_crds::{AttemptStatus, Phase, RecTrainingJob, Role};
+use rectrain_crds::{AttemptStatus, Phase, RecTrainingJob, ResolvedJob, Role};
 
 use super::context::Context;
 use super::dereference::{self, Belongings};
@@ -15,6 +15,7 @@ use super::policy_run::{self, JobFacts, PolicyRun};
 use super::refused_pods::{self, Attempt};
 use super::validate::{self, Verdict};
 use crate::attempt_signals::{AttemptLook, AttemptSignals, EndReason};
+use crate::blocked::BlockedLook;
 use crate::coordinator_client::CoordinatorEndpoint;
 use crate::coordinator_view::CoordinatorView;
 use crate::failure::Problem;
@@ -87,7 +88,7 @@ pub(super) async fn gather(context: &Context, current: Current) -> Result<Option
     let policy_run = Box::pin(policy_run::run(context, facts)).await;
     let obstacle = context.memories.with(&uid, |memory| memory.obstacle.clone());
     let now = whole_second((context.now)());
-    let look = Look { job: &job, spec_hash: &spec_hash, view: &view, belongings: &belongings, now };
+    let look = Look { job: &job, resolved, spec_hash: &spec_hash, view: &view, belongings: &belongings, now };
     let signals = look.signals(context).await;
     let ready = belongings.ready(&name.name);
     Ok(Some(Gathered {
@@ -165,6 +166,8 @@ async fn poll(
 /// The facts for the signals about an attempt.
 struct Look<'a> {
     job: &'a RecTrainingJob,
+    /// Its manifest, if it is valid.
+    resolved: Option<&'a ResolvedJob>,
     spec_hash: &'a str,
     view: &'a CoordinatorView,
     belongings: &'a Belongings,
@@ -184,12 +187,18 @@ impl Look<'_> {
         let (mut signals, lacking) = context.memories.with(&uid, |memory| {
             let signals = memory.attempt.look(look);
             let saving = memory.attempt.saving(&end_reason(attempt, self.job, self.spec_hash));
-            (AttemptSignals { saving, ..signals }, memory.lacking.take())
+            let contested = self.resolved.and_then(|resolved| memory.numbers.look(resolved, self.now));
+            (AttemptSignals { saving, contested, ..signals }, memory.lacking.take())
         });
-        let attempt = Attempt { job: &name, number: attempt.number };
-        let lacking = refused_pods::look(&context.client, attempt, self.belongings, lacking, self.now).await;
+        let of_attempt = Attempt { job: &name, number: attempt.number };
+        let lacking = refused_pods::look(&context.client, of_attempt, self.belongings, lacking, self.now).await;
         signals.pods_refused = lacking.as_ref().and_then(|lacking| lacking.problem().cloned());
-        context.memories.with(&uid, |memory| memory.lacking = lacking);
+        let is_refused = signals.pods_refused.is_some();
+        let blocked = BlockedLook { attempt, pods, is_refused, now: self.now };
+        signals.blocked_at = context.memories.with(&uid, |memory| {
+            memory.lacking = lacking;
+            memory.blocked.look(blocked)
+        });
         signals
     }
 }

@@ -11,6 +11,8 @@ use super::dry_run::DryRun;
 use super::policy_state::PolicyState;
 use super::refused_pods::Lacking;
 use crate::attempt_signals::AttemptMemory;
+use crate::blocked::BlockedMemory;
+use crate::contested::ContestedNumbers;
 use crate::failure::Problem;
 use crate::names::JobName;
 
@@ -23,6 +25,10 @@ pub struct JobMemory {
     pub(super) obstacle: Option<Problem>,
     /// Signals about its attempt.
     pub(super) attempt: AttemptMemory,
+    /// When its members were last blocked.
+    pub(super) blocked: BlockedMemory,
+    /// The last numbers of replicas in its manifest.
+    pub(super) numbers: ContestedNumbers,
     /// Pods that the cluster does not create, or whose containers it does not start.
     pub(super) lacking: Option<Lacking>,
     /// The last dry run of a changed manifest.

@@ -3,12 +3,15 @@
 
 mod automatic;
 mod chart;
+mod contested;
 mod dashboards;
+mod endings;
 mod life;
 mod manifests;
 mod members;
 mod nodes;
 mod phase;
+mod shortage;
 mod switch;
 mod trouble;
 mod world;

@@ -192,6 +192,63 @@ fn killed_for_its_memory() -> Value {
         "state": {"running": {}}, "lastState": {"terminated": {"exitCode": 137, "reason": "OOMKilled", "finishedAt": "2027-01-15T08:00:00Z"}}}]})
 }
 
+/// Three servers, one, and three again, before or after two of them have handed their rows over. A
+/// pod that leaves is not taken for the new pod of its name.
+#[tokio::test]
+async fn servers_that_leave_and_come_back_are_new_pods() {
+    for ticks_between in [0, 1] {
+        let world = training(&manifest(), long(60)).await;
+        scale(&world, Role::Ps, 3);
+        ticks(&world, Role::Ps, 6).await;
+        let before = pods(&world, Role::Ps);
+        scale(&world, Role::Ps, 1);
+        ticks(&world, Role::Ps, ticks_between).await;
+        scale(&world, Role::Ps, 3);
+        ticks(&world, Role::Ps, 10).await;
+        let after = pods(&world, Role::Ps);
+        assert_eq!((members_of(&world, Role::Ps), after.len()), (settled(3), 3));
+        assert_eq!(after["clicks-ps-0"], before["clicks-ps-0"]);
+        let is_same = after["clicks-ps-2"] == before["clicks-ps-2"];
+        assert_eq!(is_same, ticks_between == 0, "it has left if there was time");
+        assert_eq!((attempt(&world), world.job().status.unwrap().restarts), (1, Some(0)));
+    }
+}
+
+/// The first server restarts in its pod while the others hand their rows over.
+#[tokio::test]
+async fn a_server_may_restart_in_its_pod_while_others_leave() {
+    let world = training(&manifest(), long(60)).await;
+    scale(&world, Role::Ps, 1);
+    world.settle().await;
+    world.api().get_mut("pods", "clicks-ps-0").unwrap()["status"]["containerStatuses"][0]["restartCount"] = json!(1);
+    ticks(&world, Role::Ps, 6).await;
+    assert_eq!((members_of(&world, Role::Ps), pods(&world, Role::Ps).len()), (settled(1), 1));
+    assert_eq!((attempt(&world), world.job().status.unwrap().restarts), (1, Some(1)));
+}
+
+/// A server that is killed for its memory before it has handed its rows over takes them with it.
+/// One that is killed afterwards is no part of the job.
+#[tokio::test]
+async fn a_server_killed_while_it_leaves_is_a_crash() {
+    for (ticks_before, is_crash) in [(0, true), (3, false)] {
+        let world = training(&manifest(), long(60)).await;
+        let leaving = world.api().get("pods", "clicks-ps-1").unwrap().clone();
+        scale(&world, Role::Ps, 1);
+        ticks(&world, Role::Ps, ticks_before).await;
+        let mut killed = leaving;
+        killed["status"]["containerStatuses"] = killed_for_its_memory()["containerStatuses"].clone();
+        world.api().remove("pods", "clicks-ps-1");
+        world.api().create("pods", killed);
+        world.settle().await;
+        let (reason, _) = world.condition("Reconciling").unwrap_or_default();
+        assert_eq!(reason == "OutOfMemory", is_crash, "{reason}");
+        ticks_until(&world, |world| world.phase() == Some(Phase::Starting)).await;
+        let restarts = world.job().status.unwrap().restarts;
+        assert_eq!((attempt(&world), restarts), if is_crash { (2, Some(1)) } else { (1, Some(0)) });
+        assert_eq!(members_of(&world, Role::Ps).started, if is_crash { 1 } else { 2 });
+    }
+}
+
 /// The number of the last attempt.
 fn last_attempt(world: &World) -> u32 {
     world.job().status.and_then(|status| status.attempt).map_or(0, |attempt| attempt.number)

@@ -297,6 +297,7 @@ fn pod(role: Role, attempt: u32) -> PodFacts {
         is_ready: true,
         ip: None,
         node: None,
+        pull_secrets: Vec::new(),
         requested_millicores: 0,
         is_running: true,
         restarts: 0,
@@ -306,6 +307,7 @@ fn pod(role: Role, attempt: u32) -> PodFacts {
         ended: None,
         evicted: None,
         terminates_by: None,
+        finalizers: Vec::new(),
         disruption: None,
     }
 }

@@ -8,8 +8,8 @@ use rectrain_bring_up::Paths;
 use rectrain_harness::jobs::NAMESPACE;
 
 use super::steps::{
-    alerts, contention, dashboards, failures, faked_nodes, kills, lifecycle, measured, recovery, refusals, repairs,
-    rights, scaling, scrapes, strangers, switches, takeover, thousand,
+    alerts, contention, dashboards, failures, faked_nodes, kills, lifecycle, long_names, measured, recovery, refusals,
+    repairs, rights, scaling, scrapes, shortage, strangers, survivors, switches, takeover, thousand, unseen,
 };
 use super::support::TestCluster;
 use super::support::chart::{POLL_EVERY_SECOND, install};
@@ -35,7 +35,7 @@ const fn long(name: &'static str, run: fn(&TestCluster) -> Result<(), TrialError
     Step { name, claim, run, is_quick: false }
 }
 
-const STEPS: [Step; 28] = [
+const STEPS: [Step; 32] = [
     quick("completes", lifecycle::completes, "a job completes with the model of a run outside of the cluster"),
     quick("switches", switches::switches, "a running job switches its training mode without a restart"),
     quick("refuses", refusals::refuses, "the API server refuses invalid manifests, and says why"),
@@ -87,6 +87,14 @@ const STEPS: [Step; 28] = [
     quick("needs-its-rights", rights::needs_its_rights, "the operator uses every right that the chart grants"),
     quick("thousand", thousand::thousand, "the operator handles a thousand suspended jobs"),
     quick("hundred-with-pods", faked_nodes::hundred, "the operator handles a hundred jobs with pods on faked nodes"),
+    long("completes-unseen", unseen::completes_unseen, "a job that ends without an operator is not trained again"),
+    long("waits-for-quota", shortage::waits_for_quota, "a refused pod is reported, and restarts no job"),
+    long("survivors", survivors::survivors, "processes that outlive their pods do not disturb their replacements"),
+    long(
+        "long-names",
+        long_names::long_names,
+        "a job with the longest name completes, and may have 1,000 pods of a role",
+    ),
     long("thousand-with-pods", faked_nodes::thousand, "the operator handles a thousand jobs with pods on faked nodes"),
 ];
 

@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use http::{Method, Request, Response, StatusCode};
+use jiff::SignedDuration;
 use kube::Client;
 use kube::client::Body;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
-use super::NAMESPACE;
 use super::faults::Fault;
+use super::{NAMESPACE, now};
 
 /// Objects by plural and name; all of one namespace.
 #[derive(Default)]
@@ -41,6 +42,10 @@ pub struct ApiServer {
     pub refused_text: Option<(String, u16, String)>,
     /// A patch of the status of pods, which do not run then.
     pub pod_status: Option<Value>,
+    /// A patch of the status of the pod with a name.
+    pub status_of: BTreeMap<String, Value>,
+    /// A quota: the most pods.
+    pub most_pods: Option<usize>,
 }
 
 /// A client of `api`.
@@ -306,8 +311,8 @@ impl ApiServer {
             .collect();
         for pod in &pods {
             let index: u64 = pod.rsplit_once('-').unwrap().1.parse().unwrap();
-            if index >= replicas {
-                self.remove("pods", pod);
+            if index >= replicas || self.is_terminating(pod) {
+                self.end_pod(pod);
             }
         }
         if let Some(why) = self.pods_refused.clone() {
@@ -316,17 +321,74 @@ impl ApiServer {
         }
         for index in 0..replicas {
             let pod_name = format!("{name}-{index}");
-            if self.get("pods", &pod_name).is_none() {
-                self.start_pod(set, &pod_name, index);
+            if self.get("pods", &pod_name).is_some() {
+                continue;
             }
+            if self.most_pods.is_some_and(|most| self.list("pods").len() >= most) {
+                self.refuse_pod(&name, set, &pod_name);
+                return;
+            }
+            self.start_pod(set, &pod_name, index);
         }
-        let running = if self.pod_status.is_some() { 0 } else { replicas };
-        let status = json!({"replicas": replicas, "readyReplicas": running});
-        if let Some(set) = self.get_mut("statefulsets", &name)
+        let ready = self.ready_pods(&name);
+        self.write_set_status(&name, json!({"replicas": replicas, "readyReplicas": ready}));
+    }
+
+    fn write_set_status(&mut self, name: &str, status: Value) {
+        if let Some(set) = self.get_mut("statefulsets", name)
             && set["status"] != status
         {
             set["status"] = status;
-            self.touch("statefulsets", &name);
+            self.touch("statefulsets", name);
+        }
+    }
+
+    fn pods_of(&self, set: &str) -> Vec<&Value> {
+        let mut pods = self.list("pods");
+        pods.retain(|pod| {
+            let name = pod["metadata"]["name"].as_str().unwrap_or_default();
+            name.rsplit_once('-').is_some_and(|(of, _)| of == set)
+        });
+        pods
+    }
+
+    /// Ready pods of a StatefulSet.
+    fn ready_pods(&self, set: &str) -> usize {
+        if self.pod_status.is_some() {
+            return 0;
+        }
+        self.pods_of(set).into_iter().filter(|pod| is_ready(pod)).count()
+    }
+
+    /// The quota is used up: the pods that exist stay, and an event tells the reason.
+    fn refuse_pod(&mut self, name: &str, set: &Value, pod: &str) {
+        let generation = &self.get("statefulsets", name).unwrap()["metadata"]["generation"];
+        let (made, ready) = (self.pods_of(name).len(), self.ready_pods(name));
+        let status = json!({"observedGeneration": generation, "replicas": made, "readyReplicas": ready});
+        self.write_set_status(name, status);
+        let why = format!(
+            "create Pod {pod} in StatefulSet {name} failed error: pods \"{pod}\" is forbidden: exceeded quota: pods"
+        );
+        let event = json!({"metadata": {"name": format!("{name}.quota"), "namespace": NAMESPACE}, "reason": "FailedCreate",
+            "involvedObject": {"uid": set["metadata"]["uid"]}, "message": why});
+        if self.get("events", &format!("{name}.quota")).is_none_or(|known| known["message"] != why) {
+            self.create("events", event);
+        }
+    }
+
+    fn is_terminating(&self, pod: &str) -> bool {
+        self.get("pods", pod).is_some_and(|pod| !pod["metadata"]["deletionTimestamp"].is_null())
+    }
+
+    /// A pod ends, within its grace period. Finalizers keep its object.
+    pub fn end_pod(&mut self, name: &str) {
+        let Some(pod) = self.get_mut("pods", name) else { return };
+        if pod["metadata"]["finalizers"].as_array().is_none_or(Vec::is_empty) {
+            self.remove("pods", name);
+        } else if pod["metadata"]["deletionTimestamp"].is_null() {
+            pod["metadata"]["deletionTimestamp"] = json!((now() + SignedDuration::from_secs(30)).to_string());
+            pod["status"]["conditions"][0]["status"] = json!("False");
+            self.touch("pods", name);
         }
     }
 
@@ -360,7 +422,7 @@ impl ApiServer {
             "containerStatuses": [{"name": "rectrain", "restartCount": 0, "ready": true, "image": "", "imageID": "",
                 "state": {"running": {"startedAt": "2027-01-15T08:00:00Z"}}}],
         });
-        if let Some(patch) = &self.pod_status {
+        for patch in self.pod_status.iter().chain(self.status_of.get(name)) {
             overlay(&mut pod["status"], patch);
         }
         self.create("pods", pod);
@@ -393,6 +455,12 @@ impl ApiServer {
         }
         all
     }
+}
+
+/// Whether a pod is ready.
+pub fn is_ready(pod: &Value) -> bool {
+    let mut conditions = pod["status"]["conditions"].as_array().into_iter().flatten();
+    conditions.any(|condition| condition["type"] == "Ready" && condition["status"] == "True")
 }
 
 fn key(plural: &str, name: &str) -> (String, String) {

@@ -298,10 +298,11 @@ impl World {
     }
 }
 
-/// Members join as soon as all their pods exist. One tick later the leaving ones are not needed.
+/// Members join as soon as all their pods are ready. One tick later the leaving ones are not
+/// needed.
 fn join_and_leave(role: Role, members: &mut Members, api: &ApiServer) {
     let is_of_role = |pod: &&&Value| pod["metadata"]["labels"]["rectrain.dev/role"] == role.name();
-    let pods = api.list("pods").iter().filter(is_of_role).count();
+    let pods = api.list("pods").iter().filter(is_of_role).filter(|pod| api::is_ready(pod)).count();
     if members.present == members.wanted {
         members.needed = members.present;
     } else if pods as u32 >= members.needed {

@@ -13,6 +13,16 @@ impl Stopped {
         processes::signal(stopped.0, "STOP")?;
         Ok(stopped)
     }
+
+    /// Stops the kubelet of a node of this machine's cluster.
+    pub(crate) fn kubelet_of(node: &str) -> Result<Self, HarnessError> {
+        let name = format!("--hostname-override={node}");
+        let is_it = |words: &[String]| words.get(1).is_some_and(|word| word == "kubelet") && words.contains(&name);
+        let found = processes::all().find(|(_, words)| is_it(words)).map(|(process, _)| process);
+        let stopped = Self(found.ok_or_else(|| HarnessError::NoProcess { pod: format!("the kubelet of {node}") })?);
+        processes::signal(stopped.0, "STOP")?;
+        Ok(stopped)
+    }
 }
 
 impl Drop for Stopped {
