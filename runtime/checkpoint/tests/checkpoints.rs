@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use common::{Job, identity, local, runtime};
 use rectrain_checkpoint::{
-    Checkpoint, CheckpointError, CheckpointWriter, Depth, Latest, ListedState, MANIFEST, Manifest, latest_good, list,
-    retain,
+    Checkpoint, CheckpointError, CheckpointWriter, Depth, FileContent, Latest, ListedState, MANIFEST, Manifest,
+    latest_good, list, retain,
 };
 use rectrain_storage::Directory;
 
@@ -223,6 +223,56 @@ fn the_header_reveals_a_rows_file_of_another_checkpoint() {
         assert!(error.to_string().contains(&*rows.to_string_lossy()), "{error}");
         let found = latest_good(&directory, None, Depth::Checksums, &[]).await.unwrap();
         assert!(found.checkpoint.is_none() && found.skipped.len() == 1);
+    });
+}
+
+/// Two checkpoints of the same rows, so that their files have the same sizes.
+#[test]
+fn swapped_rows_files_of_one_size_are_refused_by_name() {
+    runtime().block_on(async {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = local(&folder);
+        let (mut job, first) = Job::saved(&directory).await;
+        job.steps += 1;
+        let second = job.save(&directory, None).await.unwrap();
+        let [one, other] = [&first, &second].map(|manifest| files_of(&folder, manifest).swap_remove(0));
+        let [of_one, of_other] = [&one, &other].map(|path| std::fs::read(path).unwrap());
+        assert_eq!(of_one.len(), of_other.len());
+        std::fs::write(&one, of_other).unwrap();
+        std::fs::write(&other, of_one).unwrap();
+        let found = latest(&directory).await;
+        assert!(found.checkpoint.is_none());
+        for ((_, reason), path) in reasons(&found).iter().zip([&other, &one]) {
+            assert!(reason.contains(&*path.to_string_lossy()) && reason.contains("belongs elsewhere"), "{reason}");
+        }
+        for manifest in [first, second] {
+            let checkpoint = Checkpoint::open(&directory, &manifest.directory()).await.unwrap();
+            let error = Job::restore(&checkpoint, 1).await.err().unwrap();
+            assert!(matches!(error, CheckpointError::MixedUp { .. }), "{error}");
+        }
+    });
+}
+
+/// A manifest with a right checksum that states one row less: in total, and of a file as well.
+#[test]
+fn a_manifest_with_a_wrong_number_of_rows_is_refused() {
+    runtime().block_on(async {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = local(&folder);
+        let (_, mut manifest) = Job::saved(&directory).await;
+        let (path, rows_file) =
+            (folder.path().join(manifest.directory()).join(MANIFEST), files_of(&folder, &manifest).swap_remove(0));
+        manifest.rows -= 1;
+        std::fs::write(&path, manifest.encode()).unwrap();
+        let error = Checkpoint::open(&directory, &manifest.directory()).await.unwrap_err();
+        assert!(error.is_checkpoints_fault() && error.to_string().contains("it states"), "{error}");
+        let FileContent::Rows { rows, .. } = &mut manifest.files[0].content else { panic!("{manifest:?}") };
+        *rows -= 1;
+        std::fs::write(&path, manifest.encode()).unwrap();
+        let checkpoint = Checkpoint::open(&directory, &manifest.directory()).await.unwrap();
+        let error = Job::restore(&checkpoint, 1).await.err().unwrap();
+        assert!(error.is_checkpoints_fault() && error.to_string().contains("contradicts the manifest"), "{error}");
+        assert!(error.to_string().contains(&*rows_file.to_string_lossy()), "{error}");
     });
 }
 

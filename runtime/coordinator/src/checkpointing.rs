@@ -101,7 +101,10 @@ impl Coordinator {
     }
 
     /// Tells the servers to restore their rows. If a checkpoint turns out to be damaged, they
-    /// restore an older one, or start without rows if there is none.
+    /// restore an older one.
+    ///
+    /// # Errors
+    /// [`RoleError::Input`] if all checkpoints are damaged.
     pub(super) async fn restore(&self, servers: &[Channel], checkpointer: &mut Checkpointer) -> Result<(), RoleError> {
         let Checkpointer { checkpoints: Some(checkpoints), resumed, .. } = checkpointer else {
             return Err(RoleError::Stopped);
@@ -114,22 +117,17 @@ impl Coordinator {
                     return self.rows_restored(from, rows);
                 }
                 RowsRestored::Damaged(reason) => {
-                    warn_all(&self.events, [format!("checkpoint {} is skipped: {reason}", from.name)]);
-                    checkpoints.mark_damaged(&from.name);
-                    let (older, warnings) = checkpoints.find().await?;
+                    warn_all(&self.events, [checkpoints.exclude(&from.name, reason)]);
+                    let (older, warnings) = checkpoints.find_older().await?;
                     warn_all(&self.events, warnings);
                     self.change(|state| {
-                        state.reset_to(&self.plan, older.as_ref().map(|older| &older.state))?;
+                        state.reset_to(&self.plan, Some(&older.state))?;
                         state.set_damaged_checkpoints(checkpoints.damaged());
                         Ok(())
                     })?;
-                    *resumed = older;
-                    if resumed.is_some() {
-                        // The new state asks for a restore, which the next round of this loop is.
-                        self.lock().training().take_calls();
-                    } else {
-                        checkpoints::clear_rows(servers).await?;
-                    }
+                    *resumed = Some(older);
+                    // The new state asks for a restore, which the next round of this loop is.
+                    self.lock().training().take_calls();
                 }
             }
         }
