@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use common::{Job, identity, local, runtime};
 use rectrain_checkpoint::{
-    Checkpoint, CheckpointError, CheckpointWriter, Depth, FileContent, Latest, ListedState, MANIFEST, Manifest,
-    latest_good, list, retain,
+    Checkpoint, CheckpointError, CheckpointId, CheckpointWriter, Depth, FileContent, Latest, ListedState, MANIFEST,
+    Manifest, latest_good, list, retain,
 };
 use rectrain_storage::Directory;
 
@@ -461,6 +461,32 @@ fn retention_keeps_the_newest_and_deletes_unfinished_ones() {
         let found = latest(&directory).await;
         let restored = Job::restore(&found.checkpoint.unwrap(), 1).await.unwrap();
         assert_eq!(restored.digests(), job.digests());
+    });
+}
+
+#[test]
+fn retention_keeps_a_thousand_of_1500_checkpoints() {
+    runtime().block_on(async {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = local(&folder);
+        let (_, first) = Job::saved(&directory).await;
+        for step in 6..=1505 {
+            let mut manifest = first.clone();
+            (manifest.step, manifest.id) = (step, CheckpointId(u128::from(step)));
+            let to = folder.path().join(manifest.directory());
+            std::fs::create_dir(&to).unwrap();
+            for file in files_of(&folder, &first) {
+                std::fs::hard_link(&file, to.join(file.file_name().unwrap())).unwrap();
+            }
+            std::fs::write(to.join(MANIFEST), manifest.encode()).unwrap();
+        }
+        let keep = NonZeroUsize::new(1000).unwrap();
+        let retained = retain(&directory, &identity("dnn"), keep, &[], &[]).await.unwrap();
+        assert_eq!(retained.deleted.len(), 501);
+        let steps: Vec<u64> = list(&directory).await.unwrap().into_iter().map(|listed| listed.step).collect();
+        assert_eq!(steps, (506..=1505).collect::<Vec<_>>());
+        let found = latest_good(&directory, None, Depth::Sizes, &[]).await.unwrap();
+        assert_eq!(found.checkpoint.unwrap().manifest().step, 1505);
     });
 }
 
