@@ -9,9 +9,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use prometheus::Registry;
+use rectrain_checkpoint::{Checkpoint, SlotSet, list};
+use rectrain_embedding::{Slot, Store};
 use rectrain_member::local::run_in_process;
 use rectrain_protocol::events::{EventLog, JobEvent, Summary};
 use rectrain_protocol::metrics::RoleMetrics;
+use rectrain_storage::Directory;
 
 use crate::common::plan;
 
@@ -64,6 +67,42 @@ fn in_every_mode_a_straggler_settles_its_rows_before_the_end() {
         // `hopBw` ignores the slowest gradients by design.
         assert!(mode == "hopBw" || summary.trained_rows == ROWS, "{mode}: {summary:?}");
     }
+}
+
+/// Checkpoints are taken while the slow worker holds batches and the other one inserts rows.
+#[test]
+fn every_row_of_a_straggling_job_has_finite_values_and_state() {
+    let folder = tempfile::tempdir().unwrap();
+    let changes = [
+        "spec.training.mode=gba",
+        "spec.data.synthetic.vocabulary=1000000",
+        "spec.checkpoint.everySteps=2",
+        "spec.checkpoint.fullEvery=3",
+        "spec.checkpoint.keep=1000",
+    ];
+    train("first", folder.path(), &changes);
+    let store = plan(&changes[..2]).store;
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    runtime.block_on(async {
+        let directory = Directory::open(folder.path().to_str().unwrap(), &BTreeMap::new(), false).unwrap();
+        let names: Vec<String> = list(&directory).await.unwrap().into_iter().map(|listed| listed.name).collect();
+        assert!(names.len() > 1, "{names:?}");
+        for name in names {
+            let checkpoint = Checkpoint::open(&directory, &name).await.unwrap();
+            let restored = Arc::new(Store::new(store.clone()).unwrap());
+            checkpoint.restore_rows(&restored, &SlotSet::new((0..store.slots).map(Slot))).await.unwrap();
+            let mut rows = 0;
+            for slot in 0..store.slots {
+                let visit = |_, key, values: &[f32], state: &[f32]| {
+                    rows += 1;
+                    let is_sound = |value: &f32| value.is_finite() && value.abs() < 1e6;
+                    assert!(values.iter().chain(state).all(is_sound), "{name}: {key:?} has {values:?} and {state:?}");
+                };
+                restored.for_each_row(Slot(slot), visit).unwrap();
+            }
+            assert!(rows > 0 && rows == restored.rows(), "{name}");
+        }
+    });
 }
 
 #[test]
