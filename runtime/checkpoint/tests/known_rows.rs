@@ -172,7 +172,7 @@ fn rows_made_after_the_freeze_are_in_no_checkpoint() {
         let frozen = known.job.freeze(writer.ticket());
         let inserted: Arc<[AtomicU64; 2]> = Arc::default();
         let is_written = Arc::new(AtomicBool::new(false));
-        let threads: Vec<_> = known.job.stores.iter().cloned().enumerate().map(|(server, store)| {
+        let threads = known.job.stores.iter().cloned().enumerate().map(|(server, store)| {
             let (inserted, is_written) = (Arc::clone(&inserted), Arc::clone(&is_written));
             std::thread::spawn(move || {
                 let is_own = |number: &u64| slot_of(key(*number), SLOTS).0 as usize % 2 == server;
@@ -189,7 +189,7 @@ fn rows_made_after_the_freeze_are_in_no_checkpoint() {
                 }
             })
         });
-        let threads = threads.collect::<Vec<_>>();
+        let threads: Vec<_> = threads.collect();
         while inserted.iter().any(|count| count.load(Ordering::Relaxed) < 50) {
             std::thread::yield_now();
         }

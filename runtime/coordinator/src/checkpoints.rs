@@ -167,8 +167,8 @@ impl Checkpoints {
 
     /// Excludes a checkpoint that a search has skipped. Returns the warning about it.
     fn skip(&mut self, Skipped { name, reason }: Skipped) -> String {
-        // A crash during the first checkpoint leaves an unfinished one. Training starts from step 0
-        // then, because nothing was lost that a checkpoint held.
+        // A crash during the first checkpoint leaves an unfinished one. No saved state is lost
+        // then, so training may start from step 0.
         if matches!(reason, CheckpointError::Unfinished { .. }) {
             self.mark_damaged(&name);
             return skip_warning(&name, &reason.to_string());

@@ -369,21 +369,21 @@ fn damage_never_makes_a_job_start_from_initial_values() {
     let settings = ["spec.checkpoint.everySteps=10", "spec.checkpoint.fullEvery=1", "spec.roles.ps.replicas=2"];
     train("crashed", &[&[&*path_of(folder.path())], &settings[..]].concat(), Some(2)).unwrap();
     let saved = finished(folder.path());
-    for (damage, reason) in DAMAGES {
+    for (harm, reason) in DAMAGES {
         let copy = copy_of(&saved);
         let path = path_of(copy.path());
         let job = [&[&*path, "spec.training.steps=25"], &settings[..]].concat();
         let checkpoints = finished(copy.path());
         let [.., before, newest] = &checkpoints[..] else { panic!("{checkpoints:?}") };
         let lost = name(&rows_file(newest));
-        damage(newest);
+        harm(newest);
         let (_, events) = train("crashed", &job, None).unwrap();
         let warned = |event: &JobEvent| matches!(event, JobEvent::Warning { message } if message.contains(&lost) && message.contains(reason));
         assert!(events.iter().any(warned), "{reason}: {events:?}");
         assert_eq!(resumed(&events), step_of(before), "{reason}");
 
         let copy = copy_of(&saved);
-        finished(copy.path()).iter().for_each(|checkpoint| damage(checkpoint));
+        finished(copy.path()).iter().for_each(|checkpoint| harm(checkpoint));
         let path = path_of(copy.path());
         let job = [&[&*path, "spec.checkpoint.resume=latest"], &settings[..]].concat();
         let error = train("another", &job, None).unwrap_err();

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use prometheus::Registry;
 use rectrain_checkpoint::{Checkpoint, SlotSet, list};
-use rectrain_embedding::{Slot, Store};
+use rectrain_embedding::{FeatureKey, GroupId, Slot, Store};
 use rectrain_member::local::run_in_process;
 use rectrain_protocol::events::{EventLog, JobEvent, Summary};
 use rectrain_protocol::metrics::RoleMetrics;
@@ -93,7 +93,7 @@ fn every_row_of_a_straggling_job_has_finite_values_and_state() {
             checkpoint.restore_rows(&restored, &SlotSet::new((0..store.slots).map(Slot))).await.unwrap();
             let mut rows = 0;
             for slot in 0..store.slots {
-                let visit = |_, key, values: &[f32], state: &[f32]| {
+                let visit = |_: GroupId, key: FeatureKey, values: &[f32], state: &[f32]| {
                     rows += 1;
                     let is_sound = |value: &f32| value.is_finite() && value.abs() < 1e6;
                     assert!(values.iter().chain(state).all(is_sound), "{name}: {key:?} has {values:?} and {state:?}");

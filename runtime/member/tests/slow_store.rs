@@ -280,7 +280,7 @@ fn a_checkpoint_cut_short_does_not_block_those_after_a_restart() {
     assert!(cut_short.iter().any(|listed| listed.step > last), "{cut_short:?}");
     while_training("run", Arc::clone(&plan), async |job| {
         let resumed = |event: &JobEvent| matches!(event, JobEvent::Resumed { step, .. } if *step == last);
-        job.trains_until(|| job.events().iter().any(resumed)).await;
+        job.trains_until(|| job.events().iter().any(&resumed)).await;
         job.saves(4).await;
         assert_eq!(job.metrics.failed_checkpoints.get(), 0);
         last = job.coordinator.status().last_checkpoint_step;
