@@ -372,7 +372,7 @@ fn damage_never_makes_a_job_start_from_initial_values() {
     for (harm, reason) in DAMAGES {
         let copy = copy_of(&saved);
         let path = path_of(copy.path());
-        let job = [&[&*path, "spec.training.steps=25"], &settings[..]].concat();
+        let job = [&[&*path, "spec.training.epochs=null", "spec.training.steps=25"], &settings[..]].concat();
         let checkpoints = finished(copy.path());
         let [.., before, newest] = &checkpoints[..] else { panic!("{checkpoints:?}") };
         let lost = name(&rows_file(newest));
@@ -415,7 +415,8 @@ fn only_damaged_checkpoints_are_refused_after_a_crash_too() {
     for step in std::fs::read_dir(folder.path().join("checkpoints")).unwrap() {
         let _absent = std::fs::remove_file(step.unwrap().path().join(MANIFEST));
     }
-    let (_, events) = train("crashed", &[&job[..], &["spec.training.steps=12"]].concat(), None).unwrap();
+    let (_, events) =
+        train("crashed", &[&job[..], &["spec.training.epochs=null", "spec.training.steps=12"]].concat(), None).unwrap();
     assert!(events.iter().any(|event| matches!(event, JobEvent::Warning { .. })), "{events:?}");
     assert_eq!(resumed(&events), None);
 }
