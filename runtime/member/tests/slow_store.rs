@@ -15,7 +15,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use prometheus::Registry;
-use rectrain_checkpoint::{Listed, ListedState, list};
+use rectrain_checkpoint::{Listed, ListedState, list, parse_directory_name};
 use rectrain_coordinator::Coordinator;
 use rectrain_member::local::run_with;
 use rectrain_protocol::events::{EventLog, JobEvent};
@@ -225,8 +225,17 @@ fn training_continues_while_one_servers_upload_hangs() {
         job.trains_for(HANGS).await;
         assert_eq!(job.saved(), saved, "a checkpoint lacks a file");
         assert!(job.metrics.skipped_checkpoints.get() > skipped);
-        proxy.set(Treatment::Pass);
-        job.saves(3).await;
+        // A member of a drained node requests one.
+        let since = job.coordinator.status().step;
+        let hanging = async {
+            job.trains_for(HANGS).await;
+            assert_eq!(job.saved(), saved);
+            proxy.set(Treatment::Pass);
+            job.saves(3).await;
+        };
+        let (requested, ()) = tokio::join!(job.coordinator.save_now(), hanging);
+        let requested = requested.unwrap();
+        assert!(parse_directory_name(&requested).unwrap().0 >= since, "{requested} is older than step {since}");
         assert_eq!(job.metrics.failed_checkpoints.get(), 0);
     });
 }
