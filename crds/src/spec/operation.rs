@@ -15,6 +15,7 @@ pub enum Resume {
     #[default]
     None,
     /// From the newest complete checkpoint under `path`, or from initial values if there is none.
+    /// A `path` with nothing but damaged checkpoints is refused.
     Latest,
 }
 

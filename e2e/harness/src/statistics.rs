@@ -20,9 +20,22 @@ pub fn mean(values: impl Iterator<Item = f64>) -> f64 {
     sum / f64::from(count.max(1))
 }
 
+/// The sample's standard deviation; NaN for fewer than two values.
+#[must_use]
+pub fn deviation(values: &[f64]) -> f64 {
+    let mean = mean(values.iter().copied());
+    let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
+    (squares / (values.len() as f64 - 1.0)).sqrt()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_deviation_is_of_a_sample() {
+        assert!((deviation(&[1.0, 3.0]) - 2.0_f64.sqrt()).abs() < 1e-12 && deviation(&[1.0]).is_nan());
+    }
 
     #[test]
     fn the_median_is_the_middle_value() {

@@ -13,5 +13,6 @@ pub mod peers;
 pub mod quality;
 pub mod stragglers;
 pub mod suite;
+pub mod workers;
 
 pub use error::TrialError;

@@ -13,7 +13,7 @@ use std::process::ExitCode;
 use rectrain_harness::workspace::workspace;
 use rectrain_harness::{HarnessError, say, skips};
 use rectrain_lint::{architecture, prose};
-use rectrain_trials::{chaos, continual, gpu, migration, peers, quality, stragglers};
+use rectrain_trials::{chaos, continual, gpu, migration, peers, quality, stragglers, workers};
 
 use error::XtaskError;
 
@@ -27,6 +27,7 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   architecture      prints the layers of crates and the circles of modules, and checks them; `--list` adds imports
   docs              writes the files that are generated from the code (CRD, manifest reference, metrics)
   quality [ARGS]    trains on real data and prints the AUC by model, mode and seed; `quality --help` lists ARGS
+  workers [ARGS]    trains with several numbers of dense workers and compares the AUC; `workers --help` lists ARGS
   continual [ARGS]  trains slice by slice, switches the mode in between, and prints the AUC by slice
   stragglers [ARGS] trains in every mode with dense workers of unequal CPU time; prints throughput and staleness
   chaos [ARGS]      kills processes of a job at random and compares its model with an undisturbed run's
@@ -61,6 +62,7 @@ fn dispatch(arguments: &[&str]) -> Result<(), XtaskError> {
         ["architecture", rest @ ..] => Ok(architecture::run(&workspace(), rest)?),
         ["docs"] => Ok(docs::docs()?),
         ["quality", rest @ ..] => Ok(quality::run(rest)?),
+        ["workers", rest @ ..] => Ok(workers::run(rest)?),
         ["continual", rest @ ..] => Ok(continual::run(rest)?),
         ["stragglers", rest @ ..] => Ok(stragglers::run(rest)?),
         ["chaos", rest @ ..] => Ok(chaos::run(rest)?),

@@ -6,6 +6,7 @@
 
 mod flat;
 mod job;
+mod large;
 mod memory;
 mod step;
 mod store;
@@ -16,12 +17,14 @@ mod zipf;
 
 pub use flat::{FlatArgs, FlatFigures, bench_flat};
 pub use job::{JobArgs, JobFigures, RunFigures, bench_job};
+pub use large::{LargeArgs, LargeFigures, bench_large};
 pub use memory::{MemoryFigures, bench_memory};
 pub use step::{BenchedPrecision, BenchedTower, StepArgs, StepFigures, bench_step};
 pub use store::{StoreArgs, StoreFigures, bench_store};
 pub use wire::{WireArgs, WireFigures, bench_wire};
 
 use comfy_table::{CellAlignment, Table, presets};
+use rectrain_checkpoint::CheckpointError;
 use rectrain_dense::DenseError;
 use rectrain_embedding::StoreError;
 use rectrain_wire::WireError;
@@ -37,6 +40,8 @@ pub enum Bench {
     /// Measure the memory below a store: the same rows read and written without prefetching, and
     /// fresh memory
     Memory(StoreArgs),
+    /// Check a table beyond the limits of 32 bits against arithmetic: values, slots, a rows file
+    Large(LargeArgs),
     /// Measure the dense part of a training step: a tower and its optimizer
     Step(StepArgs),
     /// Compare the data plane with bare TCP, on loopback
@@ -56,6 +61,10 @@ pub enum BenchError {
     Dense(#[from] DenseError),
     #[error("the wire failed on loopback: {0}")]
     Wire(#[from] WireError),
+    #[error("the table's checkpoint failed: {0}")]
+    Checkpoint(#[source] Box<CheckpointError>),
+    #[error("the table is wrong: {0}")]
+    Wrong(String),
     #[error("loopback or a thread failed: {0}")]
     Io(#[from] std::io::Error),
     #[error("cannot write the figures as JSON: {0}")]
@@ -64,6 +73,12 @@ pub enum BenchError {
     Ended(String),
     #[error("cannot run {program}: {source}; build it first with `cargo build --release`")]
     NoRectrain { program: String, source: std::io::Error },
+}
+
+impl From<CheckpointError> for BenchError {
+    fn from(error: CheckpointError) -> Self {
+        Self::Checkpoint(Box::new(error))
+    }
 }
 
 impl BenchError {
@@ -90,6 +105,10 @@ pub fn run(bench: &Bench) -> Result<(), BenchError> {
         }
         Bench::Memory(args) => {
             let figures = bench_memory(args)?;
+            print(&figures.table(), args.json.then_some(&figures))
+        }
+        Bench::Large(args) => {
+            let figures = bench_large(args)?;
             print(&figures.table(), args.json.then_some(&figures))
         }
         Bench::Step(args) => {

@@ -12,9 +12,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::{Job, identity, local, runtime};
+use futures::{StreamExt, TryStreamExt};
 use object_store::aws::AmazonS3Builder;
 use object_store::path::Path;
-use rectrain_checkpoint::{CheckpointWriter, Depth, latest_good, list, retain};
+use rectrain_checkpoint::{CheckpointWriter, Depth, Kind, directory_name, latest_good, list, retain};
 use rectrain_storage::Directory;
 use servers::{BUCKET, Server};
 
@@ -51,6 +52,40 @@ fn checkpoints_live_in_a_google_bucket_by_its_xml_api() {
     let Some(server) = servers::xml() else { return };
     let directory = Directory::open(&format!("gs://{BUCKET}/jobs/one"), &server.options, true).unwrap();
     runtime().block_on(walk(&directory));
+}
+
+/// More folders than a store lists in one answer, which is 1,000. All but the last hold attempts
+/// that were never finished.
+async fn find_the_last_of_1500(directory: &Directory) {
+    const FOLDERS: u64 = 1500;
+    let put = |file: String| async move { directory.put(&file, vec![1]).await };
+    let unfinished = (1..FOLDERS).map(|step| format!("{}/rows-00000-12345678.bin", directory_name(step, Kind::Full)));
+    let others = ["notes/readme", "step-1/rows.bin", "zz/rows.bin"].map(str::to_owned);
+    let puts = futures::stream::iter(unfinished.chain(others)).map(put).buffer_unordered(16);
+    puts.try_collect::<Vec<()>>().await.unwrap();
+    let mut job = Job::new(1);
+    job.train(2);
+    job.steps = FOLDERS;
+    let last = job.save(directory, None).await.unwrap();
+    let found = latest_good(directory, Some(&identity("dnn")), Depth::Sizes, &[]).await.unwrap();
+    assert_eq!(found.checkpoint.unwrap().id(), last.id);
+    assert!(found.skipped.is_empty(), "{:?}", found.skipped);
+    let steps: Vec<u64> = list(directory).await.unwrap().into_iter().map(|listed| listed.step).collect();
+    assert_eq!(steps, (1..=FOLDERS).collect::<Vec<_>>());
+}
+
+#[test]
+fn an_s3_bucket_lists_1500_checkpoints() {
+    let Some(server) = servers::s3() else { return };
+    let directory = Directory::open(&format!("s3://{BUCKET}/jobs/one"), &server.options, true).unwrap();
+    runtime().block_on(find_the_last_of_1500(&directory));
+}
+
+#[test]
+fn a_google_bucket_lists_1500_checkpoints() {
+    let Some(server) = servers::xml() else { return };
+    let directory = Directory::open(&format!("gs://{BUCKET}/jobs/one"), &server.options, true).unwrap();
+    runtime().block_on(find_the_last_of_1500(&directory));
 }
 
 /// A job's checkpoints copied into a bucket, as when a job moves: found, verified, restored,

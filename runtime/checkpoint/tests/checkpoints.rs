@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use common::{Job, identity, local, runtime};
 use rectrain_checkpoint::{
-    Checkpoint, CheckpointError, CheckpointWriter, Depth, Latest, ListedState, MANIFEST, Manifest, latest_good, list,
-    retain,
+    Checkpoint, CheckpointError, CheckpointId, CheckpointWriter, Depth, FileContent, Latest, ListedState, MANIFEST,
+    Manifest, latest_good, list, retain,
 };
 use rectrain_storage::Directory;
 
@@ -226,6 +226,56 @@ fn the_header_reveals_a_rows_file_of_another_checkpoint() {
     });
 }
 
+/// Two checkpoints of the same rows, so that their files have the same sizes.
+#[test]
+fn swapped_rows_files_of_one_size_are_refused_by_name() {
+    runtime().block_on(async {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = local(&folder);
+        let (mut job, first) = Job::saved(&directory).await;
+        job.steps += 1;
+        let second = job.save(&directory, None).await.unwrap();
+        let [one, other] = [&first, &second].map(|manifest| files_of(&folder, manifest).swap_remove(0));
+        let [of_one, of_other] = [&one, &other].map(|path| std::fs::read(path).unwrap());
+        assert_eq!(of_one.len(), of_other.len());
+        std::fs::write(&one, of_other).unwrap();
+        std::fs::write(&other, of_one).unwrap();
+        let found = latest(&directory).await;
+        assert!(found.checkpoint.is_none());
+        for ((_, reason), path) in reasons(&found).iter().zip([&other, &one]) {
+            assert!(reason.contains(&*path.to_string_lossy()) && reason.contains("belongs elsewhere"), "{reason}");
+        }
+        for manifest in [first, second] {
+            let checkpoint = Checkpoint::open(&directory, &manifest.directory()).await.unwrap();
+            let error = Job::restore(&checkpoint, 1).await.err().unwrap();
+            assert!(matches!(error, CheckpointError::MixedUp { .. }), "{error}");
+        }
+    });
+}
+
+/// A manifest with a right checksum that states one row less: in total, and of a file as well.
+#[test]
+fn a_manifest_with_a_wrong_number_of_rows_is_refused() {
+    runtime().block_on(async {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = local(&folder);
+        let (_, mut manifest) = Job::saved(&directory).await;
+        let (path, rows_file) =
+            (folder.path().join(manifest.directory()).join(MANIFEST), files_of(&folder, &manifest).swap_remove(0));
+        manifest.rows -= 1;
+        std::fs::write(&path, manifest.encode()).unwrap();
+        let error = Checkpoint::open(&directory, &manifest.directory()).await.unwrap_err();
+        assert!(error.is_checkpoints_fault() && error.to_string().contains("it states"), "{error}");
+        let FileContent::Rows { rows, .. } = &mut manifest.files[0].content else { panic!("{manifest:?}") };
+        *rows -= 1;
+        std::fs::write(&path, manifest.encode()).unwrap();
+        let checkpoint = Checkpoint::open(&directory, &manifest.directory()).await.unwrap();
+        let error = Job::restore(&checkpoint, 1).await.err().unwrap();
+        assert!(error.is_checkpoints_fault() && error.to_string().contains("contradicts the manifest"), "{error}");
+        assert!(error.to_string().contains(&*rows_file.to_string_lossy()), "{error}");
+    });
+}
+
 #[test]
 fn damage_that_a_check_of_sizes_misses_stops_the_restore() {
     runtime().block_on(async {
@@ -411,6 +461,32 @@ fn retention_keeps_the_newest_and_deletes_unfinished_ones() {
         let found = latest(&directory).await;
         let restored = Job::restore(&found.checkpoint.unwrap(), 1).await.unwrap();
         assert_eq!(restored.digests(), job.digests());
+    });
+}
+
+#[test]
+fn retention_keeps_a_thousand_of_1500_checkpoints() {
+    runtime().block_on(async {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = local(&folder);
+        let (_, first) = Job::saved(&directory).await;
+        for step in 6..=1505 {
+            let mut manifest = first.clone();
+            (manifest.step, manifest.id) = (step, CheckpointId(u128::from(step)));
+            let to = folder.path().join(manifest.directory());
+            std::fs::create_dir(&to).unwrap();
+            for file in files_of(&folder, &first) {
+                std::fs::hard_link(&file, to.join(file.file_name().unwrap())).unwrap();
+            }
+            std::fs::write(to.join(MANIFEST), manifest.encode()).unwrap();
+        }
+        let keep = NonZeroUsize::new(1000).unwrap();
+        let retained = retain(&directory, &identity("dnn"), keep, &[], &[]).await.unwrap();
+        assert_eq!(retained.deleted.len(), 501);
+        let steps: Vec<u64> = list(&directory).await.unwrap().into_iter().map(|listed| listed.step).collect();
+        assert_eq!(steps, (506..=1505).collect::<Vec<_>>());
+        let found = latest_good(&directory, None, Depth::Sizes, &[]).await.unwrap();
+        assert_eq!(found.checkpoint.unwrap().manifest().step, 1505);
     });
 }
 

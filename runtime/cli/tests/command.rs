@@ -5,7 +5,7 @@
 mod common;
 
 use std::io::{BufRead, BufReader, Lines};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -770,6 +770,33 @@ fn checkpoints_of_another_run_are_refused_without_a_restart() {
         assert!(message.contains("rectrain: spec.checkpoint.path") && message.contains("`latest`"), "{message}");
         assert!(!String::from_utf8_lossy(&refused.stdout).contains("restarting"), "{refused:?}");
     }
+}
+
+#[test]
+fn damaged_checkpoints_are_refused_without_a_restart() {
+    let folder = folder_with(JOB);
+    let job = ["run", "job.yaml", "--json", "--set", "spec.checkpoint.path=checkpoints,spec.checkpoint.resume=latest"];
+    assert!(rectrain(folder.path(), &job).status.success());
+    let [checkpoint] = &entries(&folder.path().join("checkpoints"))[..] else { panic!("there is one, at the end") };
+    let rows = entries(checkpoint).into_iter().find(|file| file.display().to_string().contains("rows-00000")).unwrap();
+    let mut bytes = std::fs::read(&rows).unwrap();
+    bytes[300] ^= 1;
+    std::fs::write(&rows, bytes).unwrap();
+    for processes in [&[][..], &["--processes"]] {
+        let refused = rectrain(folder.path(), &[&job[..], processes].concat());
+        let message = String::from_utf8_lossy(&refused.stderr);
+        assert_eq!(refused.status.code(), Some(2), "{message}");
+        let file = rows.file_name().unwrap().to_str().unwrap();
+        assert!(message.contains(file) && message.contains("set another path"), "{message}");
+        let told = String::from_utf8_lossy(&refused.stdout);
+        assert!(!told.contains("restarting") && !told.contains("\"progress\""), "{told}");
+    }
+    let elsewhere = [&job[..], &["--set", "spec.checkpoint.path=elsewhere"]].concat();
+    assert!(rectrain(folder.path(), &elsewhere).status.success());
+}
+
+fn entries(folder: &Path) -> Vec<PathBuf> {
+    std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect()
 }
 
 #[test]

@@ -77,6 +77,14 @@ pub(super) struct Checkpointer {
     pub(super) server_restarts: u64,
 }
 
+impl Checkpointer {
+    /// A checkpoint that was written or aborted. With `wait`, waits for the one that is being
+    /// written.
+    async fn ended(&mut self, wait: bool) -> Option<Result<FinishedSave, JoinError>> {
+        if wait { self.writing.join_next().await } else { self.writing.try_join_next() }
+    }
+}
+
 /// A checkpoint that was written or aborted.
 pub(super) struct FinishedSave {
     pub(super) ticket: v1::Ticket,
@@ -101,7 +109,10 @@ impl Coordinator {
     }
 
     /// Tells the servers to restore their rows. If a checkpoint turns out to be damaged, they
-    /// restore an older one, or start without rows if there is none.
+    /// restore an older one.
+    ///
+    /// # Errors
+    /// [`RoleError::Input`] if all checkpoints are damaged.
     pub(super) async fn restore(&self, servers: &[Channel], checkpointer: &mut Checkpointer) -> Result<(), RoleError> {
         let Checkpointer { checkpoints: Some(checkpoints), resumed, .. } = checkpointer else {
             return Err(RoleError::Stopped);
@@ -114,22 +125,17 @@ impl Coordinator {
                     return self.rows_restored(from, rows);
                 }
                 RowsRestored::Damaged(reason) => {
-                    warn_all(&self.events, [format!("checkpoint {} is skipped: {reason}", from.name)]);
-                    checkpoints.mark_damaged(&from.name);
-                    let (older, warnings) = checkpoints.find().await?;
+                    warn_all(&self.events, [checkpoints.exclude(&from.name, reason)]);
+                    let (older, warnings) = checkpoints.find_older().await?;
                     warn_all(&self.events, warnings);
                     self.change(|state| {
-                        state.reset_to(&self.plan, older.as_ref().map(|older| &older.state))?;
+                        state.reset_to(&self.plan, Some(&older.state))?;
                         state.set_damaged_checkpoints(checkpoints.damaged());
                         Ok(())
                     })?;
-                    *resumed = older;
-                    if resumed.is_some() {
-                        // The new state asks for a restore, which the next round of this loop is.
-                        self.lock().training().take_calls();
-                    } else {
-                        checkpoints::clear_rows(servers).await?;
-                    }
+                    *resumed = Some(older);
+                    // The new state asks for a restore, which the next round of this loop is.
+                    self.lock().training().take_calls();
                 }
             }
         }
@@ -184,7 +190,8 @@ impl Coordinator {
     }
 
     /// Begins a checkpoint at the boundary `at`. If one is still being written, waits for it only
-    /// at the end of training or if a caller requested this one. Otherwise skips this one.
+    /// at the end of training. Otherwise skips this one, because training is paused here and the
+    /// store may hang. If a caller requested it, [`Self::renew_save_request`] does so again.
     pub(super) async fn save(
         &self,
         servers: &[Channel],
@@ -192,8 +199,7 @@ impl Coordinator {
         last: bool,
         checkpointer: &mut Checkpointer,
     ) -> Result<(), RoleError> {
-        let is_needed = last || self.lock_requests().has_pending();
-        while is_needed && let Some(ended) = checkpointer.writing.join_next().await {
+        while let Some(ended) = checkpointer.ended(last).await {
             self.finish_save(servers, ended, checkpointer).await?;
         }
         let Some(checkpoints) = &mut checkpointer.checkpoints else { return Err(RoleError::Stopped) };
@@ -202,7 +208,7 @@ impl Coordinator {
             checkpoints.force_full();
         }
         if !checkpointer.writing.is_empty() {
-            self.metrics.skipped_checkpoints.inc();
+            self.metrics.skipped_checkpoints.inc_by(u64::from(!self.lock_requests().has_pending()));
             return self.change(|state| state.training().frozen(None));
         }
         self.lock_requests().begun += 1;
@@ -232,6 +238,18 @@ impl Coordinator {
                 self.finish_save(servers, Ok(ended), checkpointer).await
             }
         }
+    }
+
+    /// Requests a checkpoint again, for callers whose request came while another one was being
+    /// written.
+    pub(super) fn renew_save_request(&self) -> Result<(), RoleError> {
+        if !self.lock_requests().has_pending() {
+            return Ok(());
+        }
+        self.change(|state| {
+            state.training().request_save();
+            state.training().advance()
+        })
     }
 
     /// Freezes the rows on all servers. Returns the checkpoint, the coordinator's state in it, and

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use futures::future::try_join_all;
 use rectrain_checkpoint::{
     Base, Begin, Checkpoint, CheckpointError, CheckpointId, CheckpointWriter, Depth, FileEntry, Identity, Kind,
-    ListedState, Manifest, Ticket, directory_name, latest_good, list, retain, save_state,
+    ListedState, Manifest, Skipped, Ticket, directory_name, latest_good, list, retain, save_state,
 };
 use rectrain_modes::switch::Boundary;
 use rectrain_proto::v1;
@@ -32,6 +32,9 @@ const RUN: &str = "run";
 /// minute to spread.
 const DENIED_BACKOFF_SECONDS: [u64; 5] = [1, 2, 5, 10, 20];
 
+/// The most faults that an error about damaged checkpoints lists.
+const LISTED_FAULTS: usize = 5;
+
 /// A boundary at which training paused, and the mode before it.
 type PausePoint = (Boundary, &'static str);
 
@@ -45,6 +48,8 @@ pub(super) struct Checkpoints {
     run: String,
     /// Checkpoints found damaged and not replaced since.
     damaged: Vec<String>,
+    /// Why finished checkpoints cannot be used; each reason once, the newest checkpoint first.
+    faults: Vec<String>,
     /// The base of the next delta, and the deltas since the last full checkpoint.
     base: Option<Base>,
     deltas: u32,
@@ -101,6 +106,7 @@ impl Checkpoints {
             plan: Arc::clone(plan),
             run: run.to_owned(),
             damaged: Vec::new(),
+            faults: Vec::new(),
             base: None,
             deltas: 0,
             last: None,
@@ -123,8 +129,12 @@ impl Checkpoints {
         Ok(())
     }
 
-    /// Finds the checkpoint to resume from; `None` if training starts from step 0. Also returns
-    /// warnings about checkpoints that cannot be used.
+    /// Finds the checkpoint to resume from; `None` if training starts from step 0, because the path
+    /// holds no finished checkpoint. Also returns warnings about checkpoints that cannot be used.
+    ///
+    /// # Errors
+    /// [`RoleError::Input`] if there are finished checkpoints and none can be used. Training from
+    /// step 0 would hide that loss. Also errors of the storage.
     pub(super) async fn find(&mut self) -> Result<(Option<ResumePoint>, Vec<String>), RoleError> {
         if !self.settings.resume_latest {
             self.refuse_another_runs().await?;
@@ -132,24 +142,65 @@ impl Checkpoints {
         let mut warnings = Vec::new();
         loop {
             let latest = latest_good(&self.directory, Some(&self.identity), Depth::Sizes, &self.damaged).await?;
-            for skipped in latest.skipped {
-                warnings.push(format!("checkpoint {} is skipped: {}", skipped.name, skipped.reason));
-                self.damaged.push(skipped.name);
-            }
-            let Some(checkpoint) = latest.checkpoint else { return Ok((None, warnings)) };
+            warnings.extend(latest.skipped.into_iter().map(|skipped| self.skip(skipped)));
+            let Some(checkpoint) = latest.checkpoint else {
+                return if self.faults.is_empty() { Ok((None, warnings)) } else { Err(self.none_usable()) };
+            };
             match self.resumed(&checkpoint).await {
                 Ok(resumed) => return Ok((Some(resumed), warnings)),
                 Err(RoleError::Checkpoint(reason)) if reason.is_checkpoints_fault() => {
-                    let name = checkpoint.manifest().directory();
-                    warnings.push(format!("checkpoint {name} is skipped: {reason}"));
-                    self.damaged.push(name);
+                    warnings.push(self.exclude(&checkpoint.manifest().directory(), reason.to_string()));
                 }
                 Err(error) => return Err(error),
             }
         }
     }
 
-    /// Excludes a checkpoint that turned out to be damaged.
+    /// Finds an older checkpoint, after one turned out to be damaged.
+    ///
+    /// # Errors
+    /// [`RoleError::Input`] if no other checkpoint can be used. Also errors of the storage.
+    pub(super) async fn find_older(&mut self) -> Result<(ResumePoint, Vec<String>), RoleError> {
+        let (older, warnings) = self.find().await?;
+        older.map(|older| (older, warnings)).ok_or_else(|| self.none_usable())
+    }
+
+    /// Excludes a checkpoint that a search has skipped. Returns the warning about it.
+    fn skip(&mut self, Skipped { name, reason }: Skipped) -> String {
+        // A crash during the first checkpoint leaves an unfinished one. No saved state is lost
+        // then, so training may start from step 0.
+        if matches!(reason, CheckpointError::Unfinished { .. }) {
+            self.mark_damaged(&name);
+            return skip_warning(&name, &reason.to_string());
+        }
+        self.exclude(&name, reason.to_string())
+    }
+
+    /// Excludes a finished checkpoint that turned out to be damaged. Returns the warning about it.
+    pub(super) fn exclude(&mut self, name: &str, reason: String) -> String {
+        self.mark_damaged(name);
+        let warning = skip_warning(name, &reason);
+        // All deltas that build on one damaged file have one reason.
+        if !self.faults.contains(&reason) {
+            self.faults.push(reason);
+        }
+        warning
+    }
+
+    /// The error of a path whose checkpoints are all damaged.
+    fn none_usable(&self) -> RoleError {
+        let listed = self.faults.iter().take(LISTED_FAULTS).map(String::as_str).collect::<Vec<_>>().join("; ");
+        let others = match self.faults.len().saturating_sub(LISTED_FAULTS) {
+            0 => String::new(),
+            others => format!("; and {others} other faults"),
+        };
+        RoleError::Input(format!(
+            "spec.checkpoint.path {} holds checkpoints, and none of them can be used: {listed}{others}; expected at least one whole checkpoint: restore the files from a copy, or set another path to start from initial values",
+            self.settings.path
+        ))
+    }
+
+    /// Excludes a checkpoint, and makes the next one of its name replace it.
     pub(super) fn mark_damaged(&mut self, name: &str) {
         self.damaged.push(name.to_owned());
     }
@@ -290,6 +341,10 @@ impl Checkpoints {
     }
 }
 
+fn skip_warning(name: &str, reason: &str) -> String {
+    format!("checkpoint {name} is skipped: {reason}")
+}
+
 async fn files(
     directory: &Directory,
     ticket: &Ticket,
@@ -349,11 +404,6 @@ pub(super) async fn restore_rows(checkpoint: &str, servers: &[Channel]) -> Resul
         Some((reply, _)) => Ok(RowsRestored::Damaged(reply.damaged.clone())),
         None => Ok(RowsRestored::All { rows: replies.iter().map(|(reply, _)| reply.rows).sum() }),
     }
-}
-
-/// Makes every parameter server drop the rows that it has restored.
-pub(super) async fn clear_rows(servers: &[Channel]) -> Result<(), RoleError> {
-    restore_rows("", servers).await.map(drop)
 }
 
 #[cfg(test)]

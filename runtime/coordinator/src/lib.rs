@@ -100,7 +100,8 @@ impl Coordinator {
     ///
     /// # Errors
     /// - [`RoleError::Input`] if files in the checkpoint path cannot be written, read or deleted,
-    ///   or if it holds checkpoints of another run or another job.
+    ///   if it holds checkpoints of another run or another job, or if all its checkpoints are
+    ///   damaged.
     /// - [`RoleError::Checkpoint`] if the storage fails.
     /// - [`RoleError::System`] if the journal cannot be written.
     pub async fn start(
@@ -163,7 +164,7 @@ impl Coordinator {
         }
     }
 
-    /// Resumes from the latest usable checkpoint, or starts from step 0 if there is none.
+    /// Resumes from the latest usable checkpoint, or starts from step 0 if the path holds none.
     async fn resume(self, mut checkpoints: Option<Checkpoints>) -> Result<Self, RoleError> {
         let mut resumed = None;
         if let Some(checkpoints) = &mut checkpoints {

@@ -65,6 +65,7 @@ impl Coordinator {
             },
             Some(ended) = checkpointer.writing.join_next() => {
                 self.finish_save(&self.placement()?.servers, ended, checkpointer).await?;
+                self.renew_save_request()?;
             }
             resize = resize => {
                 self.begin_migration(resize?, transport, migrations).await?;

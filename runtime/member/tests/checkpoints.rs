@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use prometheus::Registry;
+use rectrain_checkpoint::{FileContent, MANIFEST, Manifest};
 use rectrain_coordinator::Coordinator;
 use rectrain_member::local::{run_in_process, run_with};
 use rectrain_protocol::RoleError;
@@ -316,9 +317,85 @@ fn every_request_for_a_checkpoint_gets_one() {
     runtime.shutdown_background();
 }
 
+/// Ways to damage a checkpoint whose manifest stays valid, each with a word of the error's reason.
+const DAMAGES: [(fn(&Path), &str); 4] = [
+    (|checkpoint| std::fs::remove_file(rows_file(checkpoint)).unwrap(), "is missing"),
+    (
+        |checkpoint| {
+            let bytes = std::fs::read(rows_file(checkpoint)).unwrap();
+            std::fs::write(rows_file(checkpoint), &bytes[..bytes.len() - 1]).unwrap();
+        },
+        "was truncated",
+    ),
+    (|checkpoint| damage(checkpoint, "rows-00001"), "rows-00001"),
+    (state_one_row_less, "contradicts the manifest"),
+];
+
+fn rows_file(checkpoint: &Path) -> PathBuf {
+    let files = std::fs::read_dir(checkpoint).unwrap().map(|entry| entry.unwrap().path());
+    files.into_iter().find(|path| path.display().to_string().contains("rows-00001")).unwrap()
+}
+
+/// Makes the manifest state one row less in the rows file of server 1, with a right checksum.
+fn state_one_row_less(checkpoint: &Path) {
+    let path = checkpoint.join(MANIFEST);
+    let mut manifest = Manifest::decode("manifest", &std::fs::read(&path).unwrap()).unwrap();
+    manifest.rows -= 1;
+    for file in &mut manifest.files {
+        if let FileContent::Rows { part: 1, rows, .. } = &mut file.content {
+            *rows -= 1;
+        }
+    }
+    std::fs::write(path, manifest.encode()).unwrap();
+}
+
+fn copy_of(checkpoints: &[PathBuf]) -> tempfile::TempDir {
+    let copy = tempfile::tempdir().unwrap();
+    for checkpoint in checkpoints {
+        let to = copy.path().join("checkpoints").join(name(checkpoint));
+        std::fs::create_dir_all(&to).unwrap();
+        for file in std::fs::read_dir(checkpoint).unwrap().map(|entry| entry.unwrap().path()) {
+            std::fs::copy(&file, to.join(file.file_name().unwrap())).unwrap();
+        }
+    }
+    copy
+}
+
+/// Each kind of damage, first to the newest checkpoint and then to all: the one before is used, or
+/// the job ends without a step.
 #[test]
-fn with_only_damaged_checkpoints_training_restarts_with_a_warning() {
-    let alone = summary("alone", &[]);
+fn damage_never_makes_a_job_start_from_initial_values() {
+    let folder = tempfile::tempdir().unwrap();
+    let settings = ["spec.checkpoint.everySteps=10", "spec.checkpoint.fullEvery=1", "spec.roles.ps.replicas=2"];
+    train("crashed", &[&[&*path_of(folder.path())], &settings[..]].concat(), Some(2)).unwrap();
+    let saved = finished(folder.path());
+    for (harm, reason) in DAMAGES {
+        let copy = copy_of(&saved);
+        let path = path_of(copy.path());
+        let job = [&[&*path, "spec.training.epochs=null", "spec.training.steps=25"], &settings[..]].concat();
+        let checkpoints = finished(copy.path());
+        let [.., before, newest] = &checkpoints[..] else { panic!("{checkpoints:?}") };
+        let lost = name(&rows_file(newest));
+        harm(newest);
+        let (_, events) = train("crashed", &job, None).unwrap();
+        let warned = |event: &JobEvent| matches!(event, JobEvent::Warning { message } if message.contains(&lost) && message.contains(reason));
+        assert!(events.iter().any(warned), "{reason}: {events:?}");
+        assert_eq!(resumed(&events), step_of(before), "{reason}");
+
+        let copy = copy_of(&saved);
+        finished(copy.path()).iter().for_each(|checkpoint| harm(checkpoint));
+        let path = path_of(copy.path());
+        let job = [&[&*path, "spec.checkpoint.resume=latest"], &settings[..]].concat();
+        let error = train("another", &job, None).unwrap_err();
+        assert!(error.is_user_error(), "{error}");
+        let message = error.to_string();
+        assert!(message.contains("spec.checkpoint.path") && message.contains("set another path"), "{message}");
+        assert!(message.contains(&lost) && message.contains(reason), "{message}");
+    }
+}
+
+#[test]
+fn only_damaged_checkpoints_are_refused_after_a_crash_too() {
     let folder = tempfile::tempdir().unwrap();
     let path = path_of(folder.path());
     let job = [&*path, "spec.checkpoint.everySteps=10", "spec.checkpoint.fullEvery=1"];
@@ -332,9 +409,16 @@ fn with_only_damaged_checkpoints_training_restarts_with_a_warning() {
             }
         }
     }
-    let (after, events) = train("crashed", &job, None).unwrap();
+    let error = train("crashed", &job, None).unwrap_err();
+    assert!(error.is_user_error() && error.to_string().contains("rows-00000"), "{error}");
+    // A crash during the first checkpoint leaves no manifest. Then no checkpoint is lost.
+    for step in std::fs::read_dir(folder.path().join("checkpoints")).unwrap() {
+        let _absent = std::fs::remove_file(step.unwrap().path().join(MANIFEST));
+    }
+    let (_, events) =
+        train("crashed", &[&job[..], &["spec.training.epochs=null", "spec.training.steps=12"]].concat(), None).unwrap();
     assert!(events.iter().any(|event| matches!(event, JobEvent::Warning { .. })), "{events:?}");
-    assert_eq!((resumed(&events), after.unwrap().parameters_sha256), (None, alone.parameters_sha256));
+    assert_eq!(resumed(&events), None);
 }
 
 #[test]

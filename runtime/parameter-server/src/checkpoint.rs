@@ -110,8 +110,7 @@ impl Saving {
         Ok(())
     }
 
-    /// Restores the rows of this server's slots from a checkpoint. An empty name only clears the
-    /// slots.
+    /// Clears this server's slots, and restores their rows from a checkpoint.
     pub(super) async fn restore(
         &self,
         request: v1::RestoreRows,
@@ -121,9 +120,6 @@ impl Saving {
         blocking("clearing of slots", move || slots.iter().try_for_each(|slot| all.clear_slot(slot).map(drop)))
             .await??;
         store.track_changes(true);
-        if request.checkpoint.is_empty() {
-            return Ok(v1::RestoredRows::default());
-        }
         match self.restore_from(&request.checkpoint, store).await {
             Ok(restored) => Ok(restored),
             Err(RoleError::Checkpoint(error)) if error.is_checkpoints_fault() => {
