@@ -75,7 +75,7 @@ impl LargeFigures {
     pub(crate) fn table(&self) -> Table {
         let mut table = table(&["all values are right", "", "unit"]);
         let mut row = |name: &str, value: String, unit: &str| {
-            table.add_row([name, &value, unit]);
+            table.add_row([name, value.as_str(), unit]);
         };
         row("rows", self.rows.to_string(), "");
         row("values", self.values.to_string(), "");

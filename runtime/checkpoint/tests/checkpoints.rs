@@ -266,7 +266,7 @@ fn a_manifest_with_a_wrong_number_of_rows_is_refused() {
         std::fs::write(&path, manifest.encode()).unwrap();
         let error = Checkpoint::open(&directory, &manifest.directory()).await.unwrap_err();
         assert!(error.is_checkpoints_fault() && error.to_string().contains("it states"), "{error}");
-        let FileContent::Rows { rows, .. } = &mut manifest.files[0].content else { panic!("{manifest:?}") };
+        let FileContent::Rows { rows, .. } = &mut manifest.files[0].content else { panic!("it holds rows") };
         *rows -= 1;
         std::fs::write(&path, manifest.encode()).unwrap();
         let checkpoint = Checkpoint::open(&directory, &manifest.directory()).await.unwrap();

@@ -31,7 +31,7 @@ const ROWS: &str = "/rows-00001-";
 const MANIFEST: &str = "/manifest.json";
 
 /// The most time between two steps. A step takes some milliseconds, on a machine that may be busy.
-const MOST_REST: Duration = Duration::from_millis(1500);
+const MOST_PAUSE: Duration = Duration::from_millis(1500);
 /// The time that an upload hangs, several times the time between two checkpoints.
 const HANGS: Duration = Duration::from_secs(3);
 
@@ -163,7 +163,7 @@ impl Job {
         self.events().into_iter().filter_map(name).collect()
     }
 
-    /// Waits, and checks that training goes on meanwhile.
+    /// Waits, and checks that training continues meanwhile.
     async fn trains_until(&self, mut is_reached: impl FnMut() -> bool) {
         let (mut step, mut since) = (self.coordinator.status().step, Instant::now());
         while !is_reached() {
@@ -172,9 +172,9 @@ impl Job {
             if status.step != step {
                 (step, since) = (status.step, Instant::now());
             }
-            assert!(since.elapsed() < MOST_REST, "no step after {step} for {:?}", since.elapsed());
+            assert!(since.elapsed() < MOST_PAUSE, "no step after {step} for {:?}", since.elapsed());
             // The operator and `rectrain run` restart a job by this number.
-            assert!(status.idle_seconds.unwrap() < MOST_REST.as_secs_f64(), "{:?}", status.idle_seconds);
+            assert!(status.idle_seconds.unwrap() < MOST_PAUSE.as_secs_f64(), "{:?}", status.idle_seconds);
         }
     }
 
