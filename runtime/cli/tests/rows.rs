@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
+#[allow(dead_code, reason = "this file uses a part of the common ground")]
 mod common;
 
 use std::path::Path;

@@ -164,7 +164,10 @@ impl SparseEncoder {
     /// Logs once that ids of this column are integers with decimals.
     pub(crate) fn tell(&self) {
         if !self.has_told.load(Ordering::Relaxed) && !self.has_told.swap(true, Ordering::Relaxed) {
-            tracing::warn!(column = self.column, "ids are integers written as floats: 5.0 is read as the id 5");
+            tracing::warn!(
+                column = self.column.as_str(),
+                "ids are integers written as floats: 5.0 is read as the id 5"
+            );
         }
     }
 

@@ -469,7 +469,9 @@ fn labels_of(values: &[f64], positive_from: Option<f64>) -> Vec<Result<Vec<f32>,
     ];
     let schema =
         Schema { sparse: vec![], dense: vec![], label: LabelField::of_numbers("y", positive_from), group: None };
-    let read = |file| Ok(all(&Dataset::open(config(&[file]), schema.clone())?)?.labels);
+    let read = |file: &Path| -> Result<Vec<f32>, DataError> {
+        Ok(all(&Dataset::open(config(&[file]), schema.clone())?)?.labels)
+    };
     files.iter().map(|file| read(file)).collect()
 }
 
