@@ -21,6 +21,7 @@ mod handlers;
 mod in_flight;
 mod incarnations;
 mod journal;
+mod lease;
 mod membership;
 mod migrations;
 mod page;
@@ -60,6 +61,7 @@ use self::checkpointing::CheckpointRequests;
 use self::checkpoints::{Checkpoints, ResumePoint};
 pub use self::control::{ControlService, Guard, serve_control};
 use self::journal::Journal;
+use self::lease::{PathLease, ReleaseOnDrop};
 pub use self::page::LivePage;
 pub use self::refused::{ResizeRefused, SaveRefused};
 use self::state::State;
@@ -86,6 +88,8 @@ pub struct Coordinator {
     counted: Mutex<TokenCounts>,
     /// Taken by [`Coordinator::run`].
     checkpoints: Mutex<Option<(Checkpoints, Option<ResumePoint>)>>,
+    /// The lease on the checkpoint path; `None` if the job has no checkpoints.
+    lease: Option<Arc<PathLease>>,
 }
 
 impl Coordinator {
@@ -99,8 +103,8 @@ impl Coordinator {
     ///   earlier one.
     ///
     /// # Errors
-    /// - [`RoleError::Input`] if files in the checkpoint path cannot be written, read or deleted,
-    ///   or if it holds checkpoints of another run or another job.
+    /// - [`RoleError::Input`] if files in the checkpoint path cannot be written, read or deleted, if
+    ///   it holds checkpoints of another run or another job, or if another run uses it now.
     /// - [`RoleError::Checkpoint`] if the storage fails.
     /// - [`RoleError::System`] if the journal cannot be written.
     pub async fn start(
@@ -113,11 +117,20 @@ impl Coordinator {
         let journal = journal.map(|directory| open_journal(directory, &plan, run, &events)).transpose()?;
         let (journal, recovered) = journal.unzip();
         let checkpoints = Checkpoints::open(&plan, run)?;
-        let coordinator = Self::new(plan, journal, events, metrics)?;
-        match recovered.flatten() {
+        let recovered = recovered.flatten();
+        let lease = checkpoints.as_ref().map(Checkpoints::lease);
+        let coordinator = Self { lease: lease.clone(), ..Self::new(plan, journal, events, metrics)? };
+        if let Some(checkpoints) = &checkpoints {
+            claim_path(checkpoints, recovered.is_some(), &coordinator.events).await?;
+        }
+        let started = match recovered {
             Some(recovered) => Ok(coordinator.recover(recovered, checkpoints)),
             None => Box::pin(coordinator.resume(checkpoints)).await,
+        };
+        if let (Err(_), Some(lease)) = (&started, lease) {
+            lease.release().await;
         }
+        started
     }
 
     /// A coordinator of a job that starts from step 0 and saves no checkpoints.
@@ -140,6 +153,7 @@ impl Coordinator {
             is_recovered: false,
             counted: Mutex::default(),
             checkpoints: Mutex::default(),
+            lease: None,
         })
     }
 
@@ -167,7 +181,6 @@ impl Coordinator {
     async fn resume(self, mut checkpoints: Option<Checkpoints>) -> Result<Self, RoleError> {
         let mut resumed = None;
         if let Some(checkpoints) = &mut checkpoints {
-            checkpoints.probe().await?;
             let (found, warnings) = checkpoints.find().await.map_err(CheckpointPlan::at_start)?;
             warn_all(&self.events, warnings);
             resumed = found;
@@ -199,6 +212,7 @@ impl Coordinator {
     /// Leads the job to its end: waits for training, collects the digest of the model, and pushes
     /// the last event.
     pub async fn run(&self, transport: &dyn Transport) -> Result<Summary, RoleError> {
+        let _release = ReleaseOnDrop(self.lease.clone());
         let summarizing = async {
             match self.events.last() {
                 // The coordinator before this one pushed the summary and then died.
@@ -212,6 +226,7 @@ impl Coordinator {
             result = summarizing => result.map_err(|error| self.lock().check_failure().err().unwrap_or(error)),
             never = self.run_journal() => never,
             never = self.poll_server_progress() => never,
+            error = self.keep_lease() => Err(error),
         };
         match &result {
             Ok(summary) => {
@@ -232,7 +247,18 @@ impl Coordinator {
             journal.close();
         }
         self.changed.notify_waiters();
+        if let Some(lease) = &self.lease {
+            lease.release().await;
+        }
         result
+    }
+
+    /// Renews the lease on the checkpoint path. Returns an error when another run has it.
+    async fn keep_lease(&self) -> RoleError {
+        match &self.lease {
+            Some(lease) => lease.keep(&self.events).await,
+            None => std::future::pending().await,
+        }
     }
 
     /// Writes the journal whenever a handler waits for that. If a write fails, the job continues
@@ -380,6 +406,22 @@ impl Coordinator {
         self.publish(events);
         self.changed.notify_waiters();
         result
+    }
+}
+
+/// Checks that the checkpoint path can be used, and gets the lease on it. A coordinator that
+/// recovers continues without a probe, and without the lease while the storage fails: it gets the
+/// lease at the first renewal then.
+async fn claim_path(checkpoints: &Checkpoints, recovers: bool, events: &EventLog) -> Result<(), RoleError> {
+    if !recovers {
+        checkpoints.probe().await?;
+    }
+    match checkpoints.lease().acquire(events).await {
+        Err(error) if recovers && !error.is_user_error() => {
+            warn_all(events, [format!("the lease on spec.checkpoint.path cannot be renewed yet: {error}")]);
+            Ok(())
+        }
+        acquired => acquired,
     }
 }
 
