@@ -11,6 +11,7 @@ mod devices;
 mod failure;
 mod job;
 mod mode;
+mod parent;
 mod policy;
 mod processes;
 mod role;

@@ -4,10 +4,14 @@
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
+mod common;
+
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use common::{children_of, events};
 
 const JOB: &str = "
 apiVersion: rectrain.dev/v1alpha1
@@ -59,7 +63,7 @@ fn assert_refused(output: &Output, parts: &[&str]) {
 
 /// The run that is refused has the same or another manifest, and is in one process or in many.
 #[test]
-fn a_second_run_is_refused_while_the_first_lives_and_takes_over_when_it_is_killed() {
+fn a_second_run_is_refused_until_the_first_is_killed() {
     let folder = folder();
     let mut first = training(folder.path(), &["--set", LONG]);
     let process = format!("process {} on ", first.id());
@@ -74,10 +78,9 @@ fn a_second_run_is_refused_while_the_first_lives_and_takes_over_when_it_is_kille
     first.wait().unwrap();
     assert!(folder.path().join("ck/lease.json").exists());
     let (started, sets) = (Instant::now(), ["--set", LONG, "--set", "spec.training.steps=1"]);
-    let second = run(folder.path(), &sets).output().unwrap();
-    assert!(second.status.success(), "{}", String::from_utf8_lossy(&second.stderr));
+    let told = events(&run(folder.path(), &sets).output().unwrap());
     assert!(started.elapsed().as_secs() < 25, "it does not wait for the expiry");
-    assert!(String::from_utf8_lossy(&second.stdout).contains("\"event\":\"resumed\""));
+    assert!(told.iter().any(|event| event["event"] == "resumed"));
     assert!(!folder.path().join("ck/lease.json").exists(), "a run that ends releases the lease");
 }
 
@@ -91,6 +94,25 @@ fn a_run_in_many_processes_holds_the_lease_too() {
     first.wait().unwrap();
     let second = run(folder.path(), &["--set", LONG, "--set", "spec.training.steps=1"]).output().unwrap();
     assert!(second.status.success(), "{}", String::from_utf8_lossy(&second.stderr));
+}
+
+/// SIGKILL gives the launcher no chance to end its processes.
+#[test]
+fn the_processes_of_a_killed_launcher_end_and_free_the_path() {
+    let folder = folder();
+    let mut first = training(folder.path(), &["--processes", "--set", LONG]);
+    let processes = children_of(first.id());
+    assert!(processes.len() > 4, "{processes:?}");
+    first.kill().unwrap();
+    first.wait().unwrap();
+    let killed = Instant::now();
+    let lives = |(process, _): &(u32, String)| Path::new("/proc").join(process.to_string()).exists();
+    while processes.iter().any(lives) {
+        assert!(killed.elapsed().as_secs() < 20, "{processes:?}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let second = run(folder.path(), &["--set", LONG, "--set", "spec.training.steps=1"]).output().unwrap();
+    assert!(!events(&second).is_empty());
 }
 
 /// Of a machine that this one cannot look into, only the heartbeat counts.

@@ -103,8 +103,9 @@ impl Coordinator {
     ///   earlier one.
     ///
     /// # Errors
-    /// - [`RoleError::Input`] if files in the checkpoint path cannot be written, read or deleted, if
-    ///   it holds checkpoints of another run or another job, or if another run uses it now.
+    /// - [`RoleError::Input`] if files in the checkpoint path cannot be written, read or deleted,
+    ///   or if it holds checkpoints of another run or another job.
+    /// - [`RoleError::Leased`] if another run uses the checkpoint path now.
     /// - [`RoleError::Checkpoint`] if the storage fails.
     /// - [`RoleError::System`] if the journal cannot be written.
     pub async fn start(
@@ -247,17 +248,23 @@ impl Coordinator {
             journal.close();
         }
         self.changed.notify_waiters();
-        if let Some(lease) = &self.lease {
-            lease.release().await;
-        }
+        self.release_path().await;
         result
     }
 
     /// Renews the lease on the checkpoint path. Returns an error when another run has it.
     async fn keep_lease(&self) -> RoleError {
         match &self.lease {
-            Some(lease) => lease.keep(&self.events).await,
+            Some(lease) => lease.keep(&self.events, &self.metrics).await,
             None => std::future::pending().await,
+        }
+    }
+
+    /// Releases the checkpoint path for the next run. For a process that ends without the end of the
+    /// job.
+    pub async fn release_path(&self) {
+        if let Some(lease) = &self.lease {
+            lease.release().await;
         }
     }
 

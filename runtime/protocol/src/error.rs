@@ -64,6 +64,9 @@ pub enum RoleError {
     /// The manifest and the data do not fit together.
     #[error("{0}")]
     Input(String),
+    /// Another run has the lease on the checkpoint path. It may end.
+    #[error("{0}")]
+    Leased(String),
     /// Another member failed and the coordinator ended the job.
     #[error("{message}")]
     JobFailed { message: String, user_error: bool },
@@ -94,7 +97,7 @@ impl RoleError {
     pub fn is_user_error(&self) -> bool {
         match self {
             Self::Data(error) => error.is_users_input(),
-            Self::Input(_) | Self::Ledger(rectrain_modes::LedgerError::NoRows) => true,
+            Self::Input(_) | Self::Leased(_) | Self::Ledger(rectrain_modes::LedgerError::NoRows) => true,
             Self::Checkpoint(error) => matches!(**error, rectrain_checkpoint::CheckpointError::OtherJob { .. }),
             Self::JobFailed { user_error, .. } => *user_error,
             Self::Dense(error) => match error {

@@ -399,6 +399,7 @@ impl Job<'_> {
             .map_err(|error| Failure::Failed(format!("cannot find this program to start it again: {error}")))?;
         let mut command = Command::new(program);
         command.arg(role).args(self.args.job.repeat(self.manifest.path()));
+        command.arg("--parent").arg(std::process::id().to_string());
         for role in Role::MEMBERS {
             let replicas = self.replicas.get().count(role);
             if replicas != self.plan.replicas.count(role) {
