@@ -32,6 +32,8 @@ pub struct AttemptSignals {
     pub pods_refused: Option<Problem>,
     /// Why a change of the manifest cannot be carried out.
     pub change_refused: Option<Problem>,
+    /// Why a job that is about to begin has to wait for its checkpoint path.
+    pub path_in_use: Option<Problem>,
 }
 
 /// The state of the checkpoint to save before an attempt ends.

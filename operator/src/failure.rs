@@ -46,11 +46,13 @@ pub enum Cause {
     NameConflict,
     /// The job cannot switch to the training mode of its manifest.
     ModeRefused,
+    /// Another job uses the checkpoint path.
+    CheckpointPathInUse,
 }
 
 impl Cause {
     /// All causes.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::InvalidSpec,
         Self::BadInput,
         Self::Crash,
@@ -65,6 +67,7 @@ impl Cause {
         Self::ObjectRefused,
         Self::NameConflict,
         Self::ModeRefused,
+        Self::CheckpointPathInUse,
     ];
 
     /// Whether another attempt recovers from it.
@@ -91,6 +94,7 @@ impl Cause {
             Self::ObjectRefused => "ObjectRefused",
             Self::NameConflict => "NameConflict",
             Self::ModeRefused => "ModeRefused",
+            Self::CheckpointPathInUse => "CheckpointPathInUse",
         }
     }
 }
