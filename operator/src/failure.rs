@@ -22,6 +22,8 @@ pub enum Cause {
     InvalidSpec,
     /// The manifest or the data is wrong. Never retried.
     BadInput,
+    /// Training diverged. Never retried.
+    Diverged,
     /// A role ended unexpectedly.
     Crash,
     /// A role exceeded its memory limit.
@@ -52,9 +54,10 @@ pub enum Cause {
 
 impl Cause {
     /// All causes.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::InvalidSpec,
         Self::BadInput,
+        Self::Diverged,
         Self::Crash,
         Self::OutOfMemory,
         Self::NoProgress,
@@ -70,6 +73,12 @@ impl Cause {
         Self::CheckpointPathInUse,
     ];
 
+    /// Whether only another manifest or other data can help.
+    #[must_use]
+    pub fn is_final(self) -> bool {
+        matches!(self, Self::BadInput | Self::Diverged)
+    }
+
     /// Whether another attempt recovers from it.
     #[must_use]
     pub fn is_crash(self) -> bool {
@@ -82,6 +91,7 @@ impl Cause {
         match self {
             Self::InvalidSpec => "InvalidSpec",
             Self::BadInput => "BadInput",
+            Self::Diverged => "Diverged",
             Self::Crash => "Crash",
             Self::OutOfMemory => "OutOfMemory",
             Self::NoProgress => "NoProgress",
@@ -134,6 +144,14 @@ pub fn bad_input(pods: &[&PodFacts], coordinator: &CoordinatorView) -> Option<Pr
             "{fault}. The job is not retried: correct the manifest or the data, and apply the manifest again or create a new job"
         ),
     ))
+}
+
+/// The coordinator reports that training diverged.
+#[must_use]
+pub fn diverged(coordinator: &CoordinatorView) -> Option<Problem> {
+    let CoordinatorView::Diverged { message } = coordinator else { return None };
+    let advice = "The job is not retried, because it would diverge again: change the manifest or the data, and apply the manifest again";
+    Some(Problem::new(Cause::Diverged, format!("{}. {advice}", message.trim_end_matches('.'))))
 }
 
 /// A crash after which all roles restart.
@@ -268,6 +286,15 @@ mod tests {
             let crashed = PodFacts { ended: ended(code, false, ""), ..pod("j-ps-0", Role::Ps) };
             assert_eq!(bad_input(&[&crashed], &failed("a member is gone", false)), None);
         }
+    }
+
+    #[test]
+    fn a_divergence_is_no_crash() {
+        let view = CoordinatorView::Diverged { message: "training diverged: the loss is 1e9".to_owned() };
+        let problem = diverged(&view).expect("a problem");
+        assert!(problem.cause.is_final() && !problem.cause.is_crash());
+        assert!(problem.message.starts_with("training diverged: the loss is 1e9. The job is not retried"));
+        assert_eq!((crash(&[], &view), bad_input(&[], &view), diverged(&SILENT)), (None, None, None));
     }
 
     #[test]

@@ -124,7 +124,8 @@ impl<'a> Draft<'a> {
         }
         let restarts = self.count_restarts(attempt, pods);
         self.count_replicas(true);
-        if let Some(problem) = failure::bad_input(pods, self.facts.coordinator) {
+        let bad_input = failure::bad_input(pods, self.facts.coordinator);
+        if let Some(problem) = bad_input.or_else(|| failure::diverged(self.facts.coordinator)) {
             return self.fail(problem, Run::Hold);
         }
         if let Some(problem) = failure::crash(pods, self.facts.coordinator) {

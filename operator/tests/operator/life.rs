@@ -390,6 +390,17 @@ async fn a_job_that_crashes_too_often_fails_with_the_last_crash() {
 }
 
 #[tokio::test]
+async fn a_divergence_is_not_retried() {
+    let message = "training diverged: the loss is 2.6e18".to_owned();
+    let world = World::new(MANIFEST, vec![vec![live(Stage::Training, 1), CoordinatorView::Diverged { message }]]);
+    world.live().await;
+    let (reason, message) = world.condition("Failed").unwrap();
+    assert!(reason == "Diverged" && message.starts_with("training diverged: the loss is 2.6e18. The job"), "{message}");
+    let status = world.job().status.unwrap();
+    assert_eq!((status.attempt.unwrap().number, status.restarts), (1, Some(0)));
+}
+
+#[tokio::test]
 async fn bad_input_is_not_retried_until_the_manifest_changes() {
     let wrong: Script = vec![failed("train.csv:7: the label is `x`", true)];
     let world = World::new(MANIFEST, vec![wrong, good()]);

@@ -44,6 +44,7 @@ fn main() -> ExitCode {
     match execute(cli.command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(Failure::User(message)) => end(2, &message),
+        Err(Failure::Diverged(message)) => end(3, &message),
         Err(Failure::Failed(message)) => end(1, &message),
         Err(Failure::Interrupted(message)) => end(INTERRUPTED, &message),
     }

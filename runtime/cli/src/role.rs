@@ -160,8 +160,8 @@ const COMPLETED_STAY: Duration = Duration::MAX;
 fn log_stay(result: &Result<(), Failure>) {
     match result {
         Ok(()) => tracing::info!("the job is done; staying until told to stop"),
-        Err(Failure::User(message) | Failure::Failed(message) | Failure::Interrupted(message)) => {
-            tracing::error!("the job has failed; staying until told to stop: {message}");
+        Err(failure) => {
+            tracing::error!("the job has failed; staying until told to stop: {}", failure.message());
         }
     }
 }

@@ -50,6 +50,7 @@ use rectrain_protocol::Role;
 use rectrain_protocol::deadline::WHOLE_JOB;
 use rectrain_protocol::error::RoleError;
 use rectrain_protocol::events::{EventFollower, EventLog, JobEvent, Summary};
+use rectrain_protocol::failure::JobFailure;
 use rectrain_protocol::metrics::CoordinatorMetrics;
 use rectrain_protocol::placement::Placement;
 use rectrain_protocol::plan::{CheckpointPlan, JobPlan};
@@ -237,8 +238,8 @@ impl Coordinator {
                 self.lock().end();
             }
             Err(error) => {
-                self.lock().fail(error.to_string(), error.is_user_error());
-                self.events.push(JobEvent::Failed { message: error.to_string(), user_error: error.is_user_error() });
+                self.lock().fail(error.into());
+                self.events.push(JobFailure::from(error).into());
             }
         }
         // The last image says how the job ended.
@@ -304,7 +305,7 @@ impl Coordinator {
 
     /// Ends the job with an error, as if a member had failed.
     pub fn fail(&self, message: String, user_error: bool) {
-        self.lock().fail(message, user_error);
+        self.lock().fail(JobFailure::new(message, user_error));
         self.changed.notify_waiters();
     }
 
@@ -406,7 +407,7 @@ impl Coordinator {
             let before = std::mem::replace(&mut *self.counted.lock(), counts);
             self.metrics.count(&counts, &before);
             if let Err(error) = &result {
-                state.fail(error.to_string(), error.is_user_error());
+                state.fail(error.into());
             }
             result
         };
