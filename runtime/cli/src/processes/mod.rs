@@ -122,6 +122,7 @@ pub(crate) async fn run(
         let attempt = job.attempt(&mut display, &mut account, &mut restarts, signalled.as_mut());
         let message = match attempt.await {
             Err(Failure::Failed(message)) => message,
+            Ok(()) => return display.unwritten().map_or(Ok(()), |reason| Err(Failure::Failed(reason))),
             ended => return ended,
         };
         let Some(pause) = restarts.after_crash(account.saved_in_attempt(), Instant::now()) else {
