@@ -35,6 +35,10 @@ fn run(folder: &Path, arguments: &[&str]) -> Output {
     command.args(["run", "job.yaml", "--json"]).args(arguments).current_dir(folder).output().unwrap()
 }
 
+fn rates(rate: &str) -> String {
+    format!("spec.training.optimizer.dense.learningRate={rate},spec.training.optimizer.sparse.learningRate={rate}")
+}
+
 fn told(output: &Output) -> Vec<Value> {
     String::from_utf8_lossy(&output.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
@@ -71,9 +75,6 @@ fn an_exploded_model_is_no_success_although_it_is_finite() {
 #[test]
 fn the_last_good_checkpoint_stays_and_a_lower_rate_resumes_from_it() {
     let folder = tempfile::tempdir().unwrap();
-    let rates = |rate: &str| {
-        format!("spec.training.optimizer.dense.learningRate={rate},spec.training.optimizer.sparse.learningRate={rate}")
-    };
     let saving = ["--set", "spec.checkpoint.path=ck,spec.checkpoint.resume=latest,spec.data.synthetic.testRows=0"];
     let good =
         run(folder.path(), &[&saving[..], &["--set", &rates("0.01"), "--set", "spec.training.epochs=1"]].concat());
@@ -96,7 +97,8 @@ fn the_last_good_checkpoint_stays_and_a_lower_rate_resumes_from_it() {
 #[test]
 fn the_factor_can_be_set() {
     let folder = tempfile::tempdir().unwrap();
-    let output = run(folder.path(), &["--set", "spec.training.divergenceFactor=2"]);
+    let sets = format!("spec.training.divergenceFactor=2,{}", rates("10"));
+    let output = run(folder.path(), &["--set", &sets]);
     let message = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(3), "{message}");
     assert!(message.contains("more than 2 times a normal one") && message.contains("divergenceFactor"), "{message}");

@@ -106,7 +106,11 @@ fn the_processes_of_a_killed_launcher_end_and_free_the_path() {
     first.kill().unwrap();
     first.wait().unwrap();
     let killed = Instant::now();
-    let lives = |(process, _): &(u32, String)| Path::new("/proc").join(process.to_string()).exists();
+    // A process that its new parent has not waited for yet has ended, too.
+    let lives = |(process, _): &(u32, String)| {
+        let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+        stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with('Z'))
+    };
     while processes.iter().any(lives) {
         assert!(killed.elapsed().as_secs() < 20, "{processes:?}");
         std::thread::sleep(Duration::from_millis(50));
