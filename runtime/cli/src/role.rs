@@ -71,7 +71,7 @@ pub(crate) fn coordinate(args: &CoordinatorArgs) -> Result<(), Failure> {
             serve_metrics_and_page(args.metrics, metrics.clone(), readiness.clone(), page.clone()).await?;
         let events = EventLog::default();
         let coordinator_metrics = CoordinatorMetrics::of(&metrics, 0);
-        let coordinator = Arc::new(started(&plan, args, &events, &coordinator_metrics).await?);
+        let coordinator = Arc::new(Box::pin(started(&plan, args, &events, &coordinator_metrics)).await?);
         page.show(Arc::clone(&coordinator));
         let service = Arc::clone(&coordinator) as Arc<dyn Service>;
         let serving = transport.serve(service, &args.bind).map_err(RoleError::from)?;

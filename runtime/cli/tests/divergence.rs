@@ -65,7 +65,7 @@ fn a_divergence_is_not_retried_and_has_its_figures() {
 #[test]
 fn an_exploded_model_is_no_success_although_it_is_finite() {
     let folder = tempfile::tempdir().unwrap();
-    let steps = "spec.training.steps=3,spec.training.epochs=null,spec.data.synthetic.testRows=0";
+    let steps = "spec.training.steps=3,spec.training.epochs=null,spec.data.synthetic.testRows=1";
     let output = run(folder.path(), &["--set", steps]);
     let message = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(3), "{message}");
@@ -75,7 +75,7 @@ fn an_exploded_model_is_no_success_although_it_is_finite() {
 #[test]
 fn the_last_good_checkpoint_stays_and_a_lower_rate_resumes_from_it() {
     let folder = tempfile::tempdir().unwrap();
-    let saving = ["--set", "spec.checkpoint.path=ck,spec.checkpoint.resume=latest,spec.data.synthetic.testRows=0"];
+    let saving = ["--set", "spec.checkpoint.path=ck,spec.checkpoint.resume=latest,spec.data.synthetic.testRows=1"];
     let good =
         run(folder.path(), &[&saving[..], &["--set", &rates("0.01"), "--set", "spec.training.epochs=1"]].concat());
     assert!(good.status.success(), "{}", String::from_utf8_lossy(&good.stderr));
