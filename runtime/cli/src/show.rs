@@ -205,6 +205,9 @@ fn summary_table(summary: &Summary) -> Table {
         row("test calibration", number(*calibration, 4));
         row("test rows", thousands(*samples));
     }
+    if summary.loss.is_some() {
+        row("training loss", number(summary.loss, 5));
+    }
     row("steps", thousands(summary.steps));
     row("samples", thousands(summary.samples));
     row("seconds", format!("{:.1}", summary.seconds));
