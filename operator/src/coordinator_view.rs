@@ -28,7 +28,7 @@ pub enum CoordinatorView {
     },
     /// Training diverged.
     Diverged {
-        /// The figures, and what to do.
+        /// The figures and advice, in sentences.
         message: String,
     },
 }

@@ -480,8 +480,8 @@ pub struct TrainingSpec {
     pub evaluation: Option<EvaluationSpec>,
 
     /// Training has diverged when the mean loss of a batch is more than this many times a normal
-    /// one. The normal one is the largest of three: the loss of the first batch, the smallest loss
-    /// so far, and the loss of a model on this batch that has learned nothing. A job that diverges
+    /// one. The normal one is the largest of three losses. One is of the first batch, one is the
+    /// smallest so far, and one is of a model with only zeros as its logits. A job that diverges
     /// fails and is not restarted. Values that are not finite always end it.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 2.0, max = 1_000_000_000_000.0), extend("x-default" = defaults::DIVERGENCE_FACTOR))]

@@ -1,9 +1,9 @@
 //! The lease on a checkpoint path: a file `lease.json` that names the one run that may write
 //! checkpoints there. The coordinator of the run renews it.
 //!
-//! Another run may take the lease over if its last heartbeat is at least [`EXPIRY_INTERVALS`]
-//! intervals old, or if its process ran on this machine and has ended. A process of the same run
-//! may always take it over. A writer replaces only the version that it has read, so of two runs
+//! Another run may take over a lease whose last heartbeat is at least [`EXPIRY_INTERVALS`]
+//! intervals old. It may also take over one whose process ran on this machine and has ended. A
+//! process of the same run may always take it over. A writer replaces only the version that it has read, so of two runs
 //! that start at the same time one gets the lease.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -250,7 +250,7 @@ fn machine() -> Option<String> {
     Some(format!("{} {}", boot.trim(), namespace.display()))
 }
 
-/// The clock tick at which a process started; `None` if it has ended, also if its parent has not
+/// The clock tick at which a process started; `None` if it has ended. Its parent need not have
 /// learned that yet.
 fn start(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;

@@ -418,8 +418,8 @@ impl Coordinator {
 }
 
 /// Checks that the checkpoint path can be used, and gets the lease on it. A coordinator that
-/// recovers continues without a probe, and without the lease while the storage fails: it gets the
-/// lease at the first renewal then.
+/// recovers continues without a probe. While the storage fails it continues without the lease, and
+/// gets it at a later renewal.
 async fn claim_path(checkpoints: &Checkpoints, recovers: bool, events: &EventLog) -> Result<(), RoleError> {
     if !recovers {
         checkpoints.probe().await?;

@@ -2,9 +2,9 @@
 //!
 //! A value that is not finite ends training at once. But an exploded model may predict finite
 //! constants for a while, with an absurd loss. So the mean loss of each batch is compared with a
-//! normal one: the largest of the first batch's loss, the smallest loss so far, and the loss of a
-//! model that has learned nothing, on the same batch. The last one makes labels and outliers of any
-//! size normal.
+//! normal one. That is the largest of three: the first batch's loss, the smallest loss so far, and
+//! the loss of a model whose logits are all 0. The last one makes labels and outliers of any size
+//! normal.
 
 use rectrain_dense::DenseError;
 use rectrain_protocol::error::RoleError;
