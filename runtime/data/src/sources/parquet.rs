@@ -915,6 +915,7 @@ impl Ids {
         }
     }
 }
+
 /// Appends the dense features of a row. After an error nothing is appended. The error names the
 /// field by its position, and the expected values.
 fn push_dense(
