@@ -34,8 +34,6 @@ pub const SYNTHETIC_ZIPF_EXPONENT: f64 = 1.05;
 pub const SYNTHETIC_SEED: u64 = 1;
 /// `spec.data.shuffle.windowRows`
 pub const SHUFFLE_WINDOW_ROWS: u64 = 65_536;
-/// `spec.data.maxAbs`: far above counts, amounts and timestamps in milliseconds
-pub const MAX_ABS: f64 = 1e15;
 /// `spec.data.badRows.limit`
 pub const BAD_ROWS_LIMIT: u64 = 1_000;
 

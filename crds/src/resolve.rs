@@ -107,12 +107,9 @@ fn features(spec: &RecTrainingJobSpec, errors: &mut Errors) -> ResolvedFeatures 
         }
     }
     let mut dense = Vec::new();
-    let max_abs = spec.data.max_abs.unwrap_or(d::MAX_ABS) as f32;
     for (index, feature) in given.dense.iter().enumerate() {
         let path = at("spec.features.dense").index(index);
-        dense.extend(
-            names.expand(&feature.name, &path, errors).into_iter().map(|name| dense_field(name, feature, max_abs)),
-        );
+        dense.extend(names.expand(&feature.name, &path, errors).into_iter().map(|name| dense_field(name, feature)));
     }
     let schema = Schema { sparse, dense, label, group: given.group.clone() };
     ResolvedFeatures { schema, embeddings, tables: tables.list }
@@ -226,7 +223,7 @@ fn embedding(given: &SparseFeature, position: usize, table: &ResolvedTable) -> R
     ResolvedEmbedding { dim: table.dim, pooling: given.pooling.unwrap_or(Pooling::Mean), table: position }
 }
 
-fn dense_field(name: String, given: &DenseFeature, max_abs: f32) -> DenseField {
+fn dense_field(name: String, given: &DenseFeature) -> DenseField {
     // The model computes in 32 bits.
     let number = |value: Option<f64>, otherwise: f64| value.unwrap_or(otherwise) as f32;
     let transform = match given.transform.unwrap_or(TransformKind::Identity) {
@@ -239,7 +236,7 @@ fn dense_field(name: String, given: &DenseFeature, max_abs: f32) -> DenseField {
         }
         TransformKind::MinMax => Transform::MinMax { min: number(given.min, 0.0), max: number(given.max, 1.0) },
     };
-    DenseField { name, transform, missing: number(given.missing, d::DENSE_MISSING), max_abs }
+    DenseField { name, transform, missing: number(given.missing, d::DENSE_MISSING) }
 }
 
 fn initializer(given: Option<&InitializerSpec>) -> Initializer {

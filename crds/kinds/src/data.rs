@@ -259,19 +259,6 @@ pub struct DenseField {
     pub transform: Transform,
     /// The feature's value, after the transform, where the cell is empty, null or NaN.
     pub missing: f32,
-    /// The largest absolute value after the transform. A larger one would spoil the optimizer's
-    /// state.
-    pub max_abs: f32,
-}
-
-impl DenseField {
-    /// The model's input for a number; `None` if it is beyond the bound.
-    #[inline]
-    #[must_use]
-    pub fn input(&self, value: f32) -> Option<f32> {
-        let input = self.transform.apply(value);
-        (input.abs() <= self.max_abs).then_some(input)
-    }
 }
 
 /// The column to predict.

@@ -313,13 +313,6 @@ pub struct DataSpec {
     #[schemars(extend("x-default" = "fail at the first"))]
     pub bad_rows: Option<BadRowsSpec>,
 
-    /// The largest absolute value of a dense feature, after its transform. A cell beyond it makes
-    /// its row a bad one: a single such value freezes the optimizer's state of all parameters that
-    /// it reaches.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 1.0, max = 1e30), extend("x-default" = defaults::MAX_ABS))]
-    pub max_abs: Option<f64>,
-
     /// Access to object stores.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub storage: Option<StorageSpec>,

@@ -20,12 +20,7 @@ fn criteo_schema() -> Schema {
         multi_value: None,
         missing: MissingValue::Token,
     });
-    let dense = (1..=13).map(|i| DenseField {
-        name: format!("I{i}"),
-        transform: Transform::Log1p,
-        missing: 0.0,
-        max_abs: 1e15,
-    });
+    let dense = (1..=13).map(|i| DenseField { name: format!("I{i}"), transform: Transform::Log1p, missing: 0.0 });
     Schema {
         sparse: sparse.collect(),
         dense: dense.collect(),

@@ -13,10 +13,6 @@ pub(crate) fn expected_label(label: &LabelField) -> &'static str {
     }
 }
 
-/// The numbers that a dense column may have, for an error message about one beyond the bound.
-pub(crate) const WITHIN_BOUND: &str =
-    "a number that is not beyond the bound after its transform: correct it, or raise spec.data.maxAbs";
-
 /// Refuses settings that no data can satisfy.
 pub(crate) fn check(schema: &Schema) -> Result<(), DataError> {
     for field in &schema.dense {
@@ -28,9 +24,6 @@ pub(crate) fn check(schema: &Schema) -> Result<(), DataError> {
             }
             Transform::MinMax { min, max } if !(max > min && min.is_finite() && max.is_finite()) => {
                 return fail("minMax needs a finite min below a finite max");
-            }
-            _ if field.missing.is_finite() && field.missing.abs() > field.max_abs => {
-                return fail("the value for missing cells is beyond the bound of values: raise spec.data.maxAbs");
             }
             _ if !field.missing.is_finite() => {
                 return fail("the value for missing cells must be finite");
@@ -230,7 +223,7 @@ mod tests {
         ] {
             let schema = Schema {
                 sparse: vec![],
-                dense: vec![DenseField { name: "x".into(), transform, missing: 0.0, max_abs: 1e15 }],
+                dense: vec![DenseField { name: "x".into(), transform, missing: 0.0 }],
                 label: LabelField { name: "y".into(), positive_from: None },
                 group: None,
             };

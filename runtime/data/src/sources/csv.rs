@@ -14,7 +14,7 @@ use crate::blocks::{Blocks, Compression, Decoded};
 use crate::error::{DataError, Place, shown};
 use crate::identity::Identity;
 use crate::number::{parse_f32, parse_f64};
-use crate::schema::{Encoder, Layout, WITHIN_BOUND, expected_label};
+use crate::schema::{Encoder, Layout, expected_label};
 use crate::source::{Rows, Source, Tally, TimeFilter, View, offset};
 use crate::storage::{SourceFile, identity_of};
 use crate::text::{Cells, MAX_RECORD_BYTES, Span, cell, find_record};
@@ -594,10 +594,7 @@ impl Row<'_> {
             };
             batch.dense.push(match value.is_nan() {
                 true => field.missing,
-                false => match field.input(value) {
-                    Some(input) => input,
-                    None => return self.fault(column, WITHIN_BOUND),
-                },
+                false => field.transform.apply(value),
             });
         }
         let columns = batch.sparse.iter_mut().zip(&self.layout.sparse);

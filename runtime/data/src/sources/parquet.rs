@@ -34,7 +34,7 @@ use crate::blocking::{Pending, Stop};
 use crate::error::{DataError, Place, shown};
 use crate::identity::Identity;
 use crate::pace;
-use crate::schema::{Encoder, Layout, SparseEncoder, WITHIN_BOUND, expected_label};
+use crate::schema::{Encoder, Layout, SparseEncoder, expected_label};
 use crate::source::{Rows, Source, Tally, TimeFilter, View, offset};
 use crate::storage::{FilePlace, Object, SourceFile, identity_of};
 
@@ -728,11 +728,18 @@ impl Columns<'_> {
                 fault(layout.label, expected_label(&schema.label))?;
                 continue;
             };
-            if let Err((field, expected)) = push_dense(&dense, place, schema, &mut rows.dense) {
-                fault(layout.dense[field], expected)?;
+            let infinite = |values: &Float32Array| values.is_valid(place) && values.value(place).is_infinite();
+            if let Some(field) = dense.iter().position(infinite) {
+                fault(layout.dense[field], "a number")?;
                 continue;
             }
             rows.labels.push(label);
+            for (values, field) in dense.iter().zip(&schema.dense) {
+                rows.dense.push(match values.is_null(place) || values.value(place).is_nan() {
+                    true => field.missing,
+                    false => field.transform.apply(values.value(place)),
+                });
+            }
             places.push(place);
         }
         rows.samples = places.len();
@@ -914,31 +921,4 @@ impl Ids {
             _ => self.push(item, sparse, keys),
         }
     }
-}
-
-/// Appends the dense features of a row. After an error nothing is appended. The error names the
-/// field by its position, and the expected values.
-fn push_dense(
-    dense: &[Float32Array],
-    place: usize,
-    schema: &Schema,
-    into: &mut Vec<f32>,
-) -> Result<(), (usize, &'static str)> {
-    let first = into.len();
-    for (position, (values, field)) in dense.iter().zip(&schema.dense).enumerate() {
-        let value = if values.is_null(place) { f32::NAN } else { values.value(place) };
-        let input = match value {
-            value if value.is_nan() => Ok(field.missing),
-            value if value.is_infinite() => Err("a number"),
-            value => field.input(value).ok_or(WITHIN_BOUND),
-        };
-        match input {
-            Ok(input) => into.push(input),
-            Err(expected) => {
-                into.truncate(first);
-                return Err((position, expected));
-            }
-        }
-    }
-    Ok(())
 }

@@ -90,16 +90,7 @@ impl JobPlan {
     fn bad_rows(&self) -> Option<(&'static str, Value)> {
         match self.train.bad_rows {
             BadRows::Fail => None,
-            BadRows::Skip { .. } => Some(("spec.data.badRows", self.skipped_rows())),
-        }
-    }
-
-    /// Which rows are skipped. The default bound has no entry, as in checkpoints of version 0.1.
-    fn skipped_rows(&self) -> Value {
-        let bound = self.schema.dense.first().map(|field| field.max_abs);
-        match bound.filter(|bound| *bound != rectrain_crds::defaults::MAX_ABS as f32) {
-            Some(bound) => json!({ "action": "skip", "maxAbs": bound }),
-            None => json!({ "action": "skip" }),
+            BadRows::Skip { .. } => Some(("spec.data.badRows", json!({ "action": "skip" }))),
         }
     }
 
