@@ -646,6 +646,7 @@ fn training(given: &TrainingSpec) -> ResolvedTraining {
         precision: given.precision.unwrap_or_default(),
         compression: given.compression.unwrap_or_default(),
         evaluation: evaluation(given.evaluation.as_ref()),
+        divergence_factor: given.divergence_factor.unwrap_or(d::DIVERGENCE_FACTOR),
     }
 }
 

@@ -219,6 +219,8 @@ pub struct ResolvedTraining {
     pub compression: Compression,
     /// When the test rows are evaluated.
     pub evaluation: ResolvedEvaluation,
+    /// How many times a normal loss the loss of a batch may be.
+    pub divergence_factor: f64,
 }
 
 /// The sensitivity of the mode `auto`.

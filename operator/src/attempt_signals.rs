@@ -36,6 +36,8 @@ pub struct AttemptSignals {
     pub blocked_at: Option<Timestamp>,
     /// Which number of replicas two programs write in turn.
     pub contested: Option<Problem>,
+    /// Why a job that is about to begin has to wait for its checkpoint path.
+    pub path_in_use: Option<Problem>,
 }
 
 /// The state of the checkpoint to save before an attempt ends.

@@ -292,7 +292,7 @@ async fn timed(
 /// A reader of these watches' caches.
 #[must_use]
 pub fn reader(watches: &Watches) -> Reader {
-    Reader::Watched(Arc::new(watches.caches.clone()))
+    Reader::Watched { caches: Arc::new(watches.caches.clone()), jobs: watches.jobs.clone() }
 }
 
 #[cfg(test)]

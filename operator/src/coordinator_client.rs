@@ -254,6 +254,9 @@ enum LastEvent {
     Failed {
         message: String,
         user_error: bool,
+        /// The figures, which the message has too.
+        #[serde(default)]
+        divergence: Option<serde::de::IgnoredAny>,
     },
     #[serde(other)]
     Other,
@@ -304,7 +307,10 @@ fn end(event: LastEvent, last_checkpoint: Option<&CheckpointStatus>) -> Option<C
             summary: Box::new(job_summary(*summary)),
             last_checkpoint: last_checkpoint.cloned(),
         }),
-        LastEvent::Failed { message, user_error } => Some(CoordinatorView::Failed { message, user_error }),
+        LastEvent::Failed { message, user_error: false, divergence: Some(_) } => {
+            Some(CoordinatorView::Diverged { message })
+        }
+        LastEvent::Failed { message, user_error, .. } => Some(CoordinatorView::Failed { message, user_error }),
         LastEvent::Other => None,
     }
 }
@@ -357,6 +363,10 @@ mod tests {
         }
         let failed = end(r#"{"event":"failed","message":"m","userError":true}"#);
         assert_eq!(failed, Some(CoordinatorView::Failed { message: "m".to_owned(), user_error: true }));
+        let diverged = end(
+            r#"{"event":"failed","message":"m","userError":false,"divergence":{"step":3,"loss":null,"bestLoss":0.7}}"#,
+        );
+        assert_eq!(diverged, Some(CoordinatorView::Diverged { message: "m".to_owned() }));
         let progress = r#"{"event":"progress","step":1,"totalSteps":null,"samples":1,"samplesPerSecond":1.0,"loss":0.1,"runningAuc":null}"#;
         assert_eq!(end(progress), None);
     }

@@ -26,6 +26,11 @@ pub enum CoordinatorView {
         /// Whether the manifest or the data is at fault.
         user_error: bool,
     },
+    /// Training diverged.
+    Diverged {
+        /// The figures and advice, in sentences.
+        message: String,
+    },
 }
 
 /// The state of a job that is under way.

@@ -26,6 +26,8 @@ pub enum Cause {
     InvalidSpec,
     /// The manifest or the data is wrong. Never retried.
     BadInput,
+    /// Training diverged. Never retried.
+    Diverged,
     /// A role ended unexpectedly.
     Crash,
     /// A role exceeded its memory limit.
@@ -54,6 +56,8 @@ pub enum Cause {
     ModeRefused,
     /// Two programs write the number of replicas in turn.
     ReplicasContested,
+    /// Another job uses the checkpoint path.
+    CheckpointPathInUse,
 }
 
 impl Cause {
@@ -61,6 +65,7 @@ impl Cause {
     pub const ALL: [Self; 16] = [
         Self::InvalidSpec,
         Self::BadInput,
+        Self::Diverged,
         Self::Crash,
         Self::OutOfMemory,
         Self::NoProgress,
@@ -75,7 +80,14 @@ impl Cause {
         Self::NameConflict,
         Self::ModeRefused,
         Self::ReplicasContested,
+        Self::CheckpointPathInUse,
     ];
+
+    /// Whether only another manifest or other data can help.
+    #[must_use]
+    pub fn is_final(self) -> bool {
+        matches!(self, Self::BadInput | Self::Diverged)
+    }
 
     /// Whether another attempt recovers from it.
     #[must_use]
@@ -89,6 +101,7 @@ impl Cause {
         match self {
             Self::InvalidSpec => "InvalidSpec",
             Self::BadInput => "BadInput",
+            Self::Diverged => "Diverged",
             Self::Crash => "Crash",
             Self::OutOfMemory => "OutOfMemory",
             Self::NoProgress => "NoProgress",
@@ -103,6 +116,7 @@ impl Cause {
             Self::NameConflict => "NameConflict",
             Self::ModeRefused => "ModeRefused",
             Self::ReplicasContested => "ReplicasContested",
+            Self::CheckpointPathInUse => "CheckpointPathInUse",
         }
     }
 }
@@ -142,6 +156,14 @@ pub fn bad_input(pods: &[&PodFacts], coordinator: &CoordinatorView) -> Option<Pr
             "{fault}. The job is not retried: correct the manifest or the data, and apply the manifest again or create a new job"
         ),
     ))
+}
+
+/// The coordinator reports that training diverged.
+#[must_use]
+pub fn diverged(coordinator: &CoordinatorView) -> Option<Problem> {
+    let CoordinatorView::Diverged { message } = coordinator else { return None };
+    let advice = "The job is not retried, because it would diverge again: change the manifest or the data, and apply the manifest again";
+    Some(Problem::new(Cause::Diverged, format!("{}. {advice}", message.trim_end_matches('.'))))
 }
 
 /// A crash after which all roles restart.
@@ -310,6 +332,15 @@ mod tests {
             let crashed = PodFacts { ended: ended(code, false, ""), ..pod("j-ps-0", Role::Ps) };
             assert_eq!(bad_input(&[&crashed], &failed("a member is gone", false)), None);
         }
+    }
+
+    #[test]
+    fn a_divergence_is_no_crash() {
+        let view = CoordinatorView::Diverged { message: "training diverged: the loss is 1e9".to_owned() };
+        let problem = diverged(&view).expect("a problem");
+        assert!(problem.cause.is_final() && !problem.cause.is_crash());
+        assert!(problem.message.starts_with("training diverged: the loss is 1e9. The job is not retried"));
+        assert_eq!((crash(&[], &view), bad_input(&[], &view), diverged(&SILENT)), (None, None, None));
     }
 
     #[test]

@@ -9,7 +9,7 @@
 //! modules it uses, from the inside out:
 //!
 //! - Pure: [`phase`] decides about the life of a job, with [`failure`], [`switch`], [`members`],
-//!   [`decisions`] and [`automatic`].
+//!   [`path_in_use`], [`decisions`] and [`automatic`].
 //! - Requests: [`coordinator_client`] and [`coordinator_poller`] to coordinators, [`scrape`] to the
 //!   processes of a job, and [`nodes`] and [`events`] to the API server.
 //! - Around it: [`controller`] watches and retries, [`leader`] elects an instance, and [`admin`]
@@ -42,6 +42,7 @@ pub mod metrics;
 pub mod names;
 pub mod nodes;
 pub mod objects;
+pub mod path_in_use;
 pub mod permits;
 pub mod phase;
 pub mod pods;

@@ -479,4 +479,12 @@ pub struct TrainingSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = "once, at the end"))]
     pub evaluation: Option<EvaluationSpec>,
+
+    /// Training has diverged when the mean loss of a batch is more than this many times a normal
+    /// one. The normal one is the largest of three losses. One is of the first batch, one is the
+    /// smallest so far, and one is of a model with only zeros as its logits. A job that diverges
+    /// fails and is not restarted. Values that are not finite always end it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 2.0, max = 1_000_000_000_000.0), extend("x-default" = defaults::DIVERGENCE_FACTOR))]
+    pub divergence_factor: Option<f64>,
 }

@@ -73,11 +73,11 @@ impl Draft<'_> {
     /// Fails the job. It starts over after the next change of its manifest.
     ///
     /// A change from before the failure counts as carried out, so it does not revive the job:
-    /// neither a refused change nor a number decided just before. An exception is wrong input: a
-    /// change that was not carried out yet may correct it.
+    /// neither a refused change nor a number decided just before. Exceptions are wrong input and a
+    /// divergence: a change that was not carried out yet may correct it.
     pub(super) fn fail(mut self, problem: Problem, run: Run) -> Decision {
         let wanted = self.wanted_mode();
-        let may_be_corrected = problem.cause == Cause::BadInput && self.facts.verdict.is_ok();
+        let may_be_corrected = problem.cause.is_final() && self.facts.verdict.is_ok();
         if let Some(attempt) = self.status.attempt.as_mut().filter(|_| !may_be_corrected) {
             self.facts.spec_hash.clone_into(&mut attempt.spec_hash);
             if let Some(mode) = &mut attempt.mode {

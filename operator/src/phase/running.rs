@@ -40,6 +40,9 @@ impl<'a> Draft<'a> {
         {
             return self.fail_invalid(errors);
         }
+        if let Some(problem) = self.facts.signals.path_in_use.clone() {
+            return self.wait_for_path(problem);
+        }
         let contested = self.contested();
         let saves_first = self.saves_first(impossible.is_some() || contested.is_some());
         if self.is_suspended() && !saves_first {
@@ -63,6 +66,16 @@ impl<'a> Draft<'a> {
         if let Some(report) = self.live_report().filter(|_| is_live) {
             self.note_checkpoint(report.last_checkpoint.as_ref());
         }
+    }
+
+    /// Waits for another job's end before the first attempt, or before the first one after a
+    /// suspension.
+    fn wait_for_path(mut self, problem: Problem) -> Decision {
+        self.count_replicas(false);
+        let phase = self.before.phase.unwrap_or(Phase::Pending);
+        let run = if self.status.attempt.is_some() { Run::Hold } else { Run::Nothing };
+        let look_again = Some(at_most_ten_a_second(self.facts.poll));
+        Decision { look_again, ..self.finish(phase, Some(problem), run) }
     }
 
     /// Begins an attempt if a new one is due, and runs the present one.
@@ -118,7 +131,8 @@ impl<'a> Draft<'a> {
         }
         let restarts = self.count_restarts(attempt, pods);
         self.count_replicas(true);
-        if let Some(problem) = failure::bad_input(pods, self.facts.coordinator) {
+        let bad_input = failure::bad_input(pods, self.facts.coordinator);
+        if let Some(problem) = bad_input.or_else(|| failure::diverged(self.facts.coordinator)) {
             return self.fail(problem, Run::Hold);
         }
         if let Some(problem) = failure::crash(pods, self.facts.coordinator) {

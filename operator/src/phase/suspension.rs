@@ -8,7 +8,6 @@ use super::decision::{Decision, Run};
 use super::draft::Draft;
 use crate::attempt_signals::Saving;
 use crate::coordinator_view::CoordinatorView;
-use crate::failure::Cause;
 
 impl Draft<'_> {
     pub(super) fn suspend(mut self) -> Decision {
@@ -47,7 +46,7 @@ impl Draft<'_> {
         if self.is_suspended() {
             return self.suspend();
         }
-        if ended.problem.as_ref().is_some_and(|problem| problem.cause == Cause::BadInput) {
+        if ended.problem.as_ref().is_some_and(|problem| problem.cause.is_final()) {
             return ended;
         }
         let phase = self.settle_attempt();

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, DynamicObject, ListParams};
 use kube::{Client, ResourceExt};
+use kube_runtime::reflector::Store;
 use rectrain_crds::{RecTrainingJob, Role};
 
 use super::error::ReconcileError;
@@ -22,7 +23,12 @@ pub enum Reader {
     /// The API server, with one list per kind.
     Listed,
     /// The operator's watches.
-    Watched(Arc<Caches>),
+    Watched {
+        /// The objects of jobs.
+        caches: Arc<Caches>,
+        /// The jobs.
+        jobs: Store<RecTrainingJob>,
+    },
 }
 
 /// The objects and pods of a job.
@@ -59,7 +65,7 @@ impl Reader {
     /// # Errors
     /// If the watches have ended.
     pub async fn ready(&self) -> Result<(), ReconcileError> {
-        let Self::Watched(caches) = self else { return Ok(()) };
+        let Self::Watched { caches, .. } = self else { return Ok(()) };
         let mut are_complete = caches.pods.is_complete().await;
         for objects in caches.objects.values() {
             are_complete &= objects.is_complete().await;
@@ -75,7 +81,26 @@ impl Reader {
         let (name, uid) = (JobName::of(job), job.uid().unwrap_or_default());
         match self {
             Self::Listed => listed(client, &name, &uid).await,
-            Self::Watched(caches) => Ok(watched(caches, &name, &uid)),
+            Self::Watched { caches, .. } => Ok(watched(caches, &name, &uid)),
+        }
+    }
+
+    /// All jobs of a namespace.
+    ///
+    /// # Errors
+    /// If the API server refuses the list.
+    pub async fn jobs(&self, client: &Client, namespace: &str) -> Result<Vec<Arc<RecTrainingJob>>, ReconcileError> {
+        match self {
+            Self::Listed => {
+                let jobs: Api<RecTrainingJob> = Api::namespaced(client.clone(), namespace);
+                let list = jobs.list(&ListParams::default()).await;
+                let list = list.map_err(|source| ReconcileError::List { kind: "RecTrainingJob", source })?;
+                Ok(list.items.into_iter().map(Arc::new).collect())
+            }
+            Self::Watched { jobs, .. } => {
+                let is_here = |job: &Arc<RecTrainingJob>| job.metadata.namespace.as_deref() == Some(namespace);
+                Ok(jobs.state().into_iter().filter(is_here).collect())
+            }
         }
     }
 }

@@ -20,6 +20,7 @@ use crate::coordinator_client::CoordinatorEndpoint;
 use crate::coordinator_view::CoordinatorView;
 use crate::failure::Problem;
 use crate::names::JobName;
+use crate::path_in_use;
 use crate::phase::Facts;
 
 /// All facts about a job.
@@ -90,6 +91,7 @@ pub(super) async fn gather(context: &Context, current: Current) -> Result<Option
     let now = whole_second((context.now)());
     let look = Look { job: &job, resolved, spec_hash: &spec_hash, view: &view, belongings: &belongings, now };
     let signals = look.signals(context).await;
+    let signals = AttemptSignals { path_in_use: path_in_use(context, &job).await?, ..signals };
     let ready = belongings.ready(&name.name);
     Ok(Some(Gathered {
         job,
@@ -161,6 +163,15 @@ async fn poll(
             Some(CoordinatorView::Silent)
         }
     }
+}
+
+/// Why the job has to wait for its checkpoint path. The other jobs are read only before it begins.
+async fn path_in_use(context: &Context, job: &RecTrainingJob) -> Result<Option<Problem>, ReconcileError> {
+    if !path_in_use::is_about_to_begin(job) {
+        return Ok(None);
+    }
+    let others = context.reader.jobs(&context.client, &JobName::of(job).namespace).await?;
+    Ok(path_in_use::path_in_use(job, others.iter().map(|other| &**other)))
 }
 
 /// The facts for the signals about an attempt.

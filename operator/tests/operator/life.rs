@@ -390,6 +390,17 @@ async fn a_job_that_crashes_too_often_fails_with_the_last_crash() {
 }
 
 #[tokio::test]
+async fn a_divergence_is_not_retried() {
+    let message = "training diverged: the loss is 2.6e18".to_owned();
+    let world = World::new(MANIFEST, vec![vec![live(Stage::Training, 1), CoordinatorView::Diverged { message }]]);
+    world.live().await;
+    let (reason, message) = world.condition("Failed").unwrap();
+    assert!(reason == "Diverged" && message.starts_with("training diverged: the loss is 2.6e18. The job"), "{message}");
+    let status = world.job().status.unwrap();
+    assert_eq!((status.attempt.unwrap().number, status.restarts), (1, Some(0)));
+}
+
+#[tokio::test]
 async fn bad_input_is_not_retried_until_the_manifest_changes() {
     let wrong: Script = vec![failed("train.csv:7: the label is `x`", true)];
     let world = World::new(MANIFEST, vec![wrong, good()]);
@@ -782,4 +793,26 @@ async fn any_fault_of_any_call_leads_to_the_same_end() {
         }
     }
     assert!(lives > 500, "only {lives} lives were tried");
+}
+
+/// Another job, which was created first, uses the checkpoint path.
+#[tokio::test]
+async fn a_job_waits_while_another_uses_its_checkpoint_path() {
+    let manifest = format!("{MANIFEST}  checkpoint: {{path: \"gs://ads/clicks\"}}\n");
+    let world = World::new(&manifest, vec![vec![live(Stage::Training, 1), complete()]]);
+    let mut first = world.api().get("rectrainingjobs", JOB).unwrap().clone();
+    first["metadata"]["name"] = json!("first");
+    first["metadata"]["creationTimestamp"] = json!("2020-01-01T00:00:00Z");
+    world.api().create("rectrainingjobs", first);
+    for _ in 0..3 {
+        world.settle().await;
+        world.tick();
+    }
+    assert_eq!((world.phase(), world.api().list("pods").len(), world.api().made()), (Some(Phase::Pending), 0, vec![]));
+    let (reason, message) = world.condition("Reconciling").unwrap();
+    assert!(reason == "CheckpointPathInUse" && message.starts_with("job first uses"), "{reason}: {message}");
+    assert!(world.condition("Stalled").is_none());
+    world.api().get_mut("rectrainingjobs", "first").unwrap()["status"] = json!({"phase": "Complete"});
+    world.live().await;
+    assert_eq!(world.phase(), Some(Phase::Complete));
 }

@@ -116,6 +116,16 @@ pub enum CheckpointError {
         /// The first difference.
         difference: Difference,
     },
+    /// Another process has the lease on the checkpoint path.
+    #[error(
+        "{path} is in use by {held_by}: wait for its end or stop it, or set another path; delete {path}/lease.json only if no run uses the path"
+    )]
+    Leased {
+        /// The checkpoint path.
+        path: String,
+        /// The run that has the lease.
+        held_by: String,
+    },
     /// The files passed to `commit` do not form a checkpoint.
     #[error("cannot finish checkpoint {checkpoint}: {problem}")]
     Incomplete {
@@ -163,7 +173,12 @@ impl CheckpointError {
     pub fn is_checkpoints_fault(&self) -> bool {
         !matches!(
             self,
-            Self::Storage(_) | Self::OtherJob { .. } | Self::Save(_) | Self::Task { .. } | Self::Incomplete { .. }
+            Self::Storage(_)
+                | Self::OtherJob { .. }
+                | Self::Leased { .. }
+                | Self::Save(_)
+                | Self::Task { .. }
+                | Self::Incomplete { .. }
         )
     }
 

@@ -387,6 +387,10 @@ pub(crate) struct PatienceArgs {
     /// `spec.faultTolerance.stallSeconds`
     #[arg(long, value_name = "SECONDS", env = "RECTRAIN_STALL_SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) stall_seconds: Option<u32>,
+    /// The process that started this one, for `rectrain run --processes`. This process ends when
+    /// its parent is another one, so that it does not outlive a launcher that was killed
+    #[arg(long, value_name = "PID", hide = true)]
+    pub(crate) parent: Option<u32>,
 }
 
 /// The credentials of a process of a job.

@@ -7,15 +7,34 @@ use crate::show;
 pub(crate) enum Failure {
     /// The user's input is wrong: exit code 2.
     User(String),
+    /// Training diverged: exit code 3. A retry would diverge again.
+    Diverged(String),
     /// Anything else: exit code 1.
     Failed(String),
     /// SIGINT (Ctrl-C) or SIGTERM ended the command: exit code 130, the shells' code for SIGINT.
     Interrupted(String),
 }
 
+impl Failure {
+    /// Whether a retry cannot help.
+    pub(crate) fn is_final(&self) -> bool {
+        matches!(self, Self::User(_) | Self::Diverged(_))
+    }
+
+    pub(crate) fn message(&self) -> &str {
+        let (Self::User(message) | Self::Diverged(message) | Self::Failed(message) | Self::Interrupted(message)) = self;
+        message
+    }
+}
+
 impl From<rectrain_protocol::RoleError> for Failure {
     fn from(error: rectrain_protocol::RoleError) -> Self {
-        if error.is_user_error() { Self::User(error.to_string()) } else { Self::Failed(error.to_string()) }
+        let message = error.to_string();
+        match (error.is_user_error(), error.divergence()) {
+            (true, _) => Self::User(message),
+            (false, Some(_)) => Self::Diverged(message),
+            (false, None) => Self::Failed(message),
+        }
     }
 }
 

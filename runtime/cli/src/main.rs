@@ -11,6 +11,7 @@ mod devices;
 mod failure;
 mod job;
 mod mode;
+mod parent;
 mod policy;
 mod processes;
 mod role;
@@ -43,6 +44,7 @@ fn main() -> ExitCode {
     match execute(cli.command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(Failure::User(message)) => end(2, &message),
+        Err(Failure::Diverged(message)) => end(3, &message),
         Err(Failure::Failed(message)) => end(1, &message),
         Err(Failure::Interrupted(message)) => end(INTERRUPTED, &message),
     }

@@ -5,7 +5,7 @@
 
 use std::pin::pin;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use prometheus::Registry;
 use rectrain_coordinator::{Coordinator, Guard, LivePage, serve_control};
@@ -22,14 +22,18 @@ use rectrain_wire::tls::Credentials;
 use rectrain_wire::{Service, TcpConfig, TcpTransport, Transport, WireCounters};
 use serde::{Deserialize, Serialize};
 
-use crate::args::{CoordinatorArgs, JobArgs, MemberArgs, TlsArgs};
+use crate::args::{CoordinatorArgs, JobArgs, MemberArgs, PatienceArgs, TlsArgs};
 use crate::failure::Failure;
-use crate::saving::save_while;
+use crate::saving::{interrupted, save_while};
 use crate::show::Display;
-use crate::{job, signal};
+use crate::{job, parent, signal};
 
 /// How long the coordinator waits at the end until members and followers have learned of the end.
 const FAREWELL: Duration = Duration::from_secs(5);
+/// The time from the last heartbeat of a killed run until its lease has surely expired.
+const LEASE_EXPIRY: Duration = Duration::from_secs(40);
+/// The pause between two attempts to get the lease of another run.
+const LEASE_RETRY: Duration = Duration::from_secs(5);
 
 /// The addresses of a coordinator: the first line that it prints, as JSON.
 #[derive(Debug, Serialize, Deserialize)]
@@ -45,9 +49,12 @@ pub(crate) struct CoordinatorAddresses {
 }
 
 /// The plan of a job that runs in several processes, including this one.
-fn plan_of_process(args: &JobArgs, stall_seconds: Option<u32>) -> Result<Arc<JobPlan>, Failure> {
+fn plan_of_process(args: &JobArgs, patience: &PatienceArgs) -> Result<Arc<JobPlan>, Failure> {
+    if let Some(parent) = patience.parent {
+        parent::watch(parent)?;
+    }
     let mut plan = job::plan(args)?;
-    if let Some(seconds) = stall_seconds {
+    if let Some(seconds) = patience.stall_seconds {
         Arc::make_mut(&mut plan).stall = Duration::from_secs(u64::from(seconds));
     }
     plan.check_message_size(TcpConfig::default().limits.max_frame_bytes)?;
@@ -56,7 +63,7 @@ fn plan_of_process(args: &JobArgs, stall_seconds: Option<u32>) -> Result<Arc<Job
 
 /// `rectrain coordinator`
 pub(crate) fn coordinate(args: &CoordinatorArgs) -> Result<(), Failure> {
-    let plan = plan_of_process(&args.job, args.patience.stall_seconds)?;
+    let plan = plan_of_process(&args.job, &args.patience)?;
     crate::failure::runtime()?.block_on(async {
         let Network { metrics, counters, transport, credentials } = Network::new(&args.tls, &plan)?;
         let (page, readiness) = (LivePage::default(), Readiness::default());
@@ -64,9 +71,7 @@ pub(crate) fn coordinate(args: &CoordinatorArgs) -> Result<(), Failure> {
             serve_metrics_and_page(args.metrics, metrics.clone(), readiness.clone(), page.clone()).await?;
         let events = EventLog::default();
         let coordinator_metrics = CoordinatorMetrics::of(&metrics, 0);
-        let journal = args.journal.as_deref();
-        let coordinator = Coordinator::start(plan, &args.run, journal, events.clone(), coordinator_metrics).await;
-        let coordinator = Arc::new(coordinator?);
+        let coordinator = Arc::new(Box::pin(started(&plan, args, &events, &coordinator_metrics)).await?);
         page.show(Arc::clone(&coordinator));
         let service = Arc::clone(&coordinator) as Arc<dyn Service>;
         let serving = transport.serve(service, &args.bind).map_err(RoleError::from)?;
@@ -87,7 +92,9 @@ pub(crate) fn coordinate(args: &CoordinatorArgs) -> Result<(), Failure> {
             () = &mut signalled => {
                 coordinator.let_all_leave();
                 let saving = async { coordinator.save_now().await.map_err(|error| error.to_string()) };
-                Err(save_while(&mut running, saving, args.patience.grace_seconds).await)
+                let saved = save_while(&mut running, saving, args.patience.grace_seconds).await;
+                let _late = tokio::time::timeout(FAREWELL, coordinator.release_path()).await;
+                Err(saved)
             }
         };
         if args.stay && !matches!(result, Err(Failure::Interrupted(_))) {
@@ -100,6 +107,36 @@ pub(crate) fn coordinate(args: &CoordinatorArgs) -> Result<(), Failure> {
         let _followers = tokio::time::timeout(Duration::from_millis(500), control).await;
         result
     })
+}
+
+/// Starts the coordinator. In a cluster the run before may still save its last checkpoint, or may
+/// have been killed on another machine. So a pod waits for the end or the expiry of its lease on
+/// the checkpoint path before it gives up.
+async fn started(
+    plan: &Arc<JobPlan>,
+    args: &CoordinatorArgs,
+    events: &EventLog,
+    metrics: &CoordinatorMetrics,
+) -> Result<Coordinator, Failure> {
+    let patience = Duration::from_secs(u64::from(args.patience.grace_seconds)) + LEASE_EXPIRY;
+    let begun = Instant::now();
+    loop {
+        let journal = args.journal.as_deref();
+        let started = Coordinator::start(Arc::clone(plan), &args.run, journal, events.clone(), metrics.clone()).await;
+        match started {
+            Err(RoleError::Leased(reason)) if args.stay && begun.elapsed() < patience => {
+                tracing::warn!("{reason}; this run waits for its end");
+            }
+            started => return Ok(started?),
+        }
+        tokio::select! {
+            () = tokio::time::sleep(LEASE_RETRY) => {}
+            () = signal::interrupted() => {
+                let reason = "the job waited for its checkpoint path";
+                return Err(interrupted(Err(reason.to_owned())));
+            }
+        }
+    }
 }
 
 /// Prints the job's events as lines of JSON, up to the last, if `json` is true.
@@ -123,15 +160,15 @@ const COMPLETED_STAY: Duration = Duration::MAX;
 fn log_stay(result: &Result<(), Failure>) {
     match result {
         Ok(()) => tracing::info!("the job is done; staying until told to stop"),
-        Err(Failure::User(message) | Failure::Failed(message) | Failure::Interrupted(message)) => {
-            tracing::error!("the job has failed; staying until told to stop: {message}");
+        Err(failure) => {
+            tracing::error!("the job has failed; staying until told to stop: {}", failure.message());
         }
     }
 }
 
 /// `rectrain ps`, `rectrain embedding-worker`, `rectrain dense-worker`, `rectrain loader`
 pub(crate) fn run_member(role: Role, args: &MemberArgs) -> Result<(), Failure> {
-    let plan = plan_of_process(&args.job, args.patience.stall_seconds)?;
+    let plan = plan_of_process(&args.job, &args.patience)?;
     crate::failure::runtime()?.block_on(async {
         let (stall, watchdog) = (plan.stall, Watchdog::default());
         let Network { metrics, counters, transport, .. } = Network::new(&args.tls, &plan)?;

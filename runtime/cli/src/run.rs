@@ -17,13 +17,16 @@ use crate::failure::Failure;
 use crate::running::Running;
 use crate::saving::save_while;
 use crate::show::Display;
-use crate::{data, job, processes, signal, slow};
+use crate::{data, job, processes, show, signal, slow};
 
 pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
     let plan = job::plan(&args.job)?;
     // Copied before anything slow, during which the user may edit the manifest for the next
     // experiment.
     let manifest = args.processes.then(|| processes::frozen(&args.job.manifest)).transpose()?;
+    show::check_output().map_err(|error| {
+        Failure::Failed(format!("the summary cannot be written to standard output: {error}: write it to another place"))
+    })?;
     data::provide(&plan)?;
     let display = Display::new(args.json);
     // Drawing the whole test part takes time, and the JSON output does not contain the result.
@@ -61,6 +64,7 @@ async fn in_process(args: &RunArgs, plan: Arc<JobPlan>, mut display: Display) ->
         while let Some(event) = follower.next().await {
             display.show(&event);
         }
+        display.unwritten()
     });
     let mut running = std::pin::pin!(run_with(plan, &slow, Arc::clone(&coordinator), metrics));
     let result: Result<Summary, Failure> = tokio::select! {
@@ -76,8 +80,7 @@ async fn in_process(args: &RunArgs, plan: Arc<JobPlan>, mut display: Display) ->
         }
     };
     // The last event has been pushed, so the display ends by itself.
-    if let Err(error) = showing.await {
-        return Err(Failure::Failed(format!("the display failed: {error}")));
-    }
-    result.map(drop)
+    let unwritten = showing.await.map_err(|error| Failure::Failed(format!("the display failed: {error}")))?;
+    result?;
+    unwritten.map_or(Ok(()), |reason| Err(Failure::Failed(reason)))
 }

@@ -2,6 +2,7 @@
 //! JSON per event. Progress goes to standard error, results go to standard output.
 
 use std::io::{IsTerminal, Write};
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use comfy_table::{CellAlignment, Table, presets};
@@ -18,6 +19,8 @@ pub(crate) struct Display {
     last_line: Option<Instant>,
     /// The first step that was shown since training started or resumed, and the time of it.
     started: Option<(u64, Instant)>,
+    /// Why the summary is not on standard output, in a sentence.
+    unwritten: Option<String>,
 }
 
 /// The least time between two lines of progress.
@@ -29,6 +32,16 @@ pub(crate) fn say(text: &str) {
     let _reader_gone = writeln!(std::io::stderr(), "{text}");
 }
 
+/// Checks that standard output can be written, before anything is trained. An empty write fails on
+/// a full device and on a file that is open for reading only, and adds nothing to the output.
+///
+/// # Errors
+/// The operating system's error.
+pub(crate) fn check_output() -> std::io::Result<()> {
+    let output = std::io::stdout().as_fd().try_clone_to_owned()?;
+    std::fs::File::from(output).write(&[]).map(|_written| ())
+}
+
 impl Display {
     pub(crate) fn new(json: bool) -> Self {
         let terminal = std::io::stderr().is_terminal();
@@ -37,7 +50,7 @@ impl Display {
         if let Ok(style) = ProgressStyle::with_template(style) {
             bar.set_style(style);
         }
-        Self { json, bar, lines: !json && !terminal, last_line: None, started: None }
+        Self { json, bar, lines: !json && !terminal, last_line: None, started: None, unwritten: None }
     }
 
     /// Prints a line for a person. With `--json` it prints nothing.
@@ -49,19 +62,20 @@ impl Display {
 
     pub(crate) fn show(&mut self, event: &JobEvent) {
         if self.json {
-            self.show_json(event);
+            // If the reader has gone, the job continues, and its exit code tells the result.
+            let written = show_json(event);
+            if let (JobEvent::Summary(summary), Err(error)) = (event, written) {
+                self.unwritten = Some(not_written(summary, &error));
+            }
         } else {
             self.show_text(event);
         }
     }
 
-    fn show_json(&self, event: &JobEvent) {
-        let mut output = std::io::stdout().lock();
-        // If the reader has gone, the job continues, and its exit code tells the result.
-        let _reader_gone = serde_json::to_writer(&mut output, event)
-            .map_err(std::io::Error::from)
-            .and_then(|()| output.write_all(b"\n"))
-            .and_then(|()| output.flush());
+    /// Why the summary is not on standard output, in a sentence with the summary; `None` if it is
+    /// there, or if there is none.
+    pub(crate) fn unwritten(self) -> Option<String> {
+        self.unwritten
     }
 
     fn show_text(&mut self, event: &JobEvent) {
@@ -130,12 +144,27 @@ impl Display {
             JobEvent::Warning { message } => self.note(&format!("warning: {message}")),
             JobEvent::Summary(summary) => {
                 self.bar.finish_and_clear();
-                let _reader_gone = writeln!(std::io::stdout(), "{}", summary_table(summary));
+                let mut output = std::io::stdout().lock();
+                let written = writeln!(output, "{}", summary_table(summary)).and_then(|()| output.flush());
+                self.unwritten = written.err().map(|error| not_written(summary, &error));
             }
             // The command prints the error itself.
             JobEvent::Failed { .. } => self.bar.finish_and_clear(),
         }
     }
+}
+
+fn show_json(event: &JobEvent) -> std::io::Result<()> {
+    let mut output = std::io::stdout().lock();
+    serde_json::to_writer(&mut output, event)?;
+    output.write_all(b"\n")?;
+    output.flush()
+}
+
+/// The summary is the only place of the digest and of most metrics, so the sentence has it.
+fn not_written(summary: &Summary, error: &std::io::Error) -> String {
+    let summary = serde_json::to_string(summary).unwrap_or_default();
+    format!("the job is done, but its summary cannot be written to standard output: {error}. The summary: {summary}")
 }
 
 fn progress_text(
@@ -175,6 +204,9 @@ fn summary_table(summary: &Summary) -> Table {
         row("test normalized entropy", number(*normalized_entropy, 5));
         row("test calibration", number(*calibration, 4));
         row("test rows", thousands(*samples));
+    }
+    if summary.loss.is_some() {
+        row("training loss", number(summary.loss, 5));
     }
     row("steps", thousands(summary.steps));
     row("samples", thousands(summary.samples));

@@ -194,22 +194,66 @@ fn a_dense_worker_that_hangs_in_a_batch_is_replaced() {
     });
 }
 
-/// The output goes to a full disk.
+/// Logs and notes go to a full disk.
 #[test]
-fn a_run_whose_output_cannot_be_written_completes() {
+fn a_run_whose_notes_cannot_be_written_completes() {
     for processes in [&[][..], &["--processes"]] {
         let folder = folder_with(JOB);
-        let full = || std::fs::File::options().write(true).open("/dev/full").unwrap();
-        let status = Command::new(env!("CARGO_BIN_EXE_rectrain"))
+        let output = Command::new(env!("CARGO_BIN_EXE_rectrain"))
             .args(["run", "job.yaml", "--set", "spec.checkpoint.path=saved"])
             .args(processes)
             .env("RECTRAIN_LOG", "info")
             .current_dir(folder.path())
-            .stdout(full())
-            .stderr(full())
-            .status()
+            .stderr(std::fs::File::options().write(true).open("/dev/full").unwrap())
+            .output()
             .unwrap();
-        assert!(status.success(), "{processes:?}: {status}");
+        assert!(output.status.success(), "{processes:?}: {}", output.status);
+        assert!(folder.path().join("saved").exists());
+    }
+}
+
+/// Standard output is a full disk: the run ends before anything is trained.
+#[test]
+fn a_run_whose_summary_cannot_be_written_fails_at_once() {
+    for arguments in [&[][..], &["--json"], &["--processes"], &["--processes", "--json"]] {
+        let folder = folder_with(JOB);
+        let output = Command::new(env!("CARGO_BIN_EXE_rectrain"))
+            .args(["run", "job.yaml", "--set", "spec.checkpoint.path=saved"])
+            .args(arguments)
+            .current_dir(folder.path())
+            .stdout(std::fs::File::options().write(true).open("/dev/full").unwrap())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap()
+            .wait_with_output()
+            .unwrap();
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}: {message}");
+        assert!(message.contains("the summary cannot be written to standard output: No space left"), "{message}");
+        assert!(!folder.path().join("saved").exists());
+    }
+}
+
+/// The reader of the output goes away while the job trains. The message has the summary then.
+#[test]
+fn a_summary_that_is_lost_is_not_success() {
+    for arguments in [&["--json"][..], &["--processes", "--json"], &[]] {
+        let folder = folder_with(JOB);
+        let mut child = Command::new(env!("CARGO_BIN_EXE_rectrain"))
+            .args(["run", "job.yaml", "--set", "spec.checkpoint.path=saved"])
+            .args(arguments)
+            .current_dir(folder.path())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        drop(child.stdout.take());
+        let output = child.wait_with_output().unwrap();
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}: {message}");
+        for part in ["the job is done, but its summary cannot be written", "Broken pipe", "\"parametersSha256\":\""] {
+            assert!(message.contains(part), "{part}: {message}");
+        }
         assert!(folder.path().join("saved").exists());
     }
 }

@@ -18,6 +18,7 @@ use rectrain_storage::Directory;
 use rectrain_wire::Channel;
 use tokio::sync::oneshot;
 
+use super::lease::PathLease;
 use super::snapshot::{self, Snapshot};
 use rectrain_protocol::deadline::WHOLE_JOB;
 use rectrain_protocol::error::RoleError;
@@ -46,6 +47,7 @@ pub(super) struct Checkpoints {
     directory: Directory,
     identity: Identity,
     run: String,
+    lease: Arc<PathLease>,
     /// Checkpoints found damaged and not replaced since.
     damaged: Vec<String>,
     /// Why finished checkpoints cannot be used; each reason once, the newest checkpoint first.
@@ -99,8 +101,10 @@ impl Checkpoints {
     /// all its attempts.
     pub(super) fn open(plan: &Arc<JobPlan>, run: &str) -> Result<Option<Self>, RoleError> {
         let Some(settings) = plan.checkpoint.clone() else { return Ok(None) };
+        let directory = settings.directory()?;
         Ok(Some(Self {
-            directory: settings.directory()?,
+            lease: PathLease::new(&directory, run, &plan.name),
+            directory,
             settings,
             identity: plan.identity(),
             plan: Arc::clone(plan),
@@ -112,6 +116,11 @@ impl Checkpoints {
             last: None,
             invalidations: 0,
         }))
+    }
+
+    /// The lease on the path.
+    pub(super) fn lease(&self) -> Arc<PathLease> {
+        Arc::clone(&self.lease)
     }
 
     /// Checks that this process can write, read and delete files in the path, before anything is
@@ -286,12 +295,14 @@ impl Checkpoints {
     ) -> impl Future<Output = Result<WrittenCheckpoint, RoleError>> + Send + use<> {
         let (directory, servers) = (self.directory.clone(), servers.to_vec());
         let (identity, keep) = (self.identity.clone(), self.settings.keep);
-        let exclude = self.damaged_but(&begun.ticket.directory);
+        let (lease, exclude) = (self.lease(), self.damaged_but(&begun.ticket.directory));
         async move {
             let PendingCheckpoint { writer, ticket, started, pause, invalidations } = begun;
+            lease.confirm().await?;
             writer.check().await?;
             match files(&directory, &ticket, state, dense, &servers).await {
                 Ok(files) => {
+                    lease.confirm().await?;
                     let manifest = writer.commit(files).await?;
                     let seconds = started.elapsed().as_secs_f64();
                     let not_deleted = retain(&directory, &identity, keep, &exclude, &[]).await.err();

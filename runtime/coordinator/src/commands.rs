@@ -50,7 +50,7 @@ impl Coordinator {
             let mut state = self.lock();
             let from = state.training().request_mode(mode)?;
             if let Err(error) = state.training().advance() {
-                state.fail(error.to_string(), error.is_user_error());
+                state.fail((&error).into());
             }
             from
         };

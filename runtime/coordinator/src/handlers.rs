@@ -13,6 +13,7 @@ use super::state::{EvaluationLease, Part, ReplayLease, State};
 use super::training::{Pulled, RepairReply};
 use rectrain_protocol::deadline::WHOLE_JOB;
 use rectrain_protocol::error::RoleError;
+use rectrain_protocol::failure::{Divergence, JobFailure};
 use rectrain_protocol::message::{self, Done, Request};
 use rectrain_protocol::round_robin::RoundRobin;
 
@@ -151,7 +152,10 @@ impl Coordinator {
     }
 
     fn member_failed(&self, failure: v1::Failure) -> Frame {
-        self.fail(failure.message, failure.user_error);
+        let v1::Failure { message, user_error, divergence, .. } = failure;
+        let divergence = divergence.as_ref().map(Divergence::read);
+        self.lock().fail(JobFailure { message, user_error, divergence });
+        self.changed.notify_waiters();
         message::done::<v1::Failure>()
     }
 

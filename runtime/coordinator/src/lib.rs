@@ -21,6 +21,7 @@ mod handlers;
 mod in_flight;
 mod incarnations;
 mod journal;
+mod lease;
 mod membership;
 mod migrations;
 mod page;
@@ -49,6 +50,7 @@ use rectrain_protocol::Role;
 use rectrain_protocol::deadline::WHOLE_JOB;
 use rectrain_protocol::error::RoleError;
 use rectrain_protocol::events::{EventFollower, EventLog, JobEvent, Summary};
+use rectrain_protocol::failure::JobFailure;
 use rectrain_protocol::metrics::CoordinatorMetrics;
 use rectrain_protocol::placement::Placement;
 use rectrain_protocol::plan::{CheckpointPlan, JobPlan};
@@ -60,6 +62,7 @@ use self::checkpointing::CheckpointRequests;
 use self::checkpoints::{Checkpoints, ResumePoint};
 pub use self::control::{ControlService, Guard, serve_control};
 use self::journal::Journal;
+use self::lease::{PathLease, ReleaseOnDrop};
 pub use self::page::LivePage;
 pub use self::refused::{ResizeRefused, SaveRefused};
 use self::state::State;
@@ -86,6 +89,8 @@ pub struct Coordinator {
     counted: Mutex<TokenCounts>,
     /// Taken by [`Coordinator::run`].
     checkpoints: Mutex<Option<(Checkpoints, Option<ResumePoint>)>>,
+    /// The lease on the checkpoint path; `None` if the job has no checkpoints.
+    lease: Option<Arc<PathLease>>,
 }
 
 impl Coordinator {
@@ -102,6 +107,7 @@ impl Coordinator {
     /// - [`RoleError::Input`] if files in the checkpoint path cannot be written, read or deleted,
     ///   if it holds checkpoints of another run or another job, or if all its checkpoints are
     ///   damaged.
+    /// - [`RoleError::Leased`] if another run uses the checkpoint path now.
     /// - [`RoleError::Checkpoint`] if the storage fails.
     /// - [`RoleError::System`] if the journal cannot be written.
     pub async fn start(
@@ -114,11 +120,20 @@ impl Coordinator {
         let journal = journal.map(|directory| open_journal(directory, &plan, run, &events)).transpose()?;
         let (journal, recovered) = journal.unzip();
         let checkpoints = Checkpoints::open(&plan, run)?;
-        let coordinator = Self::new(plan, journal, events, metrics)?;
-        match recovered.flatten() {
+        let recovered = recovered.flatten();
+        let lease = checkpoints.as_ref().map(Checkpoints::lease);
+        let coordinator = Self { lease: lease.clone(), ..Self::new(plan, journal, events, metrics)? };
+        if let Some(checkpoints) = &checkpoints {
+            claim_path(checkpoints, recovered.is_some(), &coordinator.events).await?;
+        }
+        let started = match recovered {
             Some(recovered) => Ok(coordinator.recover(recovered, checkpoints)),
             None => Box::pin(coordinator.resume(checkpoints)).await,
+        };
+        if let (Err(_), Some(lease)) = (&started, lease) {
+            lease.release().await;
         }
+        started
     }
 
     /// A coordinator of a job that starts from step 0 and saves no checkpoints.
@@ -141,6 +156,7 @@ impl Coordinator {
             is_recovered: false,
             counted: Mutex::default(),
             checkpoints: Mutex::default(),
+            lease: None,
         })
     }
 
@@ -168,7 +184,6 @@ impl Coordinator {
     async fn resume(self, mut checkpoints: Option<Checkpoints>) -> Result<Self, RoleError> {
         let mut resumed = None;
         if let Some(checkpoints) = &mut checkpoints {
-            checkpoints.probe().await?;
             let (found, warnings) = checkpoints.find().await.map_err(CheckpointPlan::at_start)?;
             warn_all(&self.events, warnings);
             resumed = found;
@@ -200,6 +215,7 @@ impl Coordinator {
     /// Leads the job to its end: waits for training, collects the digest of the model, and pushes
     /// the last event.
     pub async fn run(&self, transport: &dyn Transport) -> Result<Summary, RoleError> {
+        let _release = ReleaseOnDrop(self.lease.clone());
         let summarizing = async {
             match self.events.last() {
                 // The coordinator before this one pushed the summary and then died.
@@ -213,6 +229,7 @@ impl Coordinator {
             result = summarizing => result.map_err(|error| self.lock().check_failure().err().unwrap_or(error)),
             never = self.run_journal() => never,
             never = self.poll_server_progress() => never,
+            error = self.keep_lease() => Err(error),
         };
         match &result {
             Ok(summary) => {
@@ -222,8 +239,8 @@ impl Coordinator {
                 self.lock().end();
             }
             Err(error) => {
-                self.lock().fail(error.to_string(), error.is_user_error());
-                self.events.push(JobEvent::Failed { message: error.to_string(), user_error: error.is_user_error() });
+                self.lock().fail(error.into());
+                self.events.push(JobFailure::from(error).into());
             }
         }
         // The last image says how the job ended.
@@ -233,7 +250,24 @@ impl Coordinator {
             journal.close();
         }
         self.changed.notify_waiters();
+        self.release_path().await;
         result
+    }
+
+    /// Renews the lease on the checkpoint path. Returns an error when another run has it.
+    async fn keep_lease(&self) -> RoleError {
+        match &self.lease {
+            Some(lease) => lease.keep(&self.events, &self.metrics).await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Releases the checkpoint path for the next run. For a process that ends without the end of the
+    /// job.
+    pub async fn release_path(&self) {
+        if let Some(lease) = &self.lease {
+            lease.release().await;
+        }
     }
 
     /// Writes the journal whenever a handler waits for that. If a write fails, the job continues
@@ -272,7 +306,7 @@ impl Coordinator {
 
     /// Ends the job with an error, as if a member had failed.
     pub fn fail(&self, message: String, user_error: bool) {
-        self.lock().fail(message, user_error);
+        self.lock().fail(JobFailure::new(message, user_error));
         self.changed.notify_waiters();
     }
 
@@ -374,13 +408,29 @@ impl Coordinator {
             let before = std::mem::replace(&mut *self.counted.lock(), counts);
             self.metrics.count(&counts, &before);
             if let Err(error) = &result {
-                state.fail(error.to_string(), error.is_user_error());
+                state.fail(error.into());
             }
             result
         };
         self.publish(events);
         self.changed.notify_waiters();
         result
+    }
+}
+
+/// Checks that the checkpoint path can be used, and gets the lease on it. A coordinator that
+/// recovers continues without a probe. While the storage fails it continues without the lease, and
+/// gets it at a later renewal.
+async fn claim_path(checkpoints: &Checkpoints, recovers: bool, events: &EventLog) -> Result<(), RoleError> {
+    if !recovers {
+        checkpoints.probe().await?;
+    }
+    match checkpoints.lease().acquire(events).await {
+        Err(error) if recovers && !error.is_user_error() => {
+            warn_all(events, [format!("the lease on spec.checkpoint.path cannot be renewed yet: {error}")]);
+            Ok(())
+        }
+        acquired => acquired,
     }
 }
 

@@ -20,6 +20,7 @@ impl Trainer {
         }
         let ticket = ticket::read("save", ticket)?;
         let settings = self.plan.checkpoint.clone().ok_or_else(no_checkpoints)?;
+        self.tower.check_parameters(order.step)?;
         let (parameters, state) = self.tower.state()?;
         let part = dense_part(&self.plan, 0, parameters, state, order.step);
         let coordinator = self.peers.coordinator.clone();

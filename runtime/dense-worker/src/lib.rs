@@ -16,6 +16,7 @@ mod evaluate;
 mod half;
 mod horizon;
 mod local_batch;
+mod loss_watch;
 mod orders;
 mod partitions;
 mod ring_repair;

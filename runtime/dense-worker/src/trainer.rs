@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rectrain_dense::metrics::RunningAuc;
-use rectrain_dense::{StepOutput, Tower};
+use rectrain_dense::{DenseError, StepOutput, Tower};
 use rectrain_modes::Rank;
 use rectrain_proto::v1;
 use rectrain_wire::Tensor;
@@ -19,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 use super::DensePeers;
 use super::all_reduce::RingMailbox;
 use super::local_batch::LocalBatch;
+use super::loss_watch::LossWatch;
 use super::ring_repair::{Offer, RingWatch};
 use rectrain_protocol::connect;
 use rectrain_protocol::deadline::CALL_DEADLINE;
@@ -63,6 +64,7 @@ pub struct Trainer {
     progress: v1::Progress,
     pub(crate) pace: Pace,
     running_auc: RunningAuc,
+    loss_watch: LossWatch,
     reported: Instant,
     pub(crate) training: Duration,
 }
@@ -78,6 +80,7 @@ impl Trainer {
         metrics: DenseWorkerMetrics,
     ) -> Result<Self, RoleError> {
         let tower = plan.tower(rank)?;
+        let loss_watch = LossWatch::new(plan.divergence_factor);
         Ok(Self {
             plan,
             rank,
@@ -97,6 +100,7 @@ impl Trainer {
             progress: v1::Progress { rank: rank.0, ..v1::Progress::default() },
             pace: Pace::default(),
             running_auc: RunningAuc::new(RUNNING_AUC_SAMPLES),
+            loss_watch,
             reported: Instant::now(),
             training: Duration::ZERO,
         })
@@ -127,15 +131,32 @@ impl Trainer {
         self.plan.share(self.rank, self.barrier_workers)
     }
 
-    /// Runs the forward and backward pass. `scale` multiplies each sample's gradient. `number` is
-    /// the seed of dropout.
-    pub(crate) fn compute(&mut self, batch: &LocalBatch, scale: f32, number: u64) -> Result<StepOutput, RoleError> {
+    /// Runs the forward and backward pass. `scale` is the factor of each sample's gradient in the
+    /// sum. `number` is the seed of dropout, and `step` is the number of the global batch in errors.
+    ///
+    /// # Errors
+    /// [`RoleError::Exploded`] if a value is not finite, or if the loss has grown too large.
+    pub(crate) fn compute(
+        &mut self,
+        batch: &LocalBatch,
+        scale: f32,
+        number: u64,
+        step: u64,
+    ) -> Result<StepOutput, RoleError> {
         let started = Instant::now();
         let output = self.watchdog.watch_batch(|| {
             let output = self.tower.forward_backward(batch.features(), &batch.labels, scale, number);
             std::thread::sleep(started.elapsed().mul_f64(self.slow - 1.0));
             output
-        })?;
+        });
+        let output = match output {
+            Err(error @ DenseError::NonFinite { .. }) => return Err(self.loss_watch.not_finite(step, &error)),
+            output => output?,
+        };
+        if batch.samples > 0 {
+            let loss = output.loss_sum() / batch.samples as f64;
+            self.loss_watch.check(step, loss, || unlearned_loss(&self.tower, &batch.labels))?;
+        }
         self.metrics.compute.observe(started.elapsed().as_secs_f64());
         self.pace.computed(batch.samples, started.elapsed());
         Ok(output)
@@ -197,6 +218,15 @@ impl Trainer {
     pub(crate) fn spawn<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
         self.waits.runtime.spawn(work)
     }
+}
+
+/// The mean loss of the first task for a model that has learned nothing, whose logits are all 0.
+fn unlearned_loss(tower: &Tower, labels: &[f32]) -> f64 {
+    let tasks = tower.tasks().list();
+    let Some(first) = tasks.first() else { return 0.0 };
+    let rows = (labels.len() / tasks.len()).max(1);
+    let of_first = labels.iter().step_by(tasks.len());
+    of_first.map(|&label| first.loss.evaluate(0.0, f64::from(label)).loss).sum::<f64>() / rows as f64
 }
 
 /// The times of this worker's computations and all-reduces since its last report.

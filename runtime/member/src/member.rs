@@ -23,6 +23,7 @@ use rectrain_protocol::coordinator_channel::CoordinatorChannel;
 use rectrain_protocol::deadline::{CALL_DEADLINE, WHOLE_JOB};
 use rectrain_protocol::embedding_workers::EmbeddingWorkers;
 use rectrain_protocol::error::RoleError;
+use rectrain_protocol::failure::{Divergence, JobFailure};
 use rectrain_protocol::message::{self, Request};
 use rectrain_protocol::metrics::{DenseWorkerMetrics, EmbeddingWorkerMetrics, LoaderMetrics, PsMetrics, RoleMetrics};
 use rectrain_protocol::placement::Directory;
@@ -267,7 +268,9 @@ impl Member {
         };
         let (end, _) = coordinator.call(request, Vec::new(), WHOLE_JOB).await?;
         if end.failed {
-            return Err(RoleError::JobFailed { message: end.message, user_error: end.user_error });
+            let divergence = end.divergence.as_ref().map(Divergence::read);
+            let failure = JobFailure { message: end.message, user_error: end.user_error, divergence };
+            return Err(RoleError::JobFailed(Box::new(failure)));
         }
         if end.released {
             tracing::info!(role = self.role.name(), index = self.index, "the job continues without this member");
@@ -292,7 +295,9 @@ impl Member {
         let user_error = error.is_user_error();
         let message =
             if user_error { error.to_string() } else { format!("{} {}: {error}", self.role.name(), self.index) };
-        let failure = v1::Failure { role: v1::Role::from(self.role).into(), index: self.index, message, user_error };
+        let divergence = error.divergence().map(Divergence::write);
+        let (role, index) = (v1::Role::from(self.role).into(), self.index);
+        let failure = v1::Failure { role, index, message, user_error, divergence };
         if let Err(unreported) = coordinator.call(failure, Vec::new(), CALL_DEADLINE).await {
             tracing::warn!(%error, %unreported, "cannot report the failure to the coordinator");
         }

@@ -4,6 +4,8 @@
 use rectrain_dense::{DenseError, GPU_SUPPORT};
 use rectrain_wire::{Refusal, RefusalCode, WireError};
 
+use crate::failure::{Divergence, JobFailure};
+
 /// A role cannot continue.
 #[derive(Debug, thiserror::Error)]
 pub enum RoleError {
@@ -64,9 +66,15 @@ pub enum RoleError {
     /// The manifest and the data do not fit together.
     #[error("{0}")]
     Input(String),
+    /// Another run has the lease on the checkpoint path. It may end.
+    #[error("{0}")]
+    Leased(String),
     /// Another member failed and the coordinator ended the job.
-    #[error("{message}")]
-    JobFailed { message: String, user_error: bool },
+    #[error("{}", .0.message)]
+    JobFailed(Box<JobFailure>),
+    /// Training diverged.
+    #[error("training diverged: {reason}")]
+    Exploded { reason: String, divergence: Divergence },
     /// A member that cannot be replaced while the job trains has joined a second time.
     #[error(
         "{member} was restarted in the middle of the job and its state is lost: the job has to resume from its last checkpoint"
@@ -94,9 +102,9 @@ impl RoleError {
     pub fn is_user_error(&self) -> bool {
         match self {
             Self::Data(error) => error.is_users_input(),
-            Self::Input(_) | Self::Ledger(rectrain_modes::LedgerError::NoRows) => true,
+            Self::Input(_) | Self::Leased(_) | Self::Ledger(rectrain_modes::LedgerError::NoRows) => true,
             Self::Checkpoint(error) => matches!(**error, rectrain_checkpoint::CheckpointError::OtherJob { .. }),
-            Self::JobFailed { user_error, .. } => *user_error,
+            Self::JobFailed(failure) => failure.user_error,
             Self::Dense(error) => match error {
                 // A program built for GPUs that sees none may run on a node that lost its own. A
                 // retry may land on another node.
@@ -105,6 +113,23 @@ impl RoleError {
             },
             _ => false,
         }
+    }
+
+    /// The figures, if training diverged: a retry would diverge again.
+    #[must_use]
+    pub fn divergence(&self) -> Option<Divergence> {
+        match self {
+            Self::Exploded { divergence, .. } => Some(*divergence),
+            Self::JobFailed(failure) => failure.divergence,
+            Self::Dense(DenseError::NonFinite { .. }) => Some(Divergence::default()),
+            _ => None,
+        }
+    }
+}
+
+impl From<&RoleError> for JobFailure {
+    fn from(error: &RoleError) -> Self {
+        Self { message: error.to_string(), user_error: error.is_user_error(), divergence: error.divergence() }
     }
 }
 

@@ -13,6 +13,8 @@ use tokio::sync::watch;
 
 use rectrain_kinds::Role;
 
+use crate::failure::{Divergence, JobFailure};
+
 /// An event. It is serialized with `"event"` as its first field.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "camelCase", rename_all_fields = "camelCase")]
@@ -180,6 +182,9 @@ pub enum JobEvent {
         message: String,
         /// Whether the manifest or the data is at fault.
         user_error: bool,
+        /// The figures, if training diverged. The job is not restarted then.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        divergence: Option<Divergence>,
     },
 }
 
@@ -216,6 +221,12 @@ pub struct Summary {
     pub seconds: f64,
     /// `samples` / `seconds`.
     pub samples_per_second: f64,
+    /// Mean training loss of the samples since the last event of progress.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub loss: Option<f64>,
+    /// The smallest such mean.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub best_loss: Option<f64>,
     /// Rows in the embedding store.
     pub rows: u64,
     /// Bytes of the embedding store.
@@ -259,6 +270,13 @@ pub struct Summary {
     /// Digest of all dense parameters and of all rows in key order. Two trained models are equal if
     /// and only if their digests are.
     pub parameters_sha256: String,
+}
+
+impl From<JobFailure> for JobEvent {
+    fn from(failure: JobFailure) -> Self {
+        let JobFailure { message, user_error, divergence } = failure;
+        Self::Failed { message, user_error, divergence }
+    }
 }
 
 impl JobEvent {
@@ -464,7 +482,7 @@ mod tests {
         log.push(progress(2));
         log.push(JobEvent::Warning { message: "w".to_owned() });
         log.push(progress(3));
-        log.push(JobEvent::Failed { message: "f".to_owned(), user_error: false });
+        log.push(JobFailure::new("f", false).into());
         let mut follower = log.follow();
         let mut seen = Vec::new();
         while let Some(event) = follower.next().await {
@@ -505,7 +523,7 @@ mod tests {
 
         let log = EventLog::default();
         log.persist(&path, true).unwrap();
-        log.push(JobEvent::Failed { message: "f".to_owned(), user_error: false });
+        log.push(JobFailure::new("f", false).into());
         assert_eq!((log.after(0, 9).len(), log.last().is_some()), (1, true));
         std::fs::write(&path, "no JSON\n").unwrap();
         assert!(EventLog::default().persist(&path, false).is_err());

@@ -131,6 +131,9 @@ metrics! {
         checkpoint_bytes: counter = "rectrain_coordinator_checkpoint_bytes_total", "Bytes of the checkpoints written.";
         checkpoint_step: gauge = "rectrain_coordinator_checkpoint_step", "Global step of the last checkpoint. A crash repeats all training since.";
         failed_checkpoints: counter = "rectrain_coordinator_checkpoints_failed_total", "Checkpoints aborted because a part could not be written.";
+        lease_heartbeats: counter = "rectrain_coordinator_lease_heartbeats_total", "Renewals of the lease on the checkpoint path.";
+        failed_heartbeats: counter = "rectrain_coordinator_lease_heartbeats_failed_total", "Renewals of the lease that the storage refused. The lease expires 30 s after the last renewal.";
+        lost_leases: counter = "rectrain_coordinator_leases_lost_total", "Leases that another run took over. This run then ends without another checkpoint.";
         journal_writes: counter = "rectrain_coordinator_journal_writes_total", "Writes of the journal, from which a replacement of the coordinator recovers.";
         skipped_checkpoints: counter = "rectrain_coordinator_checkpoints_skipped_total", "Checkpoints skipped because the one before was still being written.";
         map_epoch: gauge = "rectrain_coordinator_map_epoch", "Epoch of the slot map in force. Every migration increases it.";

@@ -428,6 +428,7 @@ const LEFT_OUT: &[(&str, &str)] = &[
     ("spec.training.precision", "the products of the steps to come; parameters are fp32 in both"),
     ("spec.training.compression", "the form of messages; no message outlives a pause"),
     ("spec.training.evaluation", "an evaluation changes no parameter"),
+    ("spec.training.divergenceFactor", "it says when training ends with an error, not what is trained"),
     ("spec.roles", "a checkpoint is restored onto any number of members and any pods"),
     ("spec.autoscaling", "a checkpoint is restored onto any number of members"),
     ("spec.checkpoint", "where and when checkpoints are written, not their content"),

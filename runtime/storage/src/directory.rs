@@ -29,11 +29,11 @@ const DIRECT_BYTES: u64 = 1 << 20;
 /// slashes between their parts.
 #[derive(Debug, Clone)]
 pub struct Directory {
-    store: Arc<dyn ObjectStore>,
+    pub(crate) store: Arc<dyn ObjectStore>,
     prefix: Path,
     name: String,
     /// Its path on this machine, if it is local.
-    local: Option<PathBuf>,
+    pub(crate) local: Option<PathBuf>,
 }
 
 /// A file of a directory.
@@ -100,11 +100,11 @@ impl Directory {
         format!("{}/{file}", self.name.trim_end_matches('/'))
     }
 
-    fn path(&self, file: &str) -> Path {
+    pub(crate) fn path(&self, file: &str) -> Path {
         file.split('/').filter(|part| !part.is_empty()).fold(self.prefix.clone(), |path, part| path.join(part))
     }
 
-    fn failed<'a>(
+    pub(crate) fn failed<'a>(
         &'a self,
         action: &'static str,
         file: &'a str,
@@ -391,7 +391,7 @@ async fn delete_local(paths: Vec<PathBuf>) -> Result<(), StorageError> {
     .await
 }
 
-async fn blocking<T: Send + 'static>(
+pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, StorageError> + Send + 'static,
 ) -> Result<T, StorageError> {
     tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| {

@@ -5,9 +5,11 @@
 mod directory;
 mod local_file;
 mod place;
+mod version;
 
 pub use directory::{Directory, Entry, FileWriter};
 pub use place::{Bucket, Place, place_of, use_ring};
+pub use version::Version;
 
 /// Why a path or URL cannot be used. Each message is one sentence that names the path and says what
 /// to do.

@@ -211,9 +211,12 @@ impl ApiServer {
     fn answer_list(&self, plural: &str, query: &str) -> Answer {
         let selector = query.split('&').find_map(|part| part.strip_prefix("labelSelector=")).unwrap_or_default();
         let selector = selector.replace("%3D", "=").replace("%2F", "/");
-        let (label, value) = selector.split_once('=').expect("lists are selected by label");
-        let items: Vec<Value> =
-            self.list(plural).into_iter().filter(|o| o["metadata"]["labels"][label] == value).cloned().collect();
+        let selected = |object: &&Value| match selector.split_once('=') {
+            Some((label, value)) => object["metadata"]["labels"][label] == value,
+            None => plural == "rectrainingjobs",
+        };
+        let items: Vec<Value> = self.list(plural).into_iter().filter(selected).cloned().collect();
+        assert!(!selector.is_empty() || plural == "rectrainingjobs", "{plural} are selected by label");
         let list = json!({"apiVersion": "v1", "kind": "List", "metadata": {"resourceVersion": "1"}, "items": items});
         (200, list)
     }

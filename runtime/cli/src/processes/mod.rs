@@ -28,6 +28,7 @@ use rectrain_kinds::Role;
 use rectrain_proto::v1;
 use rectrain_proto::v1::control_client::ControlClient;
 use rectrain_protocol::events::JobEvent;
+use rectrain_protocol::failure::JobFailure;
 use rectrain_protocol::plan::{JobPlan, Replicas};
 use tempfile::NamedTempFile;
 use tokio::io::{AsyncBufReadExt, BufReader};
@@ -121,10 +122,11 @@ pub(crate) async fn run(
         let attempt = job.attempt(&mut display, &mut account, &mut restarts, signalled.as_mut());
         let message = match attempt.await {
             Err(Failure::Failed(message)) => message,
+            Ok(()) => return display.unwritten().map_or(Ok(()), |reason| Err(Failure::Failed(reason))),
             ended => return ended,
         };
         let Some(pause) = restarts.after_crash(account.saved_in_attempt(), Instant::now()) else {
-            display.show(&JobEvent::Failed { message: message.clone(), user_error: false });
+            display.show(&JobFailure::new(&*message, false).into());
             return Err(Failure::Failed(restarts.exhausted(&message)));
         };
         account.restarts = restarts.done();
@@ -249,8 +251,8 @@ impl Job<'_> {
         };
         // The last event has been read. After a crash the others may wait for the dead process, so
         // they get no time to end.
-        let grace =
-            if outcome.is_ok() || matches!(outcome, Err(Failure::User(_))) { END_TIMEOUT } else { Duration::ZERO };
+        let has_ended = outcome.as_ref().err().is_none_or(Failure::is_final);
+        let grace = if has_ended { END_TIMEOUT } else { Duration::ZERO };
         if timeout(grace, all_ended(&mut children)).await.is_err() {
             tracing::debug!("processes still run {grace:?} after the end of the job: killing them");
             stop.send_replace(());
@@ -300,12 +302,14 @@ impl Job<'_> {
                     display.show(&summary);
                     return Ok(());
                 }
-                JobEvent::Failed { message, user_error: true } => {
-                    display.show(&JobEvent::Failed { message: message.clone(), user_error: true });
-                    return Err(Failure::User(message));
-                }
                 // The caller decides whether the run restarts.
-                JobEvent::Failed { message, user_error: false } => return Err(Failure::Failed(message)),
+                JobEvent::Failed { message, user_error: false, divergence: None } => {
+                    return Err(Failure::Failed(message));
+                }
+                JobEvent::Failed { message, user_error, divergence } => {
+                    display.show(&JobEvent::Failed { message: message.clone(), user_error, divergence });
+                    return Err(if user_error { Failure::User(message) } else { Failure::Diverged(message) });
+                }
                 event => {
                     if let JobEvent::Scaling { role, from, to, .. } = event {
                         // The receiver outlives this future.
@@ -399,6 +403,7 @@ impl Job<'_> {
             .map_err(|error| Failure::Failed(format!("cannot find this program to start it again: {error}")))?;
         let mut command = Command::new(program);
         command.arg(role).args(self.args.job.repeat(self.manifest.path()));
+        command.arg("--parent").arg(std::process::id().to_string());
         for role in Role::MEMBERS {
             let replicas = self.replicas.get().count(role);
             if replicas != self.plan.replicas.count(role) {

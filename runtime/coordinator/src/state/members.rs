@@ -444,7 +444,7 @@ impl State {
             {
                 self.training.want_workers(Some(self.members.dense_workers.wanted()));
                 if let Err(error) = self.training.advance() {
-                    self.fail(error.to_string(), error.is_user_error());
+                    self.fail((&error).into());
                 }
             }
         }

@@ -26,6 +26,7 @@ use super::snapshot::{AppliedGradients, Snapshot};
 use super::training::Training;
 use rectrain_protocol::error::RoleError;
 use rectrain_protocol::events::JobEvent;
+use rectrain_protocol::failure::{Divergence, JobFailure};
 use rectrain_protocol::plan::JobPlan;
 
 /// Members of a role, at most. More are surely a typing error.
@@ -74,8 +75,8 @@ struct Slots {
 /// The end of the job.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct End {
-    /// The first failure, and whether the user's input is at fault.
-    failure: Option<(String, bool)>,
+    /// The first failure.
+    failure: Option<JobFailure>,
     has_ended: bool,
     /// Bytes sent by members that have left, by kind of message.
     traffic: BTreeMap<String, u64>,
@@ -183,12 +184,23 @@ impl State {
     }
 
     /// Fails the job. Only the first failure counts. After the last step, the message names the
-    /// checkpoint that has the trained model.
-    pub(super) fn fail(&mut self, message: String, user_error: bool) {
-        if self.end.failure.is_none() {
-            let saved = self.final_checkpoint().map(|name| format!(" (the trained model is in checkpoint {name})"));
-            self.end.failure = Some((message + &saved.unwrap_or_default(), user_error));
+    /// checkpoint that has the trained model. The message of a divergence names the last
+    /// checkpoint, and its figures are completed.
+    pub(super) fn fail(&mut self, mut failure: JobFailure) {
+        if self.end.failure.is_some() {
+            return;
         }
+        if let Some(divergence) = &mut failure.divergence {
+            self.progress.complete(divergence);
+            divergence.step.get_or_insert(self.step());
+            failure.message += &match &self.checkpoints.last {
+                Some((name, step)) => format!(". The last checkpoint is {name}, of step {step}"),
+                None => ". No checkpoint was saved".to_owned(),
+            };
+        } else if let Some(name) = self.final_checkpoint() {
+            failure.message += &format!(" (the trained model is in checkpoint {name})");
+        }
+        self.end.failure = Some(failure);
     }
 
     pub(super) fn end(&mut self) {
@@ -259,9 +271,7 @@ impl State {
 
     pub(super) fn check_failure(&self) -> Result<(), RoleError> {
         match &self.end.failure {
-            Some((message, user_error)) => {
-                Err(RoleError::JobFailed { message: message.clone(), user_error: *user_error })
-            }
+            Some(failure) => Err(RoleError::JobFailed(Box::new(failure.clone()))),
             None => Ok(()),
         }
     }
@@ -276,10 +286,13 @@ impl State {
 
     pub(super) fn job_end(&self) -> Option<v1::JobEnd> {
         match &self.end.failure {
-            Some((message, user_error)) => {
-                let (message, user_error) = (message.clone(), *user_error);
-                Some(v1::JobEnd { failed: true, message, user_error, released: false })
-            }
+            Some(JobFailure { message, user_error, divergence }) => Some(v1::JobEnd {
+                failed: true,
+                message: message.clone(),
+                user_error: *user_error,
+                released: false,
+                divergence: divergence.map(Divergence::write),
+            }),
             None => self.end.has_ended.then(v1::JobEnd::default),
         }
     }

@@ -16,6 +16,7 @@ use crate::speeds::Speeds;
 use rectrain_protocol::Role;
 use rectrain_protocol::error::RoleError;
 use rectrain_protocol::events::{JobEvent, Summary};
+use rectrain_protocol::failure::Divergence;
 
 /// Members that the status lists as missing, at most.
 const MOST_MISSING: usize = 10;
@@ -46,6 +47,8 @@ pub(super) struct Progress {
     /// Sum of losses, and samples, since the last event.
     pub(super) loss_since_event: (f64, u64),
     pub(super) last_loss: f64,
+    /// The smallest mean loss of an event; `None` before the first one.
+    pub(super) best_loss: Option<f64>,
     #[serde(skip)]
     pub(super) throughput: VecDeque<(Instant, u64)>,
     /// The time of the last progress: a step, a batch, a part of an evaluation, or work of
@@ -66,12 +69,30 @@ impl Progress {
             samples: saved.map_or(0, |saved| saved.samples),
             loss_since_event: (0.0, 0),
             last_loss: 0.0,
+            best_loss: None,
             throughput: VecDeque::new(),
             progressed: Instant::now(),
             speeds: Speeds::default(),
             applied_before: saved.map(|saved| saved.applied).unwrap_or_default(),
             seconds_before: saved.map_or(0.0, |saved| saved.training_seconds),
         }
+    }
+
+    /// Notes the mean loss of an event.
+    fn note_loss(&mut self, loss: f64) {
+        self.last_loss = loss;
+        self.best_loss = Some(self.best_loss.map_or(loss, |best| best.min(loss)));
+    }
+
+    /// The mean loss of the last event; `None` before the first one.
+    fn last_loss(&self) -> Option<f64> {
+        self.best_loss.map(|_| self.last_loss).filter(|loss| loss.is_finite())
+    }
+
+    /// Completes the figures of a divergence that the member does not know.
+    pub(super) fn complete(&self, divergence: &mut Divergence) {
+        divergence.loss = divergence.loss.or(self.last_loss());
+        divergence.best_loss = divergence.best_loss.or(self.best_loss);
     }
 }
 
@@ -120,7 +141,7 @@ impl State {
             return Ok(None);
         }
         let (loss, samples) = std::mem::take(&mut self.progress.loss_since_event);
-        self.progress.last_loss = loss / samples as f64;
+        self.progress.note_loss(loss / samples as f64);
         Ok(Some(JobEvent::Progress {
             step: self.step(),
             total_steps: self.total_steps().map(|steps| steps.0),
@@ -183,6 +204,8 @@ impl State {
             steps: first.steps,
             samples: self.progress.samples,
             seconds,
+            loss: self.progress.last_loss(),
+            best_loss: self.progress.best_loss,
             samples_per_second: if seconds > 0.0 { self.progress.samples as f64 / seconds } else { 0.0 },
             mode: self.training.mode().name().to_owned(),
             mode_switches: self.training.counts().switches,
@@ -218,7 +241,7 @@ impl State {
                 Some((_, test)) => test.auc,
                 None => self.running_auc(),
             },
-            message: self.end.failure.as_ref().map(|(message, _)| message.clone()).unwrap_or_default(),
+            message: self.end.failure.as_ref().map(|failure| failure.message.clone()).unwrap_or_default(),
             ps: self.members.servers.present(),
             map_epoch: self.training.map_epoch(),
             replicas,

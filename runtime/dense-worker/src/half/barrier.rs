@@ -108,7 +108,7 @@ impl Trainer {
         self.metrics.embedding_wait.observe(started.elapsed().as_secs_f64());
 
         let scale = 1.0 / self.samples_to_train(order, batch, &own).max(1) as f32;
-        let output = self.compute(&own, scale, step)?;
+        let output = self.compute(&own, scale, step, step)?;
         let loss_sum = output.loss_sum();
         let StepOutput { predictions, embedding_gradients, linear_gradients, .. } = output;
         for (piece, gradients) in own.by_piece(Pooled { embeddings: embedding_gradients, linear: linear_gradients }) {
@@ -120,7 +120,7 @@ impl Trainer {
                 return self.count(&own, loss_sum, &predictions, batch + 1, started);
             }
             // The buffer of gradients contains a partial sum, so compute them again.
-            self.compute(&own, scale, step)?;
+            self.compute(&own, scale, step, step)?;
         }
         self.offer.withdraw();
         if window.is_exact() && self.peers.next.is_some() {

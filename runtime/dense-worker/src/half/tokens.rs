@@ -182,7 +182,7 @@ impl Run<'_> {
         // Each piece has its own seed of dropout. If a batch has one piece, the seed is the number
         // of the batch, as in modes with a barrier.
         let number = piece.key.position.number() * u64::from(trainer.plan.pieces()) + u64::from(piece.key.piece);
-        let output = trainer.compute(&own, scale, number)?;
+        let output = trainer.compute(&own, scale, number, piece.key.position.number())?;
         let loss_sum = output.loss_sum();
         let StepOutput { predictions, embedding_gradients, linear_gradients, .. } = output;
         trainer.count(&own, loss_sum, &predictions, 0, started)?;

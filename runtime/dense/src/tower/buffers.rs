@@ -2,6 +2,7 @@
 
 use super::{Compute, Tower};
 use crate::DenseError;
+use crate::finite::first_not_finite;
 
 /// Names this work in the errors of a device: the host reads or writes the device's buffers.
 const EXCHANGE: &str = "an exchange with the host";
@@ -63,6 +64,17 @@ impl Tower {
                 Ok((device.parameters.host(EXCHANGE)?, device.optimizer_state.host(EXCHANGE)?))
             }
         }
+    }
+
+    /// Refuses parameters that are infinite or not a number after `updates` updates.
+    ///
+    /// # Errors
+    /// [`DenseError::NonFinite`] and [`DenseError::Device`].
+    pub fn check_parameters(&mut self, updates: u64) -> Result<(), DenseError> {
+        let (parameters, _) = self.state()?;
+        let Some(position) = first_not_finite(parameters) else { return Ok(()) };
+        let what = format!("dense parameter {position} ({})", parameters[position]);
+        Err(DenseError::NonFinite { what, during: format!("the model of step {updates}") })
     }
 
     /// Restores parameters and optimizer state from a checkpoint. `saved_kind` is the kind of the

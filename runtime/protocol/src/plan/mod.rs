@@ -95,6 +95,8 @@ pub struct JobPlan {
     pub compression: Compression,
     /// Checkpoints; `None` if the job saves none.
     pub checkpoint: Option<CheckpointPlan>,
+    /// How many times a normal loss the mean loss of a batch may be, before training has diverged.
+    pub divergence_factor: f64,
     /// Restarts after crashes before the job fails.
     pub max_restarts: u32,
     /// Back-off before the first restart.

@@ -71,6 +71,7 @@ impl JobPlan {
             precision: training.precision,
             compression: training.compression,
             checkpoint: checkpoint(job),
+            divergence_factor: training.divergence_factor,
             max_restarts: job.fault_tolerance.max_restarts,
             backoff: Duration::from_secs(u64::from(job.fault_tolerance.backoff_seconds)),
             stall: Duration::from_secs(u64::from(job.fault_tolerance.stall_seconds)),
