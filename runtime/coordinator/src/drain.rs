@@ -81,8 +81,30 @@ impl Coordinator {
         }
     }
 
-    /// Lets all members end at once, because the coordinator's own process is about to end.
-    pub fn let_all_leave(&self) {
+    /// Prepares for the end of the coordinator's own process: saves a checkpoint if the job has
+    /// any, and returns its name. Parameter servers of the same node first move their rows away. A
+    /// replacement then continues from a copy of the journal. While slots move it could not.
+    ///
+    /// # Errors
+    /// See [`Self::save_now`].
+    pub async fn leave(&self) -> Result<String, SaveRefused> {
+        let (saved, ()) = tokio::join!(self.save_now(), self.let_rows_move());
+        // A checkpoint that a member waits for may be under way since. The state is in the copies
+        // before this process ends.
+        self.journaled().await;
+        saved
+    }
+
+    /// Waits until no parameter server that is about to end holds rows, and then lets all members
+    /// end at once.
+    async fn let_rows_move(&self) {
+        if self.journal.is_some() && self.placement().is_ok() {
+            tokio::time::sleep(SAME_NODE).await;
+            let moved = self.wait_until(WHOLE_JOB, |state| Ok(state.no_rows_move().then_some(())));
+            if let Err(error) = moved.await {
+                tracing::debug!(%error, "the job failed while the coordinator waited to end");
+            }
+        }
         self.lock().let_all_leave();
         self.changed.notify_waiters();
     }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use prometheus::Registry;
 use prost::Message;
-use rectrain_coordinator::Coordinator;
+use rectrain_coordinator::{Coordinator, JournalPlace};
 use rectrain_kinds::Role;
 use rectrain_proto::v1;
 use rectrain_protocol::RoleError;
@@ -40,7 +40,8 @@ fn transport() -> InProcess {
 
 async fn start(run: &str, plan: JobPlan, journal: &Path, events: &EventLog) -> Result<Arc<Coordinator>, RoleError> {
     let metrics = CoordinatorMetrics::of(&RoleMetrics::new(Registry::new()).unwrap(), 0);
-    Coordinator::start(Arc::new(plan), run, Some(journal), events.clone(), metrics).await.map(Arc::new)
+    let journal = Some(JournalPlace::new(journal, 0));
+    Coordinator::start(Arc::new(plan), run, journal, events.clone(), metrics).await.map(Arc::new)
 }
 
 /// Leads the job until one request has been answered. Returns the reply.

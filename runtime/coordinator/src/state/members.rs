@@ -363,6 +363,12 @@ impl State {
         self.members.leaving_dense_workers.is_empty() || self.members.all_may_leave || self.training.ended()
     }
 
+    /// Whether no slots move, and no server that drains still has slots.
+    pub(crate) fn no_rows_move(&self) -> bool {
+        let is_moving = self.members.servers.is_moving() || self.training.slots_are_moving();
+        !is_moving && !self.members.servers.is_draining()
+    }
+
     /// Lets all members end at once, because the coordinator ends.
     pub(crate) fn let_all_leave(&mut self) {
         self.members.all_may_leave = true;
