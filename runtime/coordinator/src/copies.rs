@@ -6,6 +6,7 @@
 //! soon as it answers again. [`super::recovery`] needs the copies of all servers, and takes the
 //! newest.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -61,7 +62,7 @@ struct Copy {
 struct Holder {
     number: u32,
     address: String,
-    state: watch::Receiver<HolderState>,
+    state: Arc<watch::Sender<HolderState>>,
     task: AbortHandle,
 }
 
@@ -114,9 +115,24 @@ impl Copies {
     }
 
     fn holder(&self, number: u32, address: &str, server: Channel) -> Holder {
-        let (state, seen) = watch::channel(HolderState::Has(0));
-        let task = tokio::spawn(self.sender.clone().replicate(server, self.newest.subscribe(), state));
-        Holder { number, address: address.to_owned(), state: seen, task: task.abort_handle() }
+        let state = Arc::new(watch::Sender::new(HolderState::Has(0)));
+        let replicating = self.sender.clone().replicate(server, self.newest.subscribe(), Arc::clone(&state));
+        let task = tokio::spawn(replicating).abort_handle();
+        Holder { number, address: address.to_owned(), state, task }
+    }
+
+    /// A server has joined again. From now on, replies wait until it has the newest copy, which its
+    /// process before may have lost.
+    pub(super) fn wait_again_for(&self, server: u32) {
+        for holder in self.holders.lock().iter().filter(|holder| holder.number == server) {
+            holder.state.send_if_modified(|state| {
+                let was_away = *state == HolderState::Unreachable;
+                if was_away {
+                    *state = HolderState::Has(0);
+                }
+                was_away
+            });
+        }
     }
 
     /// Sends the image with this sequence to all servers, and waits until each has it or cannot be
@@ -165,7 +181,7 @@ impl Copies {
         if !numbers.is_empty() {
             self.newest.send_replace(Some(Copy { sequence, holders: numbers, image }));
         }
-        holders.iter().map(|holder| holder.state.clone()).collect()
+        holders.iter().map(|holder| holder.state.subscribe()).collect()
     }
 }
 
@@ -175,7 +191,7 @@ impl Sender {
         self,
         server: Channel,
         mut newest: watch::Receiver<Option<Copy>>,
-        state: watch::Sender<HolderState>,
+        state: Arc<watch::Sender<HolderState>>,
     ) {
         while newest.changed().await.is_ok() {
             loop {
@@ -231,8 +247,6 @@ fn is_superseded(error: &RoleError) -> bool {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 mod tests {
-    use std::sync::Arc;
-
     use prometheus::Registry;
     use rectrain_modes::migration::{Epoch, SlotMap};
     use rectrain_protocol::message::Request;
