@@ -318,7 +318,7 @@ async fn an_evicted_pod_counts_no_restart() {
 }
 
 #[tokio::test]
-async fn a_job_without_checkpoints_says_what_a_suspension_loses() {
+async fn a_job_without_checkpoints_warns_of_a_suspension() {
     for (has_path, manifest) in
         [(false, MANIFEST.to_owned()), (true, format!("{MANIFEST}  checkpoint: {{path: \"gs://ads/clicks\"}}\n"))]
     {

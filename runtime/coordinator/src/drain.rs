@@ -82,26 +82,26 @@ impl Coordinator {
     }
 
     /// Prepares for the end of the coordinator's own process: saves a checkpoint if the job has
-    /// any, and returns its name. Parameter servers of the same node first move their rows away. A
+    /// any, and returns its name. Members of the same node first hand over their state. A
     /// replacement then continues from a copy of the journal. While slots move it could not.
     ///
     /// # Errors
     /// See [`Self::save_now`].
     pub async fn leave(&self) -> Result<String, SaveRefused> {
-        let (saved, ()) = tokio::join!(self.save_now(), self.let_rows_move());
+        let (saved, ()) = tokio::join!(self.save_now(), self.let_members_hand_over());
         // A checkpoint that a member waits for may be under way since. The state is in the copies
         // before this process ends.
         self.journaled().await;
         saved
     }
 
-    /// Waits until no parameter server that is about to end holds rows, and then lets all members
-    /// end at once.
-    async fn let_rows_move(&self) {
+    /// Waits until members that are about to end have handed over their state, and then lets all
+    /// members end at once. If all members of a role end, the attempt does too, and none waits.
+    async fn let_members_hand_over(&self) {
         if self.journal.is_some() && self.placement().is_ok() {
             tokio::time::sleep(SAME_NODE).await;
-            let moved = self.wait_until(WHOLE_JOB, |state| Ok(state.no_rows_move().then_some(())));
-            if let Err(error) = moved.await {
+            let handed_over = self.wait_until(WHOLE_JOB, |state| Ok(state.has_all_handed_over().then_some(())));
+            if let Err(error) = handed_over.await {
                 tracing::debug!(%error, "the job failed while the coordinator waited to end");
             }
         }

@@ -163,7 +163,7 @@ impl Claims {
     /// Claims the copies of all servers that have called since the last time.
     async fn claim_from(&mut self, serving: &BTreeMap<u32, String>, transport: &dyn Transport) {
         let claim = &self.claim;
-        let due = serving.iter().filter(|(server, _)| !self.heads.contains_key(server));
+        let due = serving.iter().filter(|(server, _)| !self.heads.contains_key(*server));
         let claiming = due.map(|(server, address)| async move { (*server, claim_at(claim, address, transport).await) });
         for (server, claimed) in join_all(claiming).await {
             match claimed {
@@ -201,7 +201,7 @@ fn verdict(heads: &BTreeMap<u32, v1::JournalHead>, new: usize, servers: u32, wai
         return (heads.len() + new >= servers as usize).then_some(Verdict::Anew);
     };
     let sequence = |holder: &u32| heads.get(holder).map(|head| head.sequence);
-    let missing = newest.holders.iter().filter(|holder| sequence(holder).is_none()).count();
+    let missing = newest.holders.iter().filter(|&holder| sequence(holder).is_none()).count();
     if missing > 0 {
         // A new server may replace a missing one, or may be about to join for the first time.
         return (new >= missing && waited >= PATIENCE).then_some(Verdict::Anew);

@@ -51,22 +51,24 @@ impl JournalCopy {
         Ok(bytes)
     }
 
-    /// Makes this coordinator the owner of the copy, and returns the copy. A copy of another job
-    /// stays as it is and is not returned.
-    pub(crate) fn claim(&self, claim: v1::ClaimJournal) -> (v1::JournalHead, Vec<u8>) {
+    /// Makes this coordinator the owner of the copy, and returns the copy.
+    ///
+    /// # Errors
+    /// The copy belongs to another job or attempt, so this server does too.
+    pub(crate) fn claim(&self, claim: v1::ClaimJournal) -> Result<(v1::JournalHead, Vec<u8>), Refusal> {
         let v1::ClaimJournal { job, owner } = claim;
         let mut kept = self.0.lock();
         match &mut *kept {
             Some(kept) if kept.head.job == job => {
                 let found = (kept.head.clone(), kept.image.clone());
                 kept.head.owner = owner;
-                found
+                Ok(found)
             }
-            Some(_) => (v1::JournalHead::default(), Vec::new()),
+            Some(_) => Err(Refusal::new(RefusalCode::NotFound, "this server belongs to another attempt or job")),
             None => {
                 let head = v1::JournalHead { job, owner, ..v1::JournalHead::default() };
                 *kept = Some(Kept { head, image: Vec::new() });
-                (v1::JournalHead::default(), Vec::new())
+                Ok((v1::JournalHead::default(), Vec::new()))
             }
         }
     }
@@ -78,6 +80,7 @@ fn inconsistent(reason: String) -> Refusal {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 mod tests {
     use super::*;
 
@@ -86,7 +89,7 @@ mod tests {
     }
 
     fn claim(copy: &JournalCopy, job: &str, owner: u64) -> (u64, Vec<u8>) {
-        let (head, image) = copy.claim(v1::ClaimJournal { job: job.to_owned(), owner });
+        let (head, image) = copy.claim(v1::ClaimJournal { job: job.to_owned(), owner }).unwrap();
         (head.sequence, image)
     }
 
@@ -120,10 +123,10 @@ mod tests {
     }
 
     #[test]
-    fn the_copy_of_another_job_is_not_returned() {
+    fn the_copy_of_another_attempt_is_not_returned() {
         let copy = JournalCopy::default();
         copy.put(Some(head("a", 7, 5)), b"five".to_vec()).unwrap();
-        assert_eq!(claim(&copy, "b", 8), (0, Vec::new()));
+        assert!(copy.claim(v1::ClaimJournal { job: "b".to_owned(), owner: 8 }).is_err());
         copy.put(Some(head("a", 7, 6)), b"six".to_vec()).unwrap();
         assert_eq!(claim(&copy, "a", 8), (6, b"six".to_vec()));
     }

@@ -319,9 +319,9 @@ impl ParameterServer {
         Ok(message::done::<v1::PutJournal>())
     }
 
-    fn claim_journal(&self, request: v1::ClaimJournal) -> Frame {
-        let (head, image) = self.journal_copy.claim(request);
-        message::reply::<v1::ClaimJournal>(&head, vec![Tensor::from(image)])
+    fn claim_journal(&self, request: v1::ClaimJournal) -> Result<Frame, Refusal> {
+        let (head, image) = self.journal_copy.claim(request)?;
+        Ok(message::reply::<v1::ClaimJournal>(&head, vec![Tensor::from(image)]))
     }
 
     async fn digest(&self) -> Result<Frame, RoleError> {
@@ -432,7 +432,7 @@ impl Service for ParameterServer {
                     let (request, tensors) = message::read::<v1::PutJournal>(frame)?;
                     self.put_journal(request, tensors)
                 }
-                v1::ClaimJournal::KIND => Ok(self.claim_journal(message::read::<v1::ClaimJournal>(frame)?.0)),
+                v1::ClaimJournal::KIND => self.claim_journal(message::read::<v1::ClaimJournal>(frame)?.0),
                 kind => self.move_slots(kind, frame).await,
             }
         })
