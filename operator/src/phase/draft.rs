@@ -49,8 +49,8 @@ impl<'a> Draft<'a> {
         self.status.last_progress_time = None;
     }
 
-    /// The attempt ends: shows the step from which the next one continues. Loss and AUC belong to the
-    /// step that is gone.
+    /// The attempt ends: shows the step from which the next one continues. Loss and AUC belong to
+    /// the step that is gone.
     pub(super) fn forget_lost_steps(&mut self) {
         let saved = self.status.last_checkpoint.as_ref().filter(|_| self.has_checkpoint_path());
         let kept = saved.map(|checkpoint| checkpoint.step);

@@ -135,9 +135,9 @@ impl<'a> Draft<'a> {
         self.keep_running(pods, Look { phase, restarts: restarts.of_containers, problem, run })
     }
 
-    /// Whether the coordinator's pod was displaced, and the one that replaced it knows nothing of the
-    /// attempt. It may know it from the copies of its journal on parameter servers. As long as it
-    /// is silent, it waits for them.
+    /// Whether the coordinator's pod was displaced, and the one that replaced it knows nothing of
+    /// the attempt. It may know it from the copies of the journal on parameter servers. As long as
+    /// it is silent, it waits for them.
     fn is_state_lost(&self) -> bool {
         self.facts.signals.coordinator_displaced && self.live_report().is_some_and(|report| !report.recovered)
     }

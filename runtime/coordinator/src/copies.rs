@@ -36,7 +36,7 @@ const RETRY_PAUSE: Duration = Duration::from_millis(100);
 /// Sends copies to the servers of the present slot map.
 pub(super) struct Copies {
     sender: Sender,
-    newest: watch::Sender<Option<Copy>>,
+    newest: watch::Sender<Option<Written>>,
     holders: Mutex<Vec<Holder>>,
 }
 
@@ -50,8 +50,9 @@ struct Sender {
     metrics: CoordinatorMetrics,
 }
 
+/// An image that was written to the journal.
 #[derive(Clone)]
-struct Copy {
+struct Written {
     sequence: u64,
     holders: Vec<u32>,
     /// Empty if no coordinator can continue from the journal.
@@ -179,7 +180,7 @@ impl Copies {
         let holders = self.holders.lock();
         let numbers: Vec<u32> = holders.iter().map(|holder| holder.number).collect();
         if !numbers.is_empty() {
-            self.newest.send_replace(Some(Copy { sequence, holders: numbers, image }));
+            self.newest.send_replace(Some(Written { sequence, holders: numbers, image }));
         }
         holders.iter().map(|holder| holder.state.subscribe()).collect()
     }
@@ -190,7 +191,7 @@ impl Sender {
     async fn replicate(
         self,
         server: Channel,
-        mut newest: watch::Receiver<Option<Copy>>,
+        mut newest: watch::Receiver<Option<Written>>,
         state: Arc<watch::Sender<HolderState>>,
     ) {
         while newest.changed().await.is_ok() {
@@ -217,7 +218,7 @@ impl Sender {
         }
     }
 
-    async fn send(&self, server: &Channel, copy: &Copy) -> Result<(), RoleError> {
+    async fn send(&self, server: &Channel, copy: &Written) -> Result<(), RoleError> {
         let mut tries = 1;
         loop {
             match self.send_once(server, copy).await {
@@ -227,8 +228,8 @@ impl Sender {
         }
     }
 
-    async fn send_once(&self, server: &Channel, copy: &Copy) -> Result<(), RoleError> {
-        let Copy { sequence, holders, image } = copy;
+    async fn send_once(&self, server: &Channel, copy: &Written) -> Result<(), RoleError> {
+        let Written { sequence, holders, image } = copy;
         let (job, owner) = (self.job.clone(), self.owner);
         let head = v1::JournalHead { job, owner, sequence: *sequence, holders: holders.clone() };
         server.ready(CONNECT).await?;

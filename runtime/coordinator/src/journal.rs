@@ -5,7 +5,8 @@
 //! The coordinator writes two files in turn, so that one of them is whole whenever the process
 //! dies. The files outlive the process but not the machine. Parameter servers keep copies of each
 //! image ([`super::copies`]), from which a coordinator on another machine recovers
-//! ([`super::recovery`]). A coordinator without a journal restarts the job from its last checkpoint.
+//! ([`super::recovery`]). A coordinator without a journal restarts the job from its last
+//! checkpoint.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::hash::{BuildHasher, RandomState};
@@ -174,7 +175,7 @@ impl Journal {
         let _never_closed = written.wait_for(|written| *written >= number).await.is_ok();
     }
 
-    /// Waits for a request to write. Returns the number to pass to [`Self::write`].
+    /// Waits for a request to write. Returns the number to pass to [`Self::serve`].
     pub(super) async fn requested(&self) -> u64 {
         self.wake.notified().await;
         self.requested.load(Ordering::Acquire)

@@ -107,9 +107,9 @@ impl Coordinator {
     ///
     /// - `run` names this run of the job across all its attempts. Without `spec.checkpoint.resume:
     ///   latest`, only checkpoints of the same run are resumed from.
-    /// - `journal` is the place of the journal. If an earlier coordinator of this run left its state
-    ///   there, this one continues from that state, and `events` from the events of the earlier one.
-    ///   See [`recover_copy`] for a place that is empty.
+    /// - `journal` is the place of the journal. If an earlier coordinator of this run left its
+    ///   state there, this one continues from that state, and `events` from the events of the
+    ///   earlier one. See [`recover_copy`] for a place that is empty.
     ///
     /// # Errors
     /// - [`RoleError::Input`] if files in the checkpoint path cannot be written, read or deleted,
@@ -259,10 +259,10 @@ impl Coordinator {
         result
     }
 
-    /// Writes the journal, and copies it to parameter servers, whenever a handler waits for that. If
-    /// a write fails, the job continues without a journal. Returns only if another coordinator
-    /// leads the job. This one must then answer nothing and change nothing, not even the failure of
-    /// the job.
+    /// Writes the journal, and copies it to parameter servers, whenever a handler waits for that.
+    /// If a write fails, the job continues without a journal. Returns only if another coordinator
+    /// leads the job. This one must then answer nothing and change nothing, not even the failure
+    /// of the job.
     async fn run_journal(&self) -> RoleError {
         if self.is_copied_first {
             // A failure of the job ends this wait, and then no copy is needed.

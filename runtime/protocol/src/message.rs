@@ -102,8 +102,8 @@ requests! {
     55 "claim_journal" ClaimJournal => v1::JournalHead;
 }
 
-/// The refusal of a parameter server that another coordinator has claimed. The caller was superseded
-/// and must end.
+/// The refusal of a parameter server that another coordinator has claimed. The caller was
+/// superseded and must end.
 pub const COORDINATOR_SUPERSEDED: RefusalCode = RefusalCode::Application(300);
 
 /// Numbers that no message may use again, with their former names.

@@ -363,8 +363,9 @@ impl State {
         self.members.leaving_dense_workers.is_empty() || self.members.all_may_leave || self.training.ended()
     }
 
-    /// Whether no slots move, no server that drains has slots, and no dense worker that drains waits
-    /// for its replacement. Once training has ended, or if all dense workers drain, none waits.
+    /// Whether no slots move, no server that drains has slots, and no dense worker that drains
+    /// waits for its replacement. Once training has ended, or if all dense workers drain, none
+    /// waits.
     pub(crate) fn has_all_handed_over(&mut self) -> bool {
         let is_moving = self.members.servers.is_moving() || self.training.slots_are_moving();
         let present = self.members.dense_workers.present();
