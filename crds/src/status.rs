@@ -258,8 +258,8 @@ pub struct RecTrainingJobStatus {
     pub phase: Option<Phase>,
 
     /// Conditions in Kubernetes' form. `Ready`, `Reconciling` and `Stalled` follow kstatus.
-    /// `Complete`, `Failed` and `Suspended` report the end. A condition's message contains the
-    /// remedy. At most 16.
+    /// `Complete`, `Failed` and `Suspended` report the end. `Checkpointed` tells whether the
+    /// training outlives a suspension. A condition's message contains the remedy. At most 16.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16))]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".to_string()]))]

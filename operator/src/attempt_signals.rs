@@ -26,7 +26,8 @@ pub struct AttemptSignals {
     pub saving: Saving,
     /// Whether the coordinator's pod was displaced and replaced.
     pub coordinator_displaced: bool,
-    /// Whether a pod of the attempt was displaced lately: a drain, a shutdown or a preemption.
+    /// Whether a pod of the attempt was displaced lately: a drain, a shutdown, a preemption or an
+    /// eviction.
     pub displaced: bool,
     /// Why the cluster creates no pods of the job, or does not start their containers.
     pub pods_refused: Option<Problem>,

@@ -228,6 +228,7 @@ fn report(status: &v1::JobStatus) -> Report {
         members: members(status),
         missing: status.missing.clone(),
         idle_seconds: status.idle_seconds,
+        recovered: status.recovered,
         slots_decided_seconds: status.slots_decided_seconds,
     }
 }

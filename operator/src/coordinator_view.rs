@@ -59,6 +59,9 @@ pub struct Report {
     /// Seconds since the last step, or part of an evaluation, was completed. Absent from
     /// coordinators of an earlier version.
     pub idle_seconds: Option<f64>,
+    /// Whether the coordinator continues where one that ended was. False if it leads a new attempt,
+    /// and from earlier versions.
+    pub recovered: bool,
     /// Time of the newest decision to rebalance that the coordinator has accepted, in seconds since
     /// 1970; 0 if there is none.
     pub slots_decided_seconds: u64,

@@ -1,6 +1,7 @@
 //! Events of a job: one for each transition, none for a state that lasts. They are for
 //! `kubectl describe`. No program reads them, so an event that cannot be published is only logged.
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::Resource;
 use kube_runtime::events::{Event, EventType, Recorder, Reporter};
 use rectrain_crds::{
@@ -9,7 +10,7 @@ use rectrain_crds::{
 
 use crate::failure::Problem;
 use crate::names::FIELD_MANAGER;
-use crate::phase::Decision;
+use crate::phase::{CHECKPOINTED, Decision, NO_CHECKPOINT_PATH};
 use crate::text::shorten;
 
 /// The action of events without an action of their own.
@@ -78,7 +79,25 @@ pub fn transitions(before: Option<&RecTrainingJobStatus>, decision: &Decision) -
     let known = before.map(|status| status.decisions.as_slice()).unwrap_or_default();
     all.extend(after.decisions.iter().filter(|decision| !known.contains(decision)).map(decided));
     all.extend(decision.problem.as_ref().and_then(|problem| has_problem(before, problem)));
+    all.extend(loses_training(before, after));
     all
+}
+
+/// The job was accepted without a path for checkpoints, or a change has removed it.
+fn loses_training(before: Option<&RecTrainingJobStatus>, after: &RecTrainingJobStatus) -> Option<Announcement> {
+    let condition = without_checkpoints(after)?;
+    let is_known = before.is_some_and(|before| without_checkpoints(before).is_some());
+    (!is_known).then(|| Announcement {
+        is_warning: true,
+        reason: NO_CHECKPOINT_PATH,
+        action: RECONCILE.to_owned(),
+        note: condition.message.clone(),
+    })
+}
+
+/// The condition that says that the job has no path for checkpoints.
+fn without_checkpoints(status: &RecTrainingJobStatus) -> Option<&Condition> {
+    status.conditions.iter().find(|condition| condition.type_ == CHECKPOINTED && condition.status == "False")
 }
 
 /// The phase has changed. Evaluations come and go; the status shows them.
@@ -158,6 +177,9 @@ fn note(phase: Phase, status: &RecTrainingJobStatus) -> String {
         Phase::Training => "all roles have joined; the job trains".to_owned(),
         Phase::Evaluating => "the job predicts the test rows".to_owned(),
         Phase::Restarting => format!("all roles restart as attempt {attempt}"),
+        Phase::Suspended if without_checkpoints(status).is_some() => {
+            "suspended by spec.suspend; its training is lost, because spec.checkpoint.path is not set".to_owned()
+        }
         Phase::Suspended => "suspended by spec.suspend".to_owned(),
         Phase::Complete => match status.summary.as_ref() {
             Some(summary) => {

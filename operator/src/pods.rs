@@ -58,6 +58,10 @@ pub struct PodFacts {
 /// Reasons of `DisruptionTarget` that are intended: a drain, a preemption, or a node's shutdown.
 const INTENDED: [&str; 3] = ["EvictionByEvictionAPI", "PreemptionByScheduler", "TerminationByKubelet"];
 
+/// Words in the kubelet's message when a pod exceeded its own limit of disk. The message of a node
+/// that is short of memory or disk has none of them.
+const OWN_LIMITS: [&str; 2] = ["exceeds the", "exceeded its"];
+
 /// The end of a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ended {
@@ -86,13 +90,16 @@ impl PodFacts {
         !self.is_terminating && self.waiting.as_ref().is_some_and(is_created)
     }
 
-    /// Whether the cluster removes it on purpose: its node is drained or shut down, or a pod of
-    /// higher priority preempts it. The loss of a node is no purpose. Neither is an eviction for
-    /// the pod's own resource use, which would happen again and again.
+    /// Whether the cluster removes it for a reason outside of it. Its node is drained, shut down or
+    /// short of memory or disk, or a pod of higher priority preempts it. The loss of a node does
+    /// not count. Neither does an eviction because the pod exceeded a limit of its own, which
+    /// would happen again and again.
     #[must_use]
     pub fn is_displaced(&self) -> bool {
-        let is_intended = self.disruption.as_deref().is_some_and(|reason| INTENDED.contains(&reason));
-        is_intended && !self.evicted.as_ref().is_some_and(|why| why.starts_with("Evicted"))
+        match self.evicted.as_ref().filter(|why| why.starts_with("Evicted")) {
+            Some(why) => !OWN_LIMITS.iter().any(|words| why.contains(words)),
+            None => self.disruption.as_deref().is_some_and(|reason| INTENDED.contains(&reason)),
+        }
     }
 
     /// The pod as the job with this uid sees it: a pod of a deleted job of the same name belongs to
@@ -204,5 +211,36 @@ impl PodFacts {
             evicted: None,
             disruption: None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_eviction_displaces_a_pod_unless_it_exceeded_its_limit() {
+        let is_displaced = |evicted: Option<&str>, disruption: Option<&str>| {
+            let pod = PodFacts::running("j-ps-0", Role::Ps, 1);
+            let text = |text: Option<&str>| text.map(str::to_owned);
+            PodFacts { evicted: text(evicted), disruption: text(disruption), ..pod }.is_displaced()
+        };
+        let kubelet = Some("TerminationByKubelet");
+        for message in [
+            "Evicted: The node was low on resource: memory. Threshold quantity: 100Mi, available: 90Mi. ",
+            "Evicted: The node had condition: [DiskPressure]. ",
+        ] {
+            assert!(is_displaced(Some(message), None) && is_displaced(Some(message), kubelet), "{message}");
+        }
+        for message in [
+            "Evicted: Pod ephemeral local storage usage exceeds the total limit of containers 1Gi. ",
+            "Evicted: Container rectrain exceeded its local ephemeral storage limit \"1Gi\". ",
+            "Evicted: Usage of EmptyDir volume \"tmp\" exceeds the limit \"1Gi\". ",
+        ] {
+            assert!(!is_displaced(Some(message), None) && !is_displaced(Some(message), kubelet), "{message}");
+        }
+        assert!(is_displaced(Some("Terminated: Pod was terminated in response to node shutdown."), kubelet));
+        assert!(is_displaced(None, Some("EvictionByEvictionAPI")) && !is_displaced(None, None));
+        assert!(!is_displaced(None, Some("DeletionByTaintManager")), "its node is lost");
     }
 }

@@ -81,6 +81,7 @@ impl Draft<'_> {
         self.status.start_time = Some(Time(new.job_start));
         self.status.restarts = Some(new.restarts_before);
         self.clear_progress();
+        self.forget_lost_steps();
     }
 
     /// The raised memory limit of the attempt before. It is dropped if the manifest now sets

@@ -7,6 +7,7 @@
 //! | `Stalled` | it needs the user to do as the message says |
 //! | `Complete`, `Failed` | it has ended |
 //! | `Suspended` | `spec.suspend` suspends it |
+//! | `Checkpointed` | it saves checkpoints, so a suspension or a crash keeps its training |
 //!
 //! kstatus reads `Ready`, `Reconciling` and `Stalled` (for Argo CD, Flux and `kubectl wait`).
 
@@ -22,11 +23,19 @@ pub(super) struct ConditionFacts<'a> {
     pub(super) before: &'a [Condition],
     pub(super) phase: Phase,
     pub(super) problem: Option<&'a Problem>,
+    /// Whether the manifest has a path for checkpoints.
+    pub(super) has_checkpoint_path: bool,
     /// Whether each role has all its pods, by the manifest.
     pub(super) all_ready: bool,
     pub(super) generation: Option<i64>,
     pub(super) now: Timestamp,
 }
+
+/// The condition of a job whose training outlives its pods.
+pub const CHECKPOINTED: &str = "Checkpointed";
+/// The reason for which a job is not [`CHECKPOINTED`].
+pub const NO_CHECKPOINT_PATH: &str = "NoCheckpointPath";
+const LOSES_TRAINING: &str = "spec.checkpoint.path is not set: a suspension, a crash of the job, or a change of the manifest that needs new pods loses all training. Set it before the job has trained for long, because this change needs new pods too";
 
 /// All conditions, in a fixed order.
 pub(super) fn conditions(facts: &ConditionFacts<'_>) -> Vec<Condition> {
@@ -48,7 +57,18 @@ pub(super) fn conditions(facts: &ConditionFacts<'_>) -> Vec<Condition> {
     ]
     .into_iter()
     .map(|(kind, holds)| condition(facts, kind, holds))
+    .chain([checkpointed(facts)])
     .collect()
+}
+
+/// Whether the job's training outlives its pods.
+fn checkpointed(facts: &ConditionFacts<'_>) -> Condition {
+    let (reason, message) = if facts.has_checkpoint_path {
+        ("CheckpointPath", String::new())
+    } else {
+        (NO_CHECKPOINT_PATH, LOSES_TRAINING.to_owned())
+    };
+    Condition { reason: reason.to_owned(), message, ..condition(facts, CHECKPOINTED, facts.has_checkpoint_path) }
 }
 
 fn condition(facts: &ConditionFacts<'_>, kind: &str, holds: bool) -> Condition {
@@ -72,17 +92,20 @@ fn condition(facts: &ConditionFacts<'_>, kind: &str, holds: bool) -> Condition {
 fn explanation(facts: &ConditionFacts<'_>) -> (&'static str, String) {
     match facts.problem {
         Some(problem) => (problem.cause.reason(), problem.message.clone()),
-        None => (facts.phase.name(), phase_message(facts.phase).to_owned()),
+        None => (facts.phase.name(), phase_message(facts).to_owned()),
     }
 }
 
-fn phase_message(phase: Phase) -> &'static str {
-    match phase {
+fn phase_message(facts: &ConditionFacts<'_>) -> &'static str {
+    match facts.phase {
         Phase::Pending => "its pods are about to be created",
         Phase::Starting => "its pods are starting",
         Phase::Training => "the job trains",
         Phase::Evaluating => "the job predicts the test rows",
         Phase::Restarting => "its roles restart",
+        Phase::Suspended if !facts.has_checkpoint_path => {
+            "spec.suspend suspends it: set it to false to start it again from step 0. Its training is lost, because spec.checkpoint.path is not set"
+        }
         Phase::Suspended => "spec.suspend suspends it: set it to false to continue",
         Phase::Complete => "the job is trained; the results are in status.summary",
         Phase::Failed => "the job has failed",

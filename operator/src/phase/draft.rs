@@ -49,6 +49,23 @@ impl<'a> Draft<'a> {
         self.status.last_progress_time = None;
     }
 
+    /// The attempt ends: shows the step from which the next one continues. Loss and AUC belong to
+    /// the step that is gone.
+    pub(super) fn forget_lost_steps(&mut self) {
+        let saved = self.status.last_checkpoint.as_ref().filter(|_| self.has_checkpoint_path());
+        let kept = saved.map(|checkpoint| checkpoint.step);
+        if self.status.step != kept {
+            self.status.step = kept;
+            self.status.loss = None;
+            self.status.auc = None;
+        }
+    }
+
+    /// Whether the job saves checkpoints, so that another attempt continues from the last one.
+    pub(super) fn has_checkpoint_path(&self) -> bool {
+        self.facts.job.spec.checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.path.is_some())
+    }
+
     /// Takes over the last checkpoint. A coordinator that has just started reports none.
     pub(super) fn note_checkpoint(&mut self, reported: Option<&CheckpointStatus>) {
         if reported.is_some() {
@@ -104,6 +121,7 @@ impl<'a> Draft<'a> {
             before: &self.conditions_before(),
             phase,
             problem: problem.as_ref(),
+            has_checkpoint_path: self.has_checkpoint_path(),
             all_ready: self.facts.verdict.is_ok() && run == Run::Go && self.all_ready(),
             generation: self.facts.job.metadata.generation,
             now: self.facts.now,

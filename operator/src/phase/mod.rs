@@ -35,6 +35,7 @@ mod time;
 
 use rectrain_crds::Phase;
 
+pub use self::conditions::{CHECKPOINTED, NO_CHECKPOINT_PATH};
 pub use self::decision::{Decision, Run};
 pub use self::facts::Facts;
 pub use self::settings::{max_restarts, stall_seconds, wanted_mode};

@@ -125,7 +125,7 @@ impl<'a> Draft<'a> {
 
     fn run_attempt(mut self, running: &RunningAttempt<'_>, unchanged: Option<Unchanged>) -> Decision {
         let RunningAttempt { attempt, pods, phase } = running;
-        if self.facts.signals.coordinator_displaced {
+        if self.is_state_lost() {
             let message = "the coordinator's pod was displaced, and its state of the attempt is lost";
             return self.crash(attempt, 0, Problem::new(Cause::Crash, message));
         }
@@ -159,6 +159,13 @@ impl<'a> Draft<'a> {
             None => (Run::Go, None),
         };
         self.keep_running(pods, Look { phase, restarts: restarts.of_containers, problem, run })
+    }
+
+    /// Whether the coordinator's pod was displaced, and the one that replaced it knows nothing of
+    /// the attempt. It may know it from the copies of the journal on parameter servers. As long as
+    /// it is silent, it waits for them.
+    fn is_state_lost(&self) -> bool {
+        self.facts.signals.coordinator_displaced && self.live_report().is_some_and(|report| !report.recovered)
     }
 
     /// Keeps all pods until the checkpoint exists.

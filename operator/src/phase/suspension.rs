@@ -12,6 +12,7 @@ use crate::coordinator_view::CoordinatorView;
 impl Draft<'_> {
     pub(super) fn suspend(mut self) -> Decision {
         self.clear_progress();
+        self.forget_lost_steps();
         self.count_replicas(false);
         let run = if self.status.attempt.is_some() { Run::Hold } else { Run::Nothing };
         self.finish(Phase::Suspended, None, run)
@@ -22,8 +23,7 @@ impl Draft<'_> {
     pub(super) fn saves_first(&self, is_impossible: bool) -> bool {
         let attempt = self.status.attempt.as_ref();
         let is_changed = || !is_impossible && attempt.is_some_and(|attempt| attempt.spec_hash != self.facts.spec_hash);
-        let has_path = self.facts.job.spec.checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.path.is_some());
-        has_path
+        self.has_checkpoint_path()
             && matches!(self.before.phase, Some(Phase::Training | Phase::Evaluating))
             && self.facts.signals.saving != Saving::Over
             && self.can_save()

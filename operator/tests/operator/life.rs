@@ -718,7 +718,7 @@ async fn each_transition_has_one_event() {
     sorted.sort();
     assert_eq!(
         sorted,
-        ["Complete", "Crash", "Restarting", "Starting", "Starting", "Training", "Training"],
+        ["Complete", "Crash", "NoCheckpointPath", "Restarting", "Starting", "Starting", "Training", "Training"],
         "{reasons:?}"
     );
 }

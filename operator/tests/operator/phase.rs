@@ -352,6 +352,7 @@ impl Step<'_> {
         self.check_ended()?;
         self.check_mode()?;
         self.check_members()?;
+        self.check_step()?;
         self.check_restarts()
     }
 
@@ -359,7 +360,7 @@ impl Step<'_> {
     fn check_conditions(&self) -> Checked {
         let (after, phase) = (self.after(), self.phase());
         let kinds: Vec<&str> = after.conditions.iter().map(|c| c.type_.as_str()).collect();
-        prop_assert_eq!(kinds, ["Ready", "Reconciling", "Stalled", "Complete", "Failed", "Suspended"]);
+        prop_assert_eq!(kinds, ["Ready", "Reconciling", "Stalled", "Complete", "Failed", "Suspended", "Checkpointed"]);
         prop_assert_eq!(holds(after, "Complete"), phase == Phase::Complete);
         prop_assert_eq!(holds(after, "Failed"), phase == Phase::Failed);
         prop_assert_eq!(holds(after, "Suspended"), phase == Phase::Suspended);
@@ -459,6 +460,16 @@ impl Step<'_> {
         for &(role, replicas) in &decision.ask_members {
             prop_assert!(history.aborts_join(role, replicas) || replicas == manifest_replicas(role, &history.resolved));
             prop_assert!(self.is_running());
+        }
+        Ok(())
+    }
+
+    /// When an attempt has ended, the status shows the step of the last checkpoint, or none.
+    fn check_step(&self) -> Checked {
+        let before = self.before.attempt.as_ref().map_or(0, |attempt| attempt.number);
+        if self.phase() == Phase::Suspended || self.number() > before {
+            let saved = self.after().last_checkpoint.as_ref().map(|checkpoint| checkpoint.step);
+            prop_assert_eq!(self.after().step, saved, "{:?}", self.decision);
         }
         Ok(())
     }
@@ -576,6 +587,7 @@ fn at(step: u64) -> Report {
     let (stage, idle_seconds) = (Stage::Training, Some(0.0));
     Report {
         idle_seconds,
+        recovered: false,
         slots_decided_seconds: 0,
         missing: Vec::new(),
         stage,

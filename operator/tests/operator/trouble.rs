@@ -2,7 +2,7 @@
 //! refused. Coordinators are silent for a moment, and nodes are drained. A job's pods have other
 //! containers, and a namesake has left pods.
 use rectrain_crds::Phase;
-use rectrain_operator::coordinator_view::{CoordinatorView, Stage};
+use rectrain_operator::coordinator_view::{CoordinatorView, Report, Stage};
 use serde_json::{Value, json};
 
 use crate::world::{MANIFEST, NAMESPACE, Script, World, complete, failed, good, live, passes};
@@ -238,7 +238,7 @@ fn displace(world: &World, name: &str) {
     }
 }
 
-/// Its replacement does not know the attempt and refuses all members, whose containers restart.
+/// Its replacement found no copy of the journal and refuses all members, whose containers restart.
 /// That is no fault of the job.
 #[tokio::test]
 async fn a_displaced_coordinator_ends_the_attempt_without_a_restart() {
@@ -264,6 +264,78 @@ async fn a_displaced_coordinator_ends_the_attempt_without_a_restart() {
         let status = world.job().status.unwrap();
         assert_eq!((status.attempt.unwrap().number, status.restarts), (1 + u32::from(displaced), Some(0)));
         assert_eq!(world.phase(), Some(Phase::Training));
+    }
+}
+
+/// Its replacement continues from a copy of the journal. Until it has found one, it is silent.
+#[tokio::test]
+async fn a_displaced_coordinator_that_recovers_ends_no_attempt() {
+    let recovered = |step| match live(Stage::Training, step) {
+        CoordinatorView::Live(report) => CoordinatorView::Live(Report { recovered: true, ..report }),
+        other => other,
+    };
+    let manifest = format!("{MANIFEST}  faultTolerance: {{stallSeconds: 60, backoffSeconds: 1}}\n");
+    let world = World::new(&manifest, vec![vec![live(Stage::Training, 1); 50]]);
+    ticks(&world, 3).await;
+    assert_eq!(world.phase(), Some(Phase::Training));
+    displace(&world, "clicks-coordinator-0");
+    world.settle().await;
+    world.scripts.lock().by_attempt = vec![vec![CoordinatorView::Silent, CoordinatorView::Silent, recovered(2)]];
+    world.api().remove("pods", "clicks-coordinator-0");
+    for _ in 0..6 {
+        world.tick();
+        world.settle().await;
+        let status = world.job().status.unwrap();
+        assert_eq!((status.phase, status.attempt.unwrap().number), (Some(Phase::Training), 1));
+    }
+    let status = world.job().status.unwrap();
+    assert_eq!((status.step, status.restarts), (Some(2), Some(0)));
+}
+
+/// The node is short of memory or disk, for which a neighbour may be to blame.
+#[tokio::test]
+async fn an_evicted_pod_counts_no_restart() {
+    let low = "The node was low on resource: memory. Threshold quantity: 100Mi, available: 90Mi.";
+    let own = "Pod ephemeral local storage usage exceeds the total limit of containers 1Gi.";
+    for (message, restarts) in [(low, 0), (own, 1)] {
+        let manifest = format!("{MANIFEST}  faultTolerance: {{maxRestarts: 1, backoffSeconds: 1}}\n");
+        let crash = vec![live(Stage::Training, 1), live(Stage::Training, 1), failed("ps 0 is gone", false)];
+        let world = World::new(&manifest, vec![crash, good()]);
+        ticks(&world, 1).await;
+        {
+            let mut api = world.api();
+            let status = &mut api.get_mut("pods", "clicks-ps-0").unwrap()["status"];
+            status["phase"] = json!("Failed");
+            status["reason"] = json!("Evicted");
+            status["message"] = json!(message);
+            api.touch("pods", "clicks-ps-0");
+        }
+        world.live().await;
+        let status = world.job().status.unwrap();
+        assert_eq!((status.phase, status.restarts), (Some(Phase::Complete), Some(restarts)), "{message}");
+        assert_eq!(status.attempt.unwrap().number, 2);
+    }
+}
+
+#[tokio::test]
+async fn a_job_without_checkpoints_warns_of_a_suspension() {
+    for (has_path, manifest) in
+        [(false, MANIFEST.to_owned()), (true, format!("{MANIFEST}  checkpoint: {{path: \"gs://ads/clicks\"}}\n"))]
+    {
+        let world = World::new(&manifest, vec![vec![live(Stage::Training, 2); 50]]);
+        world.scripts.lock().saved = Some(Ok("full-2".to_owned()));
+        ticks(&world, 4).await;
+        assert_eq!(world.condition("Checkpointed").is_some(), has_path);
+        let events =
+            world.api().list("events").into_iter().filter(|event| event["reason"] == "NoCheckpointPath").count();
+        assert_eq!(events, usize::from(!has_path), "before anything is lost");
+        world.edit(|spec| spec["suspend"] = json!(true));
+        ticks(&world, 4).await;
+        let message = world.condition("Suspended").unwrap().1;
+        assert_eq!(message.contains("Its training is lost"), !has_path, "{message}");
+        let status = world.job().status.unwrap();
+        assert_eq!(status.step, has_path.then_some(2), "the step that the next attempt continues from");
+        assert_eq!(status.loss.is_some(), has_path);
     }
 }
 

@@ -362,6 +362,10 @@ pub(crate) struct CoordinatorArgs {
     /// Without it the job restarts from its last checkpoint
     #[arg(long, value_name = "FOLDER", env = "RECTRAIN_JOURNAL")]
     pub(crate) journal: Option<PathBuf>,
+    /// The number of the job's attempt. Without a journal in its folder, the coordinator then waits
+    /// for the parameter servers, and continues from the copies of the journal that they keep
+    #[arg(long, value_name = "NUMBER", env = "RECTRAIN_RECOVER_ATTEMPT", requires = "journal")]
+    pub(crate) recover_attempt: Option<u32>,
     #[command(flatten)]
     pub(crate) patience: PatienceArgs,
     #[command(flatten)]

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use prometheus::Registry;
-use rectrain_coordinator::{Coordinator, Guard, LivePage, serve_control};
+use rectrain_coordinator::{Coordinator, Guard, JournalPlace, LivePage, recover_copy, serve_control};
 use rectrain_kinds::Role;
 use rectrain_member::http::{serve_metrics, serve_metrics_and_page};
 use rectrain_member::member::Member;
@@ -71,7 +71,13 @@ pub(crate) fn coordinate(args: &CoordinatorArgs) -> Result<(), Failure> {
             serve_metrics_and_page(args.metrics, metrics.clone(), readiness.clone(), page.clone()).await?;
         let events = EventLog::default();
         let coordinator_metrics = CoordinatorMetrics::of(&metrics, 0);
-        let coordinator = Arc::new(Box::pin(started(&plan, args, &events, &coordinator_metrics)).await?);
+        let mut signalled = pin!(signal::interrupted());
+        let journal = tokio::select! {
+            journal = journal_place(args, &plan, &transport, &coordinator_metrics) => journal?,
+            () = &mut signalled => return Err(interrupted(Err("training had not begun".to_owned()))),
+        };
+        let coordinator = Box::pin(started(&plan, args, journal, &events, &coordinator_metrics)).await?;
+        let coordinator = Arc::new(coordinator);
         page.show(Arc::clone(&coordinator));
         let service = Arc::clone(&coordinator) as Arc<dyn Service>;
         let serving = transport.serve(service, &args.bind).map_err(RoleError::from)?;
@@ -85,13 +91,16 @@ pub(crate) fn coordinate(args: &CoordinatorArgs) -> Result<(), Failure> {
             taken_up: coordinator.is_recovered(),
         };
         println!("{}", serde_json::to_string(&addresses).map_err(|error| Failure::Failed(error.to_string()))?);
-        let mut signalled = pin!(signal::interrupted());
         let mut running = pin!(async { tokio::join!(coordinator.run(&transport), print(events, args.json)).0 });
         let result = tokio::select! {
-            result = &mut running => result.map(drop).map_err(Failure::from),
+            result = &mut running => match result {
+                // Members must find the coordinator that leads the job now, so their connections
+                // to this one close at once.
+                Err(superseded @ RoleError::Superseded) => return Err(superseded.into()),
+                result => result.map(drop).map_err(Failure::from),
+            },
             () = &mut signalled => {
-                coordinator.let_all_leave();
-                let saving = async { coordinator.save_now().await.map_err(|error| error.to_string()) };
+                let saving = async { coordinator.leave().await.map_err(|error| error.to_string()) };
                 let saved = save_while(&mut running, saving, args.patience.grace_seconds).await;
                 let _late = tokio::time::timeout(FAREWELL, coordinator.release_path()).await;
                 Err(saved)
@@ -115,13 +124,13 @@ pub(crate) fn coordinate(args: &CoordinatorArgs) -> Result<(), Failure> {
 async fn started(
     plan: &Arc<JobPlan>,
     args: &CoordinatorArgs,
+    journal: Option<JournalPlace<'_>>,
     events: &EventLog,
     metrics: &CoordinatorMetrics,
 ) -> Result<Coordinator, Failure> {
     let patience = Duration::from_secs(u64::from(args.patience.grace_seconds)) + LEASE_EXPIRY;
     let begun = Instant::now();
     loop {
-        let journal = args.journal.as_deref();
         let started = Coordinator::start(Arc::clone(plan), &args.run, journal, events.clone(), metrics.clone()).await;
         match started {
             Err(RoleError::Leased(reason)) if args.stay && begun.elapsed() < patience => {
@@ -137,6 +146,23 @@ async fn started(
             }
         }
     }
+}
+
+/// The place of the journal. If the job's attempt is under way and its journal is lost, recovers
+/// the journal from a copy.
+async fn journal_place<'a>(
+    args: &'a CoordinatorArgs,
+    plan: &JobPlan,
+    transport: &TcpTransport,
+    metrics: &CoordinatorMetrics,
+) -> Result<Option<JournalPlace<'a>>, RoleError> {
+    let Some(directory) = args.journal.as_deref() else { return Ok(None) };
+    let place = JournalPlace::new(directory, args.recover_attempt.unwrap_or(0));
+    if args.recover_attempt.is_some() {
+        let is_recovered = recover_copy(place, plan, &args.run, transport, &args.bind).await?;
+        metrics.journal_copies_recovered.inc_by(u64::from(is_recovered));
+    }
+    Ok(Some(place))
 }
 
 /// Prints the job's events as lines of JSON, up to the last, if `json` is true.

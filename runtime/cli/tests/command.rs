@@ -483,6 +483,19 @@ const KILLS_OF_THE_COORDINATOR: [(&str, usize); 8] = [
     ("coordinator", 0),
 ];
 
+/// Kills the coordinator and removes its journal, as the loss of its machine does.
+const MACHINE_OF_THE_COORDINATOR: &str = "coordinator and journal";
+
+/// Losses of the coordinator's journal, and deaths of members that the copies record.
+const LOSSES_OF_THE_JOURNAL: [(&str, usize); 6] = [
+    (MACHINE_OF_THE_COORDINATOR, 0),
+    ("ps", 0),
+    (MACHINE_OF_THE_COORDINATOR, 0),
+    ("embedding-worker", 0),
+    ("coordinator", 0),
+    (MACHINE_OF_THE_COORDINATOR, 0),
+];
+
 /// Trains a job and kills the `victims`, given by role and number, one after the other. It must not
 /// restart, and must train as many samples as an undisturbed run. Returns the summaries of this run
 /// and of the undisturbed one.
@@ -514,6 +527,15 @@ fn run_with_kills(sets: &str, victims: &[(&str, usize)]) -> (Value, Value) {
         let is_due = event["event"] == "progress" && all_are_present;
         if is_due && let Some((role, index)) = victims.next() {
             all_are_present = false;
+            let role = match *role {
+                MACHINE_OF_THE_COORDINATOR => {
+                    // The coordinator still writes to the removed files.
+                    let journal = format!("/dev/shm/rectrain-{}/coordinator", child.id());
+                    std::fs::remove_dir_all(journal).unwrap();
+                    "coordinator"
+                }
+                role => role,
+            };
             let of_role: Vec<_> = children_of(child.id()).into_iter().filter(|(_, of)| of == role).collect();
             // The processes are not in the order of their indices: a replacement has a new process
             // id.
@@ -649,6 +671,23 @@ fn without_a_barrier_killing_the_coordinator_loses_no_batch() {
                 spec.training.switchAt[1].step=500,spec.training.switchAt[1].mode=gba";
     let (last, alone) = run_with_kills(sets, &KILLS_OF_THE_COORDINATOR);
     assert_eq!((&last["mode"], &last["modeSwitches"]), (&Value::from("gba"), &Value::from(2)));
+    assert_eq!((&last["trainedRows"], &last["droppedBatches"]), (&alone["trainedRows"], &Value::from(0)), "{last}");
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn losing_the_coordinators_journal_keeps_the_model() {
+    let sets = "spec.training.mode=sync,spec.training.evaluation.every=steps,spec.training.evaluation.steps=30";
+    let (last, alone) = run_with_kills(sets, &LOSSES_OF_THE_JOURNAL);
+    for field in ["parametersSha256", "test", "rows", "trainedRows", "skippedRows"] {
+        assert_eq!(last[field], alone[field], "{field}");
+    }
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn without_a_barrier_losing_the_journal_loses_no_batch() {
+    let (last, alone) = run_with_kills("spec.training.mode=gba", &LOSSES_OF_THE_JOURNAL);
     assert_eq!((&last["trainedRows"], &last["droppedBatches"]), (&alone["trainedRows"], &Value::from(0)), "{last}");
 }
 

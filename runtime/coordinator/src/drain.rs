@@ -81,8 +81,30 @@ impl Coordinator {
         }
     }
 
-    /// Lets all members end at once, because the coordinator's own process is about to end.
-    pub fn let_all_leave(&self) {
+    /// Prepares for the end of the coordinator's own process: saves a checkpoint if the job has
+    /// any, and returns its name. Members of the same node first hand over their state. A
+    /// replacement then continues from a copy of the journal. While slots move it could not.
+    ///
+    /// # Errors
+    /// See [`Self::save_now`].
+    pub async fn leave(&self) -> Result<String, SaveRefused> {
+        let (saved, ()) = tokio::join!(self.save_now(), self.let_members_hand_over());
+        // A checkpoint that a member waits for may be under way since. The state is in the copies
+        // before this process ends.
+        self.journaled().await;
+        saved
+    }
+
+    /// Waits until members that are about to end have handed over their state, and then lets all
+    /// members end at once. If all members of a role end, the attempt does too, and none waits.
+    async fn let_members_hand_over(&self) {
+        if self.journal.is_some() && self.placement().is_ok() {
+            tokio::time::sleep(SAME_NODE).await;
+            let handed_over = self.wait_until(WHOLE_JOB, |state| Ok(state.has_all_handed_over().then_some(())));
+            if let Err(error) = handed_over.await {
+                tracing::debug!(%error, "the job failed while the coordinator waited to end");
+            }
+        }
         self.lock().let_all_leave();
         self.changed.notify_waiters();
     }

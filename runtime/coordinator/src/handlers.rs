@@ -197,6 +197,9 @@ impl Coordinator {
                 if let Some(rejoined) = joined {
                     self.metrics.rejoins.inc();
                     self.events.push(rejoined);
+                    if let (v1::Role::Ps, Some(copies)) = (request.role(), &self.copies) {
+                        copies.wait_again_for(request.index);
+                    }
                     let is_writer = request.role() == v1::Role::DenseWorker && request.index == 0;
                     if is_writer && !self.lock().training().is_saving_dense() {
                         self.fail_dense_file();

@@ -5,16 +5,19 @@
 //! writing it whole is cheap. One write serves many replies.
 //!
 //! Writes alternate between two files, so that one of them is complete whenever the process dies.
-//! The journal outlives the process but not the machine. A coordinator without a journal restarts
-//! the job from its last checkpoint.
+//! The files outlive the process but not the machine. Parameter servers keep copies of each image
+//! ([`super::copies`]), from which a coordinator on another machine recovers
+//! ([`super::recovery`]). A coordinator without a journal restarts the job from its last checkpoint.
 
 use std::fs::{DirBuilder, File, OpenOptions};
+use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Read};
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use bytes::Bytes;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -36,9 +39,41 @@ pub(super) const EVENTS: &str = "events.jsonl";
 /// The value of [`Journal::written`] once no more writes follow. It ends every wait for a write.
 const ENDED: u64 = u64::MAX;
 
+/// Where a coordinator keeps its journal.
+#[derive(Debug, Clone, Copy)]
+pub struct JournalPlace<'a> {
+    /// The directory of its files.
+    pub(super) directory: &'a Path,
+    /// The number of the job's attempt.
+    pub(super) attempt: u32,
+    /// The incarnation of this coordinator, unless it continues from the directory.
+    pub(super) owner: u64,
+}
+
+impl<'a> JournalPlace<'a> {
+    /// A place for one process. The number of the job's attempt tells copies of the journal apart,
+    /// because attempts share the name of the run.
+    #[must_use]
+    pub fn new(directory: &'a Path, attempt: u32) -> Self {
+        Self { directory, attempt, owner: RandomState::new().hash_one("coordinator").max(1) }
+    }
+
+    /// The key of the copies of this journal on parameter servers.
+    pub(super) fn copies_of(&self, job: &str) -> String {
+        format!("{job}/{}", self.attempt)
+    }
+}
+
 /// The journal of one coordinator.
 pub(super) struct Journal {
     files: Mutex<Files>,
+    /// The run and its plan.
+    job: String,
+    /// The key of the copies on parameter servers.
+    copies: String,
+    /// The incarnation of this coordinator. A replacement that continues from the files has the
+    /// same one, because its predecessor has surely ended.
+    owner: u64,
     /// Writes requested so far.
     requested: AtomicU64,
     wake: Notify,
@@ -49,6 +84,8 @@ pub(super) struct Journal {
 /// The state that an earlier coordinator left in the journal.
 pub(super) struct Recovered {
     pub(super) attempt: u64,
+    /// The number of the last event that the earlier coordinator had pushed.
+    pub(super) events: u64,
     pub(super) state: State,
 }
 
@@ -56,42 +93,73 @@ pub(super) struct Recovered {
 struct Image<'a> {
     job: &'a str,
     attempt: u64,
+    owner: u64,
+    events: u64,
     state: &'a State,
 }
 
+/// A decoded image.
 #[derive(Deserialize)]
-struct OwnedImage {
+pub(super) struct OwnedImage {
     job: String,
     attempt: u64,
-    state: State,
+    #[serde(default)]
+    owner: u64,
+    #[serde(default)]
+    events: u64,
+    pub(super) state: State,
+}
+
+impl OwnedImage {
+    /// Decodes the image of a journal of this job; `None` if it belongs to another job, or to
+    /// another version of this program. `place` names the image in the log.
+    pub(super) fn decode(image: &[u8], job: &str, place: &str) -> Option<Self> {
+        match rmp_serde::from_slice::<Self>(image) {
+            Ok(image) if image.job == job => Some(image),
+            Ok(_) => {
+                tracing::warn!("the journal in {place} belongs to another job: it is ignored");
+                None
+            }
+            Err(error) => {
+                tracing::warn!(%error, "the journal in {place} cannot be read: it is ignored");
+                None
+            }
+        }
+    }
+
+    /// Encodes this image for the coordinator of incarnation `owner`.
+    fn encode_for(&self, owner: u64) -> Result<Vec<u8>, RoleError> {
+        let Self { job, attempt, events, state, .. } = self;
+        encode(&Image { job, attempt: *attempt, owner, events: *events, state })
+    }
 }
 
 impl Journal {
-    /// Opens the journal in this directory, and creates the directory if needed. Also returns the
+    /// Opens the journal in this place, and creates the directory if needed. Also returns the
     /// state that a coordinator of the same job left there.
     ///
     /// # Errors
     /// [`RoleError::System`] if the directory cannot be created or written.
-    pub(super) fn open(directory: &Path, plan: &JobPlan, run: &str) -> Result<(Self, Option<Recovered>), RoleError> {
+    pub(super) fn open(
+        place: JournalPlace<'_>,
+        plan: &JobPlan,
+        run: &str,
+    ) -> Result<(Self, Option<Recovered>), RoleError> {
+        let JournalPlace { directory, .. } = place;
         let cannot = |source| RoleError::System {
             attempt: format!("keep the coordinator's journal in {}", directory.display()),
             source,
         };
         let (files, image) = Files::open(directory).map_err(cannot)?;
         let job = job(plan, run);
-        let recovered = image.and_then(|image| match rmp_serde::from_slice::<OwnedImage>(&image) {
-            Ok(image) if image.job == job => Some(Recovered { attempt: image.attempt, state: image.state }),
-            Ok(_) => {
-                tracing::warn!("the journal in {} belongs to another job: it is ignored", directory.display());
-                None
-            }
-            Err(error) => {
-                tracing::warn!(%error, "the journal in {} cannot be read: it is ignored", directory.display());
-                None
-            }
-        });
+        let image = image.and_then(|image| OwnedImage::decode(&image, &job, &directory.display().to_string()));
+        let owner = image.as_ref().map(|image| image.owner).filter(|owner| *owner != 0);
+        let recovered = image.map(|OwnedImage { attempt, events, state, .. }| Recovered { attempt, events, state });
         let journal = Self {
-            files: Mutex::new(Files { job, ..files }),
+            files: Mutex::new(files),
+            copies: place.copies_of(&job),
+            job,
+            owner: owner.unwrap_or(place.owner),
             requested: AtomicU64::new(0),
             wake: Notify::new(),
             written: watch::Sender::new(0),
@@ -108,26 +176,39 @@ impl Journal {
         let _never_closed = written.wait_for(|written| *written >= number).await.is_ok();
     }
 
-    /// Waits for a request to write. Returns the number to pass to [`Self::write`].
+    /// Waits for a request to write. Returns the number to pass to [`Self::serve`].
     pub(super) async fn requested(&self) -> u64 {
         self.wake.notified().await;
         self.requested.load(Ordering::Acquire)
     }
 
-    /// Encodes the state.
-    pub(super) fn image(&self, attempt: u64, state: &State) -> Result<Vec<u8>, RoleError> {
-        let files = self.files.lock();
-        let image = rmp_serde::to_vec_named(&Image { job: &files.job, attempt, state });
-        image.map_err(|error| RoleError::Inconsistent { message: "journal", reason: error.to_string() })
+    /// The key of the copies on parameter servers.
+    pub(super) fn copies(&self) -> &str {
+        &self.copies
     }
 
-    /// Writes an image that was encoded after `number` was returned.
-    pub(super) async fn write(self: &Arc<Self>, number: u64, image: Vec<u8>) -> io::Result<()> {
+    /// The incarnation of this coordinator.
+    pub(super) fn owner(&self) -> u64 {
+        self.owner
+    }
+
+    /// Encodes the state. `events` is the number of the last event.
+    pub(super) fn image(&self, attempt: u64, events: u64, state: &State) -> Result<Bytes, RoleError> {
+        encode(&Image { job: &self.job, attempt, owner: self.owner, events, state }).map(Bytes::from)
+    }
+
+    /// Writes an image. Returns its sequence, which increases with each write of this coordinator
+    /// and of its replacements.
+    pub(super) async fn write(self: &Arc<Self>, image: Bytes) -> io::Result<u64> {
         let journal = Arc::clone(self);
         let writing = tokio::task::spawn_blocking(move || journal.files.lock().write(&image));
-        await_task("writing of the journal", writing).await.map_err(io::Error::other)??;
+        await_task("writing of the journal", writing).await.map_err(io::Error::other)?
+    }
+
+    /// Serves all requests up to `number`: an image that was encoded after that number was returned
+    /// is written.
+    pub(super) fn serve(&self, number: u64) {
         self.written.send_replace(number);
-        Ok(())
     }
 
     /// Ends the journal, because the job has ended. Every present and later wait for a write
@@ -136,23 +217,57 @@ impl Journal {
         self.written.send_replace(ENDED);
     }
 
-    /// Removes the journal after a failed write, because its state is outdated. Every present and
-    /// later wait for a write returns.
+    /// Whether no more writes follow.
+    pub(super) fn is_closed(&self) -> bool {
+        *self.written.borrow() == ENDED
+    }
+
+    /// Removes the journal after a failed write, because its state is outdated.
     pub(super) fn discard(&self) {
         self.files.lock().remove();
-        self.close();
     }
 }
 
+fn encode(image: &Image<'_>) -> Result<Vec<u8>, RoleError> {
+    rmp_serde::to_vec_named(image)
+        .map_err(|error| RoleError::Inconsistent { message: "journal", reason: error.to_string() })
+}
+
+/// Whether the directory has a journal of this job.
+///
+/// # Errors
+/// The directory cannot be created or read.
+pub(super) fn is_in(directory: &Path, job: &str) -> io::Result<bool> {
+    let (_, image) = Files::open(directory)?;
+    Ok(image.is_some_and(|image| OwnedImage::decode(&image, job, &directory.display().to_string()).is_some()))
+}
+
+/// Writes the copy of an image, with its sequence, to the directory. The coordinator that opens the
+/// journal there continues from it as incarnation `owner`.
+///
+/// # Errors
+/// [`RoleError::System`] if the directory cannot be written.
+pub(super) fn install(directory: &Path, image: &OwnedImage, owner: u64, sequence: u64) -> Result<(), RoleError> {
+    let image = image.encode_for(owner)?;
+    let write = || {
+        let (mut files, _) = Files::open(directory)?;
+        files.number = sequence.saturating_sub(1);
+        files.write(&image).map(drop)
+    };
+    write().map_err(|source| RoleError::System {
+        attempt: format!("keep the coordinator's journal in {}", directory.display()),
+        source,
+    })
+}
+
 /// Identifies a run and its plan. A coordinator ignores the journal of another run or plan.
-fn job(plan: &JobPlan, run: &str) -> String {
+pub(super) fn job(plan: &JobPlan, run: &str) -> String {
     let hash = Sha256::digest(format!("{run}\n{plan:?}"));
     hash.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// The two files of the journal.
 struct Files {
-    job: String,
     paths: [PathBuf; 2],
     files: [File; 2],
     /// The number of the last write. Writes with even numbers go to the first file.
@@ -173,10 +288,11 @@ impl Files {
             newest = newest.into_iter().chain(read(&bytes)).max_by_key(|(number, _)| *number);
         }
         let (number, image) = newest.unzip();
-        Ok((Self { job: String::new(), paths, files, number: number.unwrap_or(0) }, image))
+        Ok((Self { paths, files, number: number.unwrap_or(0) }, image))
     }
 
-    fn write(&mut self, image: &[u8]) -> io::Result<()> {
+    /// Writes an image. Returns its number.
+    fn write(&mut self, image: &[u8]) -> io::Result<u64> {
         self.number += 1;
         let mut bytes = Vec::with_capacity(HEADER_BYTES + image.len());
         bytes.extend(MAGIC);
@@ -184,7 +300,8 @@ impl Files {
         bytes.extend((image.len() as u64).to_le_bytes());
         bytes.extend(sum(&bytes, image));
         bytes.extend(image);
-        self.files[(self.number % 2) as usize].write_all_at(&bytes, 0)
+        self.files[(self.number % 2) as usize].write_all_at(&bytes, 0)?;
+        Ok(self.number)
     }
 
     fn remove(&mut self) {

@@ -14,6 +14,7 @@ mod checkpointing;
 mod checkpoints;
 mod commands;
 mod control;
+mod copies;
 mod digest;
 mod drain;
 mod files;
@@ -25,6 +26,7 @@ mod lease;
 mod membership;
 mod migrations;
 mod page;
+mod recovery;
 mod refused;
 mod reply_cache;
 #[cfg(test)]
@@ -40,10 +42,10 @@ mod summary;
 mod training;
 
 use std::hash::{BuildHasher, RandomState};
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use parking_lot::{Mutex, MutexGuard};
 use rectrain_proto::v1;
 use rectrain_protocol::Role;
@@ -61,9 +63,12 @@ use tokio::sync::Notify;
 use self::checkpointing::CheckpointRequests;
 use self::checkpoints::{Checkpoints, ResumePoint};
 pub use self::control::{ControlService, Guard, serve_control};
+use self::copies::Copies;
 use self::journal::Journal;
 use self::lease::{PathLease, ReleaseOnDrop};
+pub use self::journal::JournalPlace;
 pub use self::page::LivePage;
+pub use self::recovery::recover_copy;
 pub use self::refused::{ResizeRefused, SaveRefused};
 use self::state::State;
 
@@ -82,8 +87,16 @@ pub struct Coordinator {
     placement: Mutex<Option<Placement>>,
     /// Where the state is persisted; `None` if the state ends with this process.
     journal: Option<Arc<Journal>>,
+    /// Copies of the journal on parameter servers; `None` without a journal.
+    copies: Option<Copies>,
+    /// Whether replies must wait until servers can get copies. False while members have yet to
+    /// join: they need replies before there is a placement.
+    is_copied_first: bool,
     /// Whether this coordinator continues from the journal of one that died.
     is_recovered: bool,
+    /// Whether the events of the one before are lost with its machine. They said that the job had
+    /// started.
+    is_log_lost: bool,
     /// The counts that the metrics include already. After a recovery or a resume they start above
     /// zero.
     counted: Mutex<TokenCounts>,
@@ -99,9 +112,9 @@ impl Coordinator {
     ///
     /// - `run` names this run of the job across all its attempts. Without `spec.checkpoint.resume:
     ///   latest`, only checkpoints of the same run are resumed from.
-    /// - `journal` is the directory of the journal. If an earlier coordinator of this run left its
+    /// - `journal` is the place of the journal. If an earlier coordinator of this run left its
     ///   state there, this one continues from that state, and `events` from the events of the
-    ///   earlier one.
+    ///   earlier one. See [`recover_copy`] for a place that is empty.
     ///
     /// # Errors
     /// - [`RoleError::Input`] if files in the checkpoint path cannot be written, read or deleted,
@@ -113,11 +126,11 @@ impl Coordinator {
     pub async fn start(
         plan: Arc<JobPlan>,
         run: &str,
-        journal: Option<&Path>,
+        journal: Option<JournalPlace<'_>>,
         events: EventLog,
         metrics: CoordinatorMetrics,
     ) -> Result<Self, RoleError> {
-        let journal = journal.map(|directory| open_journal(directory, &plan, run, &events)).transpose()?;
+        let journal = journal.map(|place| open_journal(place, &plan, run, &events)).transpose()?;
         let (journal, recovered) = journal.unzip();
         let checkpoints = Checkpoints::open(&plan, run)?;
         let recovered = recovered.flatten();
@@ -143,7 +156,12 @@ impl Coordinator {
         events: EventLog,
         metrics: CoordinatorMetrics,
     ) -> Result<Self, RoleError> {
+        let copies = journal
+            .as_ref()
+            .map(|journal: &Arc<Journal>| Copies::new(journal.copies().to_owned(), journal.owner(), metrics.clone()));
         Ok(Self {
+            copies,
+            is_copied_first: false,
             state: Mutex::new(State::new(&plan, None)?),
             plan,
             attempt: RandomState::new().hash_one("attempt").max(1),
@@ -154,6 +172,7 @@ impl Coordinator {
             placement: Mutex::default(),
             journal,
             is_recovered: false,
+            is_log_lost: false,
             counted: Mutex::default(),
             checkpoints: Mutex::default(),
             lease: None,
@@ -166,6 +185,8 @@ impl Coordinator {
         if let Some(checkpoints) = &mut checkpoints {
             recovered.state.damaged_checkpoints().iter().for_each(|name| checkpoints.mark_damaged(name));
         }
+        let is_log_lost = recovered.events > 0 && self.events.after(0, 1).is_empty();
+        let is_copied_first = matches!(recovered.state.roster(), Ok(Some(_)));
         self.events.push(JobEvent::CoordinatorTakenUp { step: recovered.state.step() });
         if let Some(step) = recovered.state.last_checkpoint_step() {
             self.metrics.checkpoint_step.set(step as i64);
@@ -175,6 +196,8 @@ impl Coordinator {
             counted: Mutex::new(recovered.state.training().counts()),
             state: Mutex::new(recovered.state),
             is_recovered: true,
+            is_log_lost,
+            is_copied_first,
             checkpoints: Mutex::new(checkpoints.map(|checkpoints| (checkpoints, None))),
             ..self
         }
@@ -200,8 +223,10 @@ impl Coordinator {
         };
         // Members may learn this coordinator's address as soon as `start` returns. From then on a
         // replacement must find a journal.
-        if let Some(journal) = &coordinator.journal {
-            coordinator.write_journal(journal, 0).await;
+        if let Some(journal) = &coordinator.journal
+            && coordinator.write_journal(journal).await.is_none()
+        {
+            journal.close();
         }
         Ok(coordinator)
     }
@@ -227,7 +252,7 @@ impl Coordinator {
             // Once a member has failed, the others end, and calls to them fail. The first failure
             // is the cause.
             result = summarizing => result.map_err(|error| self.lock().check_failure().err().unwrap_or(error)),
-            never = self.run_journal() => never,
+            superseded = self.run_journal() => return Err(superseded),
             never = self.poll_server_progress() => never,
             error = self.keep_lease() => Err(error),
         };
@@ -244,9 +269,8 @@ impl Coordinator {
             }
         }
         // The last image says how the job ended.
-        if let Some(journal) = &self.journal
-            && self.write_journal(journal, 0).await
-        {
+        if let Some(journal) = &self.journal {
+            self.write_journal(journal).await;
             journal.close();
         }
         self.changed.notify_waiters();
@@ -270,30 +294,61 @@ impl Coordinator {
         }
     }
 
-    /// Writes the journal whenever a handler waits for that. If a write fails, the job continues
-    /// without a journal. Never returns.
-    async fn run_journal<T>(&self) -> T {
-        if let Some(journal) = &self.journal {
-            while self.write_journal(journal, journal.requested().await).await {}
+    /// Writes the journal, and copies it to parameter servers, whenever a handler waits for that.
+    /// If a write fails, the job continues without a journal. Returns only if another coordinator
+    /// leads the job. This one must then answer nothing and change nothing, not even the failure
+    /// of the job.
+    async fn run_journal(&self) -> RoleError {
+        if self.is_copied_first {
+            // A failure of the job ends this wait, and then no copy is needed.
+            let _failed = self.wait_until(WHOLE_JOB, |_| Ok(self.placement().ok())).await;
         }
-        std::future::pending().await
+        match self.serve_journal().await {
+            Some(superseded) => superseded,
+            None => std::future::pending().await,
+        }
     }
 
-    /// Writes the present state, which satisfies all requests up to `number`. Returns whether the
-    /// write succeeded. After a failure there is no journal.
-    async fn write_journal(&self, journal: &Arc<Journal>, number: u64) -> bool {
-        let image = journal.image(self.attempt, &self.lock());
+    /// Serves requests for writes of the journal until a write fails (`None`), or another
+    /// coordinator leads the job.
+    async fn serve_journal(&self) -> Option<RoleError> {
+        let (journal, copies) = (self.journal.as_ref()?, self.copies.as_ref()?);
+        loop {
+            let number = journal.requested().await;
+            if journal.is_closed() {
+                return None;
+            }
+            let Some((sequence, image)) = self.write_journal(journal).await else {
+                let voided = copies.void(u64::MAX).await;
+                journal.close();
+                return voided.err();
+            };
+            if let Err(superseded) = copies.put(sequence, image).await {
+                return Some(superseded);
+            }
+            journal.serve(number);
+        }
+    }
+
+    /// Writes the present state. Returns the image and its sequence. After a failure there is no
+    /// journal.
+    async fn write_journal(&self, journal: &Arc<Journal>) -> Option<(u64, Bytes)> {
+        let image = journal.image(self.attempt, self.events.number(), &self.lock());
         let written = match image {
-            Ok(image) => journal.write(number, image).await.map_err(|error| error.to_string()),
+            Ok(image) => {
+                let sequence = journal.write(image.clone()).await;
+                sequence.map(|sequence| (sequence, image)).map_err(|error| error.to_string())
+            }
             Err(error) => Err(error.to_string()),
         };
-        if let Err(reason) = &written {
-            let lost = "if the coordinator dies from now on, the job restarts from its last checkpoint";
-            warn_all(&self.events, [format!("the coordinator's journal cannot be written ({reason}): {lost}")]);
-            journal.discard();
-        }
         self.metrics.journal_writes.inc_by(u64::from(written.is_ok()));
-        written.is_ok()
+        written.map_err(|reason| self.lose_journal(journal, &reason)).ok()
+    }
+
+    fn lose_journal(&self, journal: &Journal, reason: &str) {
+        let lost = "if the coordinator dies from now on, the job restarts from its last checkpoint";
+        warn_all(&self.events, [format!("the coordinator's journal cannot be written ({reason}): {lost}")]);
+        journal.discard();
     }
 
     /// Waits until the journal has the present state, so that a replacement of this coordinator
@@ -312,7 +367,7 @@ impl Coordinator {
 
     /// The present status of the job.
     pub fn status(&self) -> v1::JobStatus {
-        self.lock().status()
+        v1::JobStatus { recovered: self.is_recovered, ..self.lock().status() }
     }
 
     /// Follows all events from the first one. The caller that started the job follows them to start
@@ -347,6 +402,9 @@ impl Coordinator {
     fn set_placement(&self, placement: Placement) {
         self.metrics.map_epoch.set(placement.epoch().0 as i64);
         self.metrics.set_members(Role::Ps, placement.servers.len() as u32);
+        if let Some(copies) = &self.copies {
+            copies.follow(&placement);
+        }
         *self.placement.lock() = Some(placement);
         self.changed.notify_waiters();
     }
@@ -437,16 +495,19 @@ async fn claim_path(checkpoints: &Checkpoints, recovers: bool, events: &EventLog
 /// Opens the journal. Also returns the state that an earlier coordinator left in it, if this one
 /// can continue from it.
 fn open_journal(
-    directory: &Path,
+    place: JournalPlace<'_>,
     plan: &JobPlan,
     run: &str,
     events: &EventLog,
 ) -> Result<(Arc<Journal>, Option<journal::Recovered>), RoleError> {
-    let (journal, recovered) = Journal::open(directory, plan, run)?;
+    let (journal, recovered) = Journal::open(place, plan, run)?;
     let recovered = recovered.filter(|recovered| recovered.state.is_recoverable());
-    let path = directory.join(journal::EVENTS);
+    let path = place.directory.join(journal::EVENTS);
     let attempt = || format!("keep events in {}", path.display());
     events.persist(&path, recovered.is_none()).map_err(|source| RoleError::System { attempt: attempt(), source })?;
+    if let Some(recovered) = &recovered {
+        events.continue_after(recovered.events);
+    }
     Ok((Arc::new(journal), recovered))
 }
 

@@ -142,6 +142,11 @@ impl Servers {
         matches!(self.resize, Resize::Moving { .. })
     }
 
+    /// Whether a server that still has slots, or is about to get some, drains.
+    pub(super) fn is_draining(&self) -> bool {
+        !self.draining.is_empty()
+    }
+
     /// Changes the number of wanted servers. Returns the number after the highest present one, and
     /// whether the request is new.
     pub(super) fn set_wanted(&mut self, servers: u32) -> Result<(u32, bool), ResizeRefused> {

@@ -55,7 +55,7 @@ impl Coordinator {
         let roster = self.wait_until(WHOLE_JOB, State::roster).await?;
         let map = if self.is_recovered { self.lock().map() } else { None };
         let events = self.events.after(0, usize::MAX);
-        if !events.iter().any(|logged| matches!(logged.event, JobEvent::Started { .. })) {
+        if !self.is_log_lost && !events.iter().any(|logged| matches!(logged.event, JobEvent::Started { .. })) {
             self.events.push(self.plan.started()?);
         }
         for replicas in self.status().replicas {

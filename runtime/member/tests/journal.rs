@@ -5,12 +5,12 @@
 mod common;
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use prometheus::Registry;
 use prost::Message;
-use rectrain_coordinator::Coordinator;
+use rectrain_coordinator::{Coordinator, JournalPlace, recover_copy};
 use rectrain_kinds::Role;
 use rectrain_proto::v1;
 use rectrain_protocol::RoleError;
@@ -30,6 +30,11 @@ const ATTEMPT: u16 = 19;
 /// The kinds of the requests to join and for the next order.
 const JOIN: u16 = 1;
 const ORDER: u16 = 4;
+/// The kind of the request for the end of the job.
+const JOB_END: u16 = 12;
+/// The kinds of the requests to keep a copy of the journal and to claim it.
+const PUT_JOURNAL: u16 = 54;
+const CLAIM_JOURNAL: u16 = 55;
 /// The kinds of the requests to measure slots and to copy one.
 const MEASURE_SLOTS: u16 = 41;
 const COPY_SLOT: u16 = 42;
@@ -40,7 +45,8 @@ fn transport() -> InProcess {
 
 async fn start(run: &str, plan: JobPlan, journal: &Path, events: &EventLog) -> Result<Arc<Coordinator>, RoleError> {
     let metrics = CoordinatorMetrics::of(&RoleMetrics::new(Registry::new()).unwrap(), 0);
-    Coordinator::start(Arc::new(plan), run, Some(journal), events.clone(), metrics).await.map(Arc::new)
+    let journal = Some(JournalPlace::new(journal, 0));
+    Coordinator::start(Arc::new(plan), run, journal, events.clone(), metrics).await.map(Arc::new)
 }
 
 /// Leads the job until one request has been answered. Returns the reply.
@@ -177,6 +183,98 @@ async fn no_coordinator_recovers_without_a_migration_that_servers_know() {
         is_recovered = resizing => is_recovered,
     };
     assert!(!is_recovered);
+}
+
+/// A parameter server that keeps a copy of the journal, and only confirms all other requests.
+#[derive(Default)]
+struct Keeper(Mutex<Option<(v1::JournalHead, Vec<u8>)>>);
+
+impl Service for Keeper {
+    fn call<'a>(&'a self, _peer: &'a Peer, frame: Frame) -> BoxFuture<'a, Result<Frame, Refusal>> {
+        Box::pin(async move {
+            let reply = Frame { kind: frame.kind, ..Frame::default() };
+            match frame.kind {
+                PUT_JOURNAL => {
+                    let head = v1::PutJournal::decode(frame.meta).unwrap().head.unwrap();
+                    *self.0.lock().unwrap() = Some((head, frame.tensors[0].as_u8("image").unwrap().to_vec()));
+                }
+                CLAIM_JOURNAL => {
+                    let claim = v1::ClaimJournal::decode(frame.meta).unwrap();
+                    let (head, image) = self.0.lock().unwrap().clone().unwrap();
+                    assert_eq!(claim.job, head.job);
+                    let (meta, tensors) = (head.encode_to_vec().into(), vec![Tensor::from(image)]);
+                    return Ok(Frame { meta, tensors, ..reply });
+                }
+                _ => {}
+            }
+            Ok(reply)
+        })
+    }
+}
+
+/// The loss of the coordinator's machine: the next one finds no journal there.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_coordinator_with_an_empty_folder_recovers_from_a_copy() {
+    let transport = transport();
+    let (keeper, server) = (Arc::new(Keeper::default()), Address::local("Ps-0"));
+    let _server = transport.serve(Arc::clone(&keeper) as Arc<dyn Service>, &server).unwrap();
+    let address = Address::local("coordinator");
+    let ask = |id: u64, kind: u16, request: Vec<u8>, attempt: u64| {
+        let caller = v1::Caller { id, number: u64::from(kind), unanswered: vec![u64::from(kind)], attempt };
+        let frame = Frame { kind, meta: [request, caller.encode_to_vec()].concat().into(), tensors: Vec::new() };
+        let channel = transport.connect(&address).unwrap();
+        async move { channel.call(frame, Duration::from_secs(20)).await }
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let first = start("a", plan(&[]), folder.path(), &EventLog::default()).await.unwrap();
+    let serving = transport.serve(Arc::clone(&first) as Arc<dyn Service>, &address).unwrap();
+    let training = async {
+        let joining = [v1::Role::Ps, v1::Role::EmbeddingWorker, v1::Role::DenseWorker, v1::Role::Loader].map(|role| {
+            let address = format!("local://{role:?}-0");
+            let join = v1::Join { role: role.into(), index: 0, address, attempt: 0 };
+            ask(10 * (role as u64), JOIN, join.encode_to_vec(), 0)
+        });
+        futures::future::try_join_all(joining).await.unwrap();
+        loop {
+            let attempt = ask(1, ATTEMPT, Vec::new(), 0).await.unwrap().meta;
+            if keeper.0.lock().unwrap().is_some() {
+                return attempt;
+            }
+        }
+    };
+    let attempt = tokio::select! {
+        ended = first.run(&transport) => panic!("the job has ended: {:?}", ended.map(|summary| summary.steps)),
+        attempt = training => attempt,
+    };
+    drop((serving, first, folder));
+
+    let number = v1::Attempt::decode(attempt.clone()).unwrap().attempt;
+    let end = v1::JobEndRequest { role: v1::Role::Ps.into(), index: 0, address: server.to_string() };
+    let folder = tempfile::tempdir().unwrap();
+    let place = JournalPlace::new(folder.path(), 0);
+    let plan = plan(&[]);
+    let recovering = recover_copy(place, &plan, "a", &transport, &address);
+    let (is_recovered, closed) = tokio::join!(recovering, ask(10, JOB_END, end.encode_to_vec(), number));
+    assert!(is_recovered.unwrap());
+    assert!(matches!(closed, Err(WireError::Closed { .. })), "{closed:?}");
+    let second = start("a", plan, folder.path(), &EventLog::default()).await.unwrap();
+    assert!(second.is_recovered() && second.status().recovered);
+    assert_eq!(answer_and_die(&second).await, attempt.to_vec());
+}
+
+/// All servers of a first attempt, or of one after a restart of all roles, are new.
+#[tokio::test(flavor = "multi_thread")]
+async fn new_servers_begin_an_attempt_without_a_recovery() {
+    let (transport, address) = (transport(), Address::local("coordinator"));
+    let folder = tempfile::tempdir().unwrap();
+    let plan = plan(&[]);
+    let recovering = recover_copy(JournalPlace::new(folder.path(), 2), &plan, "a", &transport, &address);
+    let channel = transport.connect(&address).unwrap();
+    let caller = v1::Caller { id: 7, number: 1, unanswered: vec![1], attempt: 0 };
+    let frame = Frame { kind: ATTEMPT, meta: caller.encode_to_vec().into(), tensors: Vec::new() };
+    let (is_recovered, _closed) = tokio::join!(recovering, channel.call(frame, Duration::from_secs(20)));
+    assert!(!is_recovered.unwrap());
+    assert!(!start("a", plan, folder.path(), &EventLog::default()).await.unwrap().is_recovered());
 }
 
 #[tokio::test(flavor = "multi_thread")]

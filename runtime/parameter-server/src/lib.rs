@@ -5,11 +5,12 @@
 //! Embedding workers read and update its rows. Dense workers read and update its partition. The
 //! coordinator begins modes and takes checkpoints ([`checkpoint`]). It also moves slots between
 //! servers ([`slots`]) and collects the digests at the end. The server's state outlives its process
-//! ([`kept`]).
+//! ([`kept`]). It also keeps a copy of the coordinator's journal ([`journal_copy`]).
 
 mod checkpoint;
 mod contribution;
 mod half;
+mod journal_copy;
 mod kept;
 mod look_up_replies;
 mod partition;
@@ -45,6 +46,7 @@ use rectrain_wire::{BoxFuture, Frame, Peer, Refusal, Service, Tensor, Transport}
 use self::checkpoint::Saving;
 use self::contribution::Contribution;
 use self::half::{BarrierHalf, CurrentHalf, ModeHalf, RowGradients, TokenHalf, half_of, not_this_mode};
+use self::journal_copy::JournalCopy;
 pub use self::kept::Rows;
 use self::kept::{Left, Standing};
 use self::look_up_replies::LookUpReplies;
@@ -70,6 +72,7 @@ pub struct ParameterServer {
     began: Mutex<Option<(TrainingMode, Boundary)>>,
     saving: Saving,
     compression: Compression,
+    journal_copy: JournalCopy,
 }
 
 impl ParameterServer {
@@ -98,6 +101,7 @@ impl ParameterServer {
             readiness: Readiness::default(),
             began: Mutex::new(None),
             compression: plan.compression,
+            journal_copy: JournalCopy::default(),
             shared: Arc::new(Shared {
                 plan: Arc::clone(plan),
                 store,
@@ -306,6 +310,20 @@ impl ParameterServer {
         Ok(message::reply::<v1::PushDense>(&reply, Vec::new()))
     }
 
+    /// Keeps a copy of the coordinator's journal.
+    fn put_journal(&self, request: v1::PutJournal, tensors: Vec<Tensor>) -> Result<Frame, Refusal> {
+        let [image] = message::take("put_journal", tensors)?;
+        let image = image.expect_u8("image").map_err(RoleError::from)?;
+        let bytes = self.journal_copy.put(request.head, image)?;
+        self.shared.metrics.journal_copy_bytes.set(bytes as i64);
+        Ok(message::done::<v1::PutJournal>())
+    }
+
+    fn claim_journal(&self, request: v1::ClaimJournal) -> Result<Frame, Refusal> {
+        let (head, image) = self.journal_copy.claim(request)?;
+        Ok(message::reply::<v1::ClaimJournal>(&head, vec![Tensor::from(image)]))
+    }
+
     async fn digest(&self) -> Result<Frame, RoleError> {
         let digests = (0..self.shared.store.config().slots).map(|slot| {
             let store = Arc::clone(&self.shared.store);
@@ -410,6 +428,11 @@ impl Service for ParameterServer {
                     message::read::<v1::WorkRequest>(frame)?;
                     Ok(message::reply::<v1::WorkRequest>(&v1::Work { done: self.shared.store.work_done() }, Vec::new()))
                 }
+                v1::PutJournal::KIND => {
+                    let (request, tensors) = message::read::<v1::PutJournal>(frame)?;
+                    self.put_journal(request, tensors)
+                }
+                v1::ClaimJournal::KIND => self.claim_journal(message::read::<v1::ClaimJournal>(frame)?.0),
                 kind => self.move_slots(kind, frame).await,
             }
         })

@@ -85,6 +85,10 @@ pub enum RoleError {
         "dense workers 0 and {rank} ended with different parameters: they must be equal in this mode, so the result is not trustworthy"
     )]
     Diverged { rank: u32 },
+    /// A replacement of this coordinator leads the job. Parameter servers refuse copies of the
+    /// journal from this one.
+    #[error("another coordinator leads the job now, because this one's node or network seemed lost")]
+    Superseded,
     /// The system refused a port, a file or a thread.
     #[error("cannot {attempt}: {source}")]
     System { attempt: String, source: std::io::Error },

@@ -385,6 +385,19 @@ impl EventLog {
         Ok(())
     }
 
+    /// Continues the numbers of a log that had reached `number` in another process, and whose file
+    /// may be lost.
+    pub fn continue_after(&self, number: u64) {
+        let mut events = self.lock();
+        events.number = events.number.max(number + NUMBER_GAP);
+    }
+
+    /// The number of the last event.
+    #[must_use]
+    pub fn number(&self) -> u64 {
+        self.lock().number
+    }
+
     /// The last event of the job, if it has ended.
     #[must_use]
     pub fn last(&self) -> Option<JobEvent> {

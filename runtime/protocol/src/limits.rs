@@ -6,3 +6,7 @@ pub const UNREPORTED: usize = 8;
 
 /// Batches of an evaluation that a dense worker requests ahead of the one that it predicts.
 pub const LOOK_AHEAD: usize = 4;
+
+/// The largest copy of the coordinator's journal, in bytes. The journal is larger while it holds
+/// the predictions of a large test part. It is then not copied.
+pub const MAX_JOURNAL_COPY_BYTES: usize = 16 << 20;

@@ -98,7 +98,13 @@ requests! {
     51 "evaluation_part" EvaluationPart => v1::EvaluationRows;
     52 "reading" Reading => Done;
     53 "files_found" FilesFound => Done;
+    54 "put_journal" PutJournal => Done;
+    55 "claim_journal" ClaimJournal => v1::JournalHead;
 }
+
+/// The refusal of a parameter server that another coordinator has claimed. The caller was
+/// superseded and must end.
+pub const COORDINATOR_SUPERSEDED: RefusalCode = RefusalCode::Application(300);
 
 /// Numbers that no message may use again, with their former names.
 pub const RETIRED: [(u16, &str); 2] = [(21, "put_dense"), (39, "unassigned")];
@@ -210,7 +216,7 @@ mod tests {
         for (number, name) in RETIRED {
             assert_eq!(kind_name(number), "unknown", "{number} was `{name}`");
         }
-        let numbers: Vec<u16> = (1..=53).filter(|number| kind_name(*number) == "unknown").collect();
+        let numbers: Vec<u16> = (1..=55).filter(|number| kind_name(*number) == "unknown").collect();
         assert_eq!(numbers, RETIRED.map(|(number, _)| number), "every other number is a message");
     }
 }

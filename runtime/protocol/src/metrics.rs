@@ -115,6 +115,7 @@ metrics! {
         slots: gauge = "rectrain_ps_slots", "Slots that this server owns.";
         kept_rows: gauge = "rectrain_ps_kept_rows", "Rows that this process found in shared memory when it replaced one that died; otherwise 0.";
         repaired_rows: gauge = "rectrain_ps_repaired_rows", "Rows among these whose update was interrupted by the death. They were restored, and the update is repeated.";
+        journal_copy_bytes: gauge = "rectrain_ps_journal_copy_bytes", "Bytes of the copy of the coordinator's journal that this server keeps.";
         moved_bytes: counter = "rectrain_ps_moved_bytes_total", "Bytes of rows sent to other parameter servers with slots that move.";
         forwarded_rows: counter = "rectrain_ps_forwarded_rows_total", "Rows sent again because they changed while their slot was moving.";
     }
@@ -135,6 +136,12 @@ metrics! {
         failed_heartbeats: counter = "rectrain_coordinator_lease_heartbeats_failed_total", "Renewals of the lease that the storage refused. The lease expires 30 s after the last renewal.";
         lost_leases: counter = "rectrain_coordinator_leases_lost_total", "Leases that another run took over. This run then ends without another checkpoint.";
         journal_writes: counter = "rectrain_coordinator_journal_writes_total", "Writes of the journal, from which a replacement of the coordinator recovers.";
+        journal_copies: counter = "rectrain_coordinator_journal_copies_total", "Copies of the journal that parameter servers acknowledged.";
+        journal_copy_bytes: counter = "rectrain_coordinator_journal_copy_bytes_total", "Bytes of these copies.";
+        journal_copy_time: seconds = "rectrain_coordinator_journal_copy_seconds", "Time until all reachable parameter servers had a copy. Replies to members wait for it.";
+        journal_copies_behind: gauge = "rectrain_coordinator_journal_copies_behind", "Parameter servers that lack the newest copy of the journal, because they could not be reached.";
+        journal_copies_too_large: counter = "rectrain_coordinator_journal_copies_too_large_total", "Writes of the journal that were too large to copy. Until the next smaller one, the loss of the coordinator's node restarts the job from its last checkpoint.";
+        journal_copies_recovered: counter = "rectrain_coordinator_journal_copies_recovered_total", "Recoveries of this coordinator from a copy of the journal. They lose no step.";
         skipped_checkpoints: counter = "rectrain_coordinator_checkpoints_skipped_total", "Checkpoints skipped because the one before was still being written.";
         map_epoch: gauge = "rectrain_coordinator_map_epoch", "Epoch of the slot map in force. Every migration increases it.";
         parameter_servers: gauge = "rectrain_coordinator_parameter_servers", "Parameter servers in the slot map.";

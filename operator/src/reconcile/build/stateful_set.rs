@@ -313,6 +313,11 @@ fn environment(plan: &Plan<'_>, role: Role) -> Vec<EnvVar> {
     if let Some(state) = durable_state(plan, role) {
         environment.push(value(state.variable, state.folder));
     }
+    if role == Role::Coordinator {
+        // A new pod's journal is empty. It continues from the copies of this attempt's parameter
+        // servers. An older runtime ignores the variable.
+        environment.push(value("RECTRAIN_RECOVER_ATTEMPT", &plan.attempt.number.to_string()));
+    }
     if gpus(plan, role) > 0 {
         // GPU libraries cache files, and the image's own folders are read-only.
         environment.push(value("XDG_CACHE_HOME", "/tmp"));

@@ -286,6 +286,8 @@ fn only_the_coordinator_has_a_volume_for_its_journal() {
         let variable = named(&container["env"], "RECTRAIN_JOURNAL").expect("a variable has the folder");
         let mount = named(&container["volumeMounts"], "journal").expect("the volume is mounted");
         assert_eq!(mount["mountPath"], variable["value"]);
+        let attempt = named(&container["env"], "RECTRAIN_RECOVER_ATTEMPT").expect("a variable has the attempt");
+        assert_eq!(attempt["value"], set["spec"]["template"]["metadata"]["labels"][names::ATTEMPT_LABEL]);
     }
 }
 

@@ -471,6 +471,7 @@ pub fn idle(stage: Stage, step: u64, seconds: f64) -> CoordinatorView {
 fn report(stage: Stage, step: u64) -> Report {
     Report {
         idle_seconds: None,
+        recovered: false,
         slots_decided_seconds: 0,
         missing: Vec::new(),
         stage,

@@ -359,6 +359,11 @@ impl Job<'_> {
         command.args(["--bind", &members, "--control", &control, "--metrics", &metrics, "--run", &self.run]);
         if let Some(memory) = &self.memory {
             command.arg("--journal").arg(memory.coordinator_directory());
+            // A replacement whose journal was removed asks the parameter servers. The processes of
+            // an earlier attempt have all ended, so one number does for all attempts.
+            if killed.is_some() {
+                command.args(["--recover-attempt", "0"]);
+            }
         }
         let spawned = command.stdout(Stdio::piped()).spawn();
         let mut child = spawned.map_err(|error| cannot_start("the coordinator", &error))?;

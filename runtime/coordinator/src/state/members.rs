@@ -363,6 +363,17 @@ impl State {
         self.members.leaving_dense_workers.is_empty() || self.members.all_may_leave || self.training.ended()
     }
 
+    /// Whether no slots move, no server that drains has slots, and no dense worker that drains
+    /// waits for its replacement. Once training has ended, or if all dense workers drain, none
+    /// waits.
+    pub(crate) fn has_all_handed_over(&mut self) -> bool {
+        let is_moving = self.members.servers.is_moving() || self.training.slots_are_moving();
+        let present = self.members.dense_workers.present();
+        let all_leave = self.members.leaving_dense_workers.len() >= present as usize;
+        let no_rows_left = !is_moving && !self.members.servers.is_draining();
+        self.training.ended() || no_rows_left && (all_leave || self.no_dense_worker_missing())
+    }
+
     /// Lets all members end at once, because the coordinator ends.
     pub(crate) fn let_all_leave(&mut self) {
         self.members.all_may_leave = true;

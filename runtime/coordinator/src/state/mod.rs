@@ -221,6 +221,8 @@ impl State {
     /// Continues in a replacement of the coordinator. Repeats calls to the servers that the one
     /// before may have made.
     pub(super) fn recover(&mut self) -> Result<(), RoleError> {
+        // The one before may have been about to end. This one is not.
+        self.members.all_may_leave = false;
         self.training.repeat_calls()
     }
 

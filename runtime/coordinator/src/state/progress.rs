@@ -252,6 +252,8 @@ impl State {
             idle_seconds: Some(self.progress.progressed.elapsed().as_secs_f64()),
             slots_decided_seconds: self.members.slots_decided_seconds,
             missing: self.missing(MOST_MISSING),
+            // The coordinator knows, and not its state.
+            recovered: false,
         }
     }
 

@@ -152,9 +152,11 @@ pub(in crate::cluster) fn drained(cluster: &TestCluster) -> Result<(), TrialErro
     let two = json!({"replicas": 2});
     let roles = json!({"ps": {"replicas": 4}, "embeddingWorker": two, "loader": two, "denseWorker": two});
     let rows = json!({"data": {"synthetic": {"rows": 1_500_000}}, "roles": roles});
+    let gba = merged(rows.clone(), json!({"training": {"mode": "gba", "localBatchSize": 125}}));
     drained_in(jobs, "drained", &rows, same_digest)?;
-    let gba = json!({"training": {"mode": "gba", "localBatchSize": 125}});
-    drained_in(jobs, "drained-gba", &merged(rows, gba), same_rows)
+    drained_in(jobs, "drained-gba", &gba, same_rows)?;
+    coordinator_drained_in(jobs, "drained-lead", &rows, same_digest)?;
+    coordinator_drained_in(jobs, "drained-lead-gba", &gba, same_rows)
 }
 
 /// Compares the end of a job, by its name, with the summary of an undisturbed run.
@@ -165,13 +167,40 @@ fn drained_in(jobs: &Jobs, name: &str, job: &Value, compare: Compare) -> Result<
     jobs.submit(name, job)?;
     let step = jobs.until_step_after(name, EVERY)?;
     let (node, servers) = node_to_drain(jobs, name)?;
+    let (drain, seconds) = drain(jobs, name, &node);
+    println!("{node} was drained of parameter servers {servers:?} after step {step}, in {seconds:.1} s");
+    let ended = drain.and_then(|()| {
+        until_servers_are_back(jobs, name, &servers)?;
+        let attempt = jobs.status(name)?["attempt"]["number"].clone();
+        compare(jobs, name, &undisturbed)?;
+        no_restart(name, &attempt)
+    });
+    jobs.within(&["uncordon", &node])?;
+    ended
+}
+
+/// Drains a node of a job's pods. Also returns the seconds that this took.
+fn drain(jobs: &Jobs, name: &str, node: &str) -> (Result<(), TrialError>, f64) {
     let began = Instant::now();
     let selector = format!("--pod-selector=rectrain.dev/job={name}");
-    let drain = jobs.within(&["drain", &node, &selector, "--delete-emptydir-data", "--timeout=170s"]);
-    let seconds = began.elapsed().as_secs_f64();
-    println!("{node} was drained of parameter servers {servers:?} after step {step}, in {seconds:.1} s");
-    let ended = drain.map_err(TrialError::from).and_then(|_| {
-        until_servers_are_back(jobs, name, &servers)?;
+    let drained = jobs.within(&["drain", node, &selector, "--delete-emptydir-data", "--timeout=170s"]);
+    (drained.map(drop).map_err(TrialError::from), began.elapsed().as_secs_f64())
+}
+
+/// The node of the coordinator is drained. Its replacement continues from the copies of the journal
+/// on the parameter servers.
+fn coordinator_drained_in(jobs: &Jobs, name: &str, job: &Value, compare: Compare) -> Result<(), TrialError> {
+    let undisturbed = train_outside(&manifest(name, job))?;
+    jobs.submit(name, job)?;
+    let step = jobs.until_step_after(name, EVERY)?;
+    let node = jobs.node_of(&format!("{name}-coordinator-0"))?;
+    let (drain, seconds) = drain(jobs, name, &node);
+    println!("{node} was drained of the coordinator after step {step}, in {seconds:.1} s");
+    let ended = drain.and_then(|()| {
+        eventually(RECOVERY, &format!("the replacement of the coordinator of {name}"), || {
+            let has_recovered = jobs.events(name)?.iter().any(|event| event["event"] == "coordinatorTakenUp");
+            if has_recovered { Ok(()) } else { Err(not_yet("no event reports it")) }
+        })?;
         let attempt = jobs.status(name)?["attempt"]["number"].clone();
         compare(jobs, name, &undisturbed)?;
         no_restart(name, &attempt)
