@@ -1,7 +1,10 @@
-//! No text makes the manifest parser or the validation panic. `cargo +nightly fuzz run manifest
-//! crds/fuzz/corpus/manifest docs/examples` from crds/.
+//! See `manifest` in `checks.rs`.
+
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|text: &str| {
-    let _ = rectrain_crds::load(text, "fuzz.yaml", &[]);
+#[path = "../checks.rs"]
+mod checks;
+
+libfuzzer_sys::fuzz_target!(|input: &[u8]| {
+    let _outcome = checks::manifest(input);
 });

@@ -1,13 +1,10 @@
-//! No `--set` expression panics. `cargo +nightly fuzz run set` from crds/.
+//! See `set` in `checks.rs`.
+
 #![no_main]
 
-use rectrain_crds::{Override, SetKind, load};
+#[path = "../checks.rs"]
+mod checks;
 
-const MANIFEST: &str = include_str!("../../../docs/examples/minimal.yaml");
-
-libfuzzer_sys::fuzz_target!(|expression: &str| {
-    for kind in [SetKind::Infer, SetKind::Text] {
-        let set = Override { kind, expression: expression.to_string() };
-        let _ = load(MANIFEST, "fuzz.yaml", &[set]);
-    }
+libfuzzer_sys::fuzz_target!(|input: &[u8]| {
+    let _outcome = checks::set(input);
 });

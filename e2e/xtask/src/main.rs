@@ -6,6 +6,7 @@ mod cluster;
 mod docs;
 mod error;
 mod features;
+mod fuzz;
 mod test;
 
 use std::process::ExitCode;
@@ -23,6 +24,7 @@ const USAGE: &str = "usage: cargo xtask COMMAND
                     MovieLens, and a real Kubernetes if this machine can have one; prints the time of each part
   test gpu          builds the runtime with the feature `cuda` and tries it: with an NVIDIA GPU it must train as the
                     CPU does, without one it must say so
+  fuzz [ARGS]       fuzzes readers, manifests, --set, checkpoints and frames for N minutes each; keeps new inputs
   prose [ARGS]      checks the English of comments, documents and error texts; `prose --help` lists ARGS
   architecture      prints the layers of crates and the circles of modules, and checks them; `--list` adds imports
   docs              writes the files that are generated from the code (CRD, manifest reference, metrics)
@@ -58,6 +60,7 @@ fn dispatch(arguments: &[&str]) -> Result<(), XtaskError> {
         ["check"] => check::check(),
         ["test"] => test::test(),
         ["test", "gpu"] => Ok(gpu::test()?),
+        ["fuzz", rest @ ..] => fuzz::fuzz(rest),
         ["prose", rest @ ..] => Ok(prose::run(&workspace(), rest)?),
         ["architecture", rest @ ..] => Ok(architecture::run(&workspace(), rest)?),
         ["docs"] => Ok(docs::docs()?),

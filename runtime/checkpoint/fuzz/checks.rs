@@ -1,7 +1,8 @@
 //! Properties that hold for any bytes. Each check gives bytes to a reader, which accepts or refuses
 //! them. It must not panic, loop or take memory out of proportion. Noise never passes a checksum.
-//! So checks try the bytes as they are, and once more with valid checksums. Two drivers share the
-//! checks: `tests/fuzz.rs` in every test run, and cargo-fuzz, which is guided by coverage.
+//! So checks try the bytes as they are, and once more with valid checksums. A check returns the kind
+//! of its outcome. Two drivers share the checks: `tests/fuzz.rs` in every test run, and cargo-fuzz,
+//! which is guided by coverage.
 
 #![allow(dead_code, reason = "each target of cargo-fuzz uses one check")]
 
@@ -19,35 +20,37 @@ use rectrain_embedding::{
     FeatureKey, GroupId, Initializer, LifePolicy, Missing, RowSpec, SaveScope, Slot, SparseOptimizer, Store,
     StoreConfig, ValueType,
 };
+use rectrain_fuzzing::{Area, Target, outcome};
 use rectrain_storage::Directory;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// A check, and valid inputs to start from.
-pub struct Target {
-    pub name: &'static str,
-    pub check: fn(&[u8]),
-    pub seeds: fn() -> Vec<Vec<u8>>,
-}
+pub const AREAS: &[Area] = &[Area {
+    name: "checkpoints",
+    targets: &[
+        target("manifest", manifest, || files("manifest")),
+        target("rows_index", rows_index, || files("rows")),
+        target("slot", slot, slot_seeds),
+        target("dense", dense, || files("dense")),
+        target("checkpoint", checkpoint, checkpoint_seeds),
+    ],
+}];
 
-pub const TARGETS: [Target; 5] = [
-    Target { name: "manifest", check: manifest, seeds: || files("manifest") },
-    Target { name: "rows_index", check: rows_index, seeds: || files("rows") },
-    Target { name: "slot", check: slot, seeds: slot_seeds },
-    Target { name: "dense", check: dense, seeds: || files("dense") },
-    Target { name: "checkpoint", check: checkpoint, seeds: checkpoint_seeds },
-];
+const fn target(name: &'static str, check: fn(&[u8]) -> String, seeds: fn() -> Vec<Vec<u8>>) -> Target {
+    Target { name, check, seeds, words: Vec::new, inputs: 6_000, memory: 1 << 20 }
+}
 
 /// A manifest or an error. A manifest survives encoding and decoding.
-pub fn manifest(input: &[u8]) {
-    check_manifest(input);
-    check_manifest(&with_checksum(input.to_vec()));
+pub fn manifest(input: &[u8]) -> String {
+    [check_manifest(input), check_manifest(&with_checksum(input.to_vec()))].join("; ")
 }
 
-fn check_manifest(bytes: &[u8]) {
-    if let Ok(manifest) = Manifest::decode("fuzz", bytes) {
+fn check_manifest(bytes: &[u8]) -> String {
+    let decoded = Manifest::decode("fuzz", bytes);
+    if let Ok(manifest) = &decoded {
         let again = Manifest::decode("fuzz", &manifest.encode()).expect("written bytes can be read");
         assert_eq!(again.encode(), manifest.encode());
     }
+    outcome(&decoded)
 }
 
 fn with_checksum(mut bytes: Vec<u8>) -> Vec<u8> {
@@ -65,9 +68,8 @@ const ROWS_HEADER: usize = 64;
 const ROWS_FOOTER: usize = 32;
 
 /// A rows file's header and index: a consistent one, or an error.
-pub fn rows_index(input: &[u8]) {
-    check_index(input);
-    check_index(&with_index_checksum(input.to_vec()));
+pub fn rows_index(input: &[u8]) -> String {
+    [check_index(input), check_index(&with_index_checksum(input.to_vec()))].join("; ")
 }
 
 /// The offset of a rows file's index, if it is within the file.
@@ -88,14 +90,16 @@ fn with_index_checksum(mut file: Vec<u8>) -> Vec<u8> {
     file
 }
 
-fn check_index(file: &[u8]) {
+fn check_index(file: &[u8]) -> String {
     let head = &file[..file.len().min(ROWS_HEADER)];
     let tail = &file[index_offset(file).unwrap_or(head.len())..];
-    if let Ok((header, entries)) = decode_index(head, tail, file.len() as u64) {
+    let decoded = decode_index(head, tail, file.len() as u64);
+    if let Ok((header, entries)) = &decoded {
         assert!(entries.iter().all(|entry| entry.slot.0 < header.slots));
         assert!(entries.windows(2).all(|pair| pair[0].slot < pair[1].slot));
-        assert_eq!(encode_index(&header, &entries).0, tail);
+        assert_eq!(encode_index(header, entries).0, tail);
     }
+    outcome(&decoded)
 }
 
 fn config() -> StoreConfig {
@@ -144,9 +148,8 @@ fn slot_seeds() -> Vec<Vec<u8>> {
 }
 
 /// A slot snapshot: the store accepts it, or refuses it and stays unchanged.
-pub fn slot(input: &[u8]) {
-    check_slot(input);
-    check_slot(&with_slot_checksum(input.to_vec()));
+pub fn slot(input: &[u8]) -> String {
+    [check_slot(input), check_slot(&with_slot_checksum(input.to_vec()))].join("; ")
 }
 
 /// The snapshot with valid length and checksum.
@@ -160,12 +163,13 @@ fn with_slot_checksum(mut bytes: Vec<u8>) -> Vec<u8> {
     bytes
 }
 
-fn check_slot(bytes: &[u8]) {
+fn check_slot(bytes: &[u8]) -> String {
     let store = filled();
     let digests = || store.digests(0..4).expect("all slots are there");
     let before = digests();
     let _any = Store::config_of_snapshot(bytes);
-    match store.restore_slot(bytes) {
+    let restored = store.restore_slot(bytes);
+    match &restored {
         Err(_) => assert_eq!(digests(), before),
         Ok(restored) => {
             let after = digests();
@@ -174,25 +178,29 @@ fn check_slot(bytes: &[u8]) {
             assert!(restored.rows <= bytes.len() as u64);
         }
     }
+    outcome(&restored)
 }
 
 /// A file of dense parameters: values or an error. Values survive encoding and decoding. Also tries
 /// the bytes behind a valid header length, so that the reader gets beyond it.
-pub fn dense(input: &[u8]) {
-    check_dense(input);
+pub fn dense(input: &[u8]) -> String {
+    let mut outcomes = vec![check_dense(input)];
     if let Some(rest) = input.get(8..) {
         for length in [rest.len(), rest.iter().rposition(|byte| *byte == b'}').map_or(0, |end| end + 1)] {
-            check_dense(&[&(length as u64).to_le_bytes()[..], rest].concat());
+            outcomes.push(check_dense(&[&(length as u64).to_le_bytes()[..], rest].concat()));
         }
     }
+    outcomes.join("; ")
 }
 
-fn check_dense(bytes: &[u8]) {
-    if let Ok((part, id)) = DensePart::decode(bytes) {
-        let again = part.encode(id).expect("a decoded part can be encoded");
+fn check_dense(bytes: &[u8]) -> String {
+    let decoded = DensePart::decode(bytes);
+    if let Ok((part, id)) = &decoded {
+        let again = part.encode(*id).expect("a decoded part can be encoded");
         let (read, _) = DensePart::decode(&again).expect("written bytes can be read");
         assert_eq!((read.offset, read.parameters.len()), (part.offset, part.parameters.len()));
     }
+    outcome(&decoded)
 }
 
 /// A full checkpoint and a delta on it, in memory, and the digests of their slots.
@@ -274,8 +282,8 @@ fn checkpoint_seeds() -> Vec<Vec<u8>> {
 /// A whole directory of checkpoints with edited files. If a checkpoint is restored, it is one of
 /// the original ones. If checksums were repaired (by the bits of the first byte), any content or
 /// error is fine.
-pub fn checkpoint(input: &[u8]) {
-    let Some((repairs, edits)) = input.split_first() else { return };
+pub fn checkpoint(input: &[u8]) -> String {
+    let Some((repairs, edits)) = input.split_first() else { return "empty".to_owned() };
     let mut files = CHAIN.files.clone();
     let names: Vec<&String> = CHAIN.files.keys().collect();
     for edit in edits.chunks_exact(EDIT) {
@@ -287,15 +295,16 @@ pub fn checkpoint(input: &[u8]) {
     let untouched = files == CHAIN.files;
     repair(&mut files, *repairs);
     RUNTIME.block_on(async {
-        let restored = restored(&files).await;
+        let (restored, skipped) = restored(&files).await;
         if untouched {
             assert_eq!(restored, Some(CHAIN.delta.clone()));
         } else if repairs & 7 == 0
-            && let Some(digests) = restored
+            && let Some(digests) = &restored
         {
-            assert!(digests == CHAIN.full || digests == CHAIN.delta, "rows that were never saved");
+            assert!(*digests == CHAIN.full || *digests == CHAIN.delta, "rows that were never saved");
         }
-    });
+        format!("{} {skipped}", restored.is_some())
+    })
 }
 
 fn edited(files: &mut BTreeMap<String, Vec<u8>>, operation: u8, name: &str, other: &str, offset: usize, byte: u8) {
@@ -367,23 +376,26 @@ fn with_slot_checksums(mut file: Vec<u8>) -> Vec<u8> {
     file
 }
 
-/// Restores the last good checkpoint, reading all of it, and returns its digests. `None` if there
-/// is no good one.
-async fn restored(files: &BTreeMap<String, Vec<u8>>) -> Option<Vec<[u8; 32]>> {
+/// Restores the last good checkpoint, reading all of it. Returns its digests, or `None` if there is
+/// no good one, and the kinds of errors for which others were skipped.
+async fn restored(files: &BTreeMap<String, Vec<u8>>) -> (Option<Vec<[u8; 32]>>, String) {
     let memory = Arc::new(InMemory::new());
     for (name, bytes) in files {
         memory.put(&Path::from(name.as_str()), bytes.clone().into()).await.expect("memory holds it");
     }
     let directory = directory(&memory);
     let found = latest_good(&directory, None, Depth::Checksums, &[]).await.expect("memory answers");
-    for skipped in &found.skipped {
+    let mut kinds = String::new();
+    for skipped in found.skipped {
         assert!(skipped.reason.to_string().contains("step-"), "it names the file: {}", skipped.reason);
+        kinds += &outcome(&Err::<(), _>(skipped.reason));
     }
-    let checkpoint = found.checkpoint?;
+    let Some(checkpoint) = found.checkpoint else { return (None, kinds) };
     let _any = checkpoint.store_config().await;
     let _any = checkpoint.dense().await;
     let _any = checkpoint.state("coordinator").await;
     let store = Arc::new(Store::new(config()).expect("a valid configuration"));
-    checkpoint.restore_rows(&store, &SlotSet::new((0..4).map(Slot))).await.ok()?;
-    Some(store.digests(0..4).expect("all slots are there"))
+    let restored = checkpoint.restore_rows(&store, &SlotSet::new((0..4).map(Slot))).await;
+    kinds += &outcome(&restored);
+    (restored.ok().map(|_| store.digests(0..4).expect("all slots are there")), kinds)
 }

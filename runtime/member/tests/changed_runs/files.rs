@@ -178,9 +178,9 @@ impl Files {
             }
             5 => {
                 let other = self.any_name(random);
-                let file = std::mem::take(self.file(&name));
-                let file = std::mem::replace(self.file(&other), file);
-                *self.file(&name) = file;
+                let (file, of_other) = (self.by_name[&name].clone(), self.by_name[&other].clone());
+                *self.file(&other) = file;
+                *self.file(&name) = of_other;
             }
             6 if self.by_name.len() > 1 => drop(self.by_name.remove(&name)),
             7 => self.file(&name).rows.reverse(),
