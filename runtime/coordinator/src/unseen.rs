@@ -1,19 +1,7 @@
-//! The shares of test look-ups that no training row ever had, by feature, and the warning about
-//! them.
+//! From the look-ups of an evaluation to the shares of unseen ids.
 
-use std::collections::BTreeMap;
-
+use rectrain_kinds::UnseenShares;
 use rectrain_protocol::unseen::LookUps;
-
-/// A share above this is worth a warning: most of the feature's test ids are untrained.
-const HIGH: f64 = 0.5;
-/// A rise above this between two evaluations is worth a warning.
-const JUMP: f64 = 0.2;
-/// The most features that a warning names.
-const MOST_NAMED: usize = 5;
-
-/// By feature: the share of its test look-ups without a row.
-pub(crate) type UnseenShares = BTreeMap<String, f64>;
 
 /// The shares of the features with these names. A feature without test ids has none.
 pub(crate) fn shares(features: &[String], look_ups: &[LookUps]) -> UnseenShares {
@@ -21,74 +9,15 @@ pub(crate) fn shares(features: &[String], look_ups: &[LookUps]) -> UnseenShares 
     features.iter().zip(look_ups).filter_map(share).collect()
 }
 
-/// The warning about an evaluation, if it needs one. A share that was high in the evaluation before
-/// is not reported again unless it jumps.
-pub(crate) fn warning(shares: &UnseenShares, before: Option<&UnseenShares>) -> Option<String> {
-    let earlier = |feature: &String| before.and_then(|before| before.get(feature)).copied();
-    let is_new = |feature: &String, share: f64| match earlier(feature) {
-        Some(earlier) => share - earlier > JUMP || (share > HIGH && earlier <= HIGH),
-        None => share > HIGH,
-    };
-    let reported: Vec<_> = shares.iter().filter(|&(feature, share)| is_new(feature, *share)).collect();
-    if reported.is_empty() {
-        return None;
-    }
-    let describe = |&(feature, share): &(&String, &f64)| match earlier(feature) {
-        Some(earlier) => format!("{} of `{feature}` (before: {})", percent(*share), percent(earlier)),
-        None => format!("{} of `{feature}`", percent(*share)),
-    };
-    let named: Vec<_> = reported.iter().take(MOST_NAMED).map(describe).collect();
-    let others = match reported.len() - named.len() {
-        0 => String::new(),
-        others => format!(" and of {others} more features"),
-    };
-    Some(format!(
-        "test ids that no training row had: {}{others}; their rows are untrained. Check whether the test files write these ids in another form than the training files, have them in another column, or are of another day",
-        named.join(", ")
-    ))
-}
-
-fn percent(share: f64) -> String {
-    format!("{:.1} %", 100.0 * share)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn of(shares: &[(&str, f64)]) -> UnseenShares {
-        shares.iter().map(|(feature, share)| ((*feature).to_owned(), *share)).collect()
-    }
 
     #[test]
     fn a_feature_without_test_ids_has_no_share() {
         let names = ["user", "tags"].map(str::to_owned);
         let look_ups = [LookUps { ids: 8, unseen: 2 }, LookUps::default()];
-        assert_eq!(shares(&names, &look_ups), of(&[("user", 0.25)]));
+        assert_eq!(shares(&names, &look_ups), UnseenShares::from([("user".to_owned(), 0.25)]));
         assert!(shares(&names, &[]).is_empty());
-    }
-
-    #[test]
-    fn a_high_share_is_reported_once_and_a_jump_each_time() {
-        let warned = |share, before: Option<f64>| {
-            let before = before.map(|before| of(&[("user", before)]));
-            warning(&of(&[("user", share)]), before.as_ref()).is_some()
-        };
-        assert_eq!([0.0, 0.5, 0.51, 1.0].map(|share| warned(share, None)), [false, false, true, true]);
-        assert_eq!([0.1, 0.29, 0.31].map(|share| warned(share, Some(0.1))), [false, false, true]);
-        assert!(warned(0.55, Some(0.45)), "it crosses the bound");
-        assert!(!warned(0.65, Some(0.6)), "it was high before");
-        assert!(warned(0.9, Some(0.6)) && !warned(0.1, Some(0.9)), "only a rise is a problem");
-        assert!(warning(&of(&[]), None).is_none());
-    }
-
-    #[test]
-    fn a_warning_names_features_shares_and_causes() {
-        let message = warning(&of(&[("item", 0.2), ("user", 0.75)]), Some(&of(&[("user", 0.031)]))).unwrap();
-        assert!(message.contains("75.0 % of `user` (before: 3.1 %)") && !message.contains("item"), "{message}");
-        assert!(message.contains("another form") && message.contains("another column"), "{message}");
-        let many: UnseenShares = (0..9).map(|feature| (format!("C{feature}"), 1.0)).collect();
-        let message = warning(&many, None).unwrap();
-        assert!(message.contains("`C4` and of 4 more features") && !message.contains("C5"), "{message}");
     }
 }

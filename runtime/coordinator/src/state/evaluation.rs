@@ -1,9 +1,10 @@
 //! Evaluations: their data, and the predictions of the dense workers.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::time::Instant;
 
 use rectrain_dense::metrics;
+use rectrain_kinds::{MOST_UNSEEN_FEATURES, UnseenShares, highest_unseen, unseen_warning};
 use rectrain_modes::{DataLedger, DataPlan, GlobalStep, Lease, Rank, TrainingLength};
 use rectrain_proto::v1;
 use serde::{Deserialize, Serialize};
@@ -14,7 +15,7 @@ use crate::as_bytes;
 use crate::batch_index::{BatchIndex, Chunk};
 use crate::in_flight::{Leased, NeededByStep, StillNeeded};
 use crate::snapshot::Snapshot;
-use crate::unseen::{UnseenShares, shares as shares_of, warning};
+use crate::unseen::shares as shares_of;
 use rectrain_protocol::error::RoleError;
 use rectrain_protocol::events::{JobEvent, TestMetrics};
 use rectrain_protocol::limits::LOOK_AHEAD;
@@ -313,6 +314,12 @@ impl State {
         self.evaluation.last_test.as_ref().map(|(_, test)| test.unseen.clone()).unwrap_or_default()
     }
 
+    /// As [`Self::unseen_shares`], for a status: only the features with the highest shares.
+    pub(super) fn highest_unseen_shares(&self) -> HashMap<String, f64> {
+        let last = self.evaluation.last_test.as_ref();
+        last.into_iter().flat_map(|(_, test)| highest_unseen(&test.unseen, MOST_UNSEEN_FEATURES)).collect()
+    }
+
     /// All shares have arrived.
     fn evaluated(&mut self, at_step: GlobalStep) -> Vec<JobEvent> {
         let shares = self.evaluation.passes.remove(&at_step).into_iter().flat_map(|pass| pass.shares).flatten();
@@ -331,7 +338,7 @@ impl State {
             });
         }
         let before = self.evaluation.last_test.as_ref().map(|(_, before)| &before.unseen);
-        events.extend(warning(&test.unseen, before).map(|message| JobEvent::Warning { message }));
+        events.extend(unseen_warning(&test.unseen, before).map(|message| JobEvent::Warning { message }));
         events.push(JobEvent::Evaluation { step: at_step.0, test: test.clone() });
         self.evaluation.last_test = Some((at_step, test));
         events

@@ -229,7 +229,7 @@ impl State {
             idle_seconds: Some(self.progress.progressed.elapsed().as_secs_f64()),
             slots_decided_seconds: self.members.slots_decided_seconds,
             missing: self.missing(MOST_MISSING),
-            unseen: self.unseen_shares().into_iter().collect(),
+            unseen: self.highest_unseen_shares(),
         }
     }
 
