@@ -3,12 +3,14 @@
 // kube's derive repeats each struct, with `pub`, inside a function.
 #![allow(unreachable_pub)]
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{DecisionStatus, Mode, PerRole, Role};
+use crate::{DecisionStatus, Mode, PerRole, Role, UnseenShares};
 
 /// Phase of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
@@ -120,6 +122,11 @@ pub struct JobSummary {
     /// Sum of the predictions divided by the sum of the labels. 1 is calibrated.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub calibration: Option<f64>,
+    /// By sparse feature: the share of its test ids that no training row had, from 0 to 1. An id
+    /// counts for each row and each of its values. At most 32, the highest shares.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(extend("maxProperties" = 32))]
+    pub unseen: UnseenShares,
     /// Completed global steps.
     pub steps: u64,
     /// Rows trained on; each epoch counts again.
@@ -317,6 +324,12 @@ pub struct RecTrainingJobStatus {
     /// the training rows.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub auc: Option<f64>,
+
+    /// By sparse feature: the share of its test ids that no training row had, from 0 to 1, in the
+    /// latest evaluation. At most 32, the highest shares.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(extend("maxProperties" = 32))]
+    pub unseen: UnseenShares,
 
     /// The last checkpoint that this job's attempts have written or restored. The next attempt
     /// continues from it.

@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
-use rectrain_crds::{CheckpointStatus, JobSummary, Mode, Role};
+use rectrain_crds::{CheckpointStatus, JobSummary, MOST_UNSEEN_FEATURES, Mode, Role, UnseenShares, highest_unseen};
 use rectrain_proto::v1::control_client::ControlClient;
 use rectrain_proto::{member_role, v1};
 use serde::Deserialize;
@@ -224,6 +224,7 @@ fn report(status: &v1::JobStatus) -> Report {
         samples_per_second: status.samples_per_second,
         loss: status.loss,
         auc: status.auc,
+        unseen: status.unseen.clone().into_iter().collect(),
         last_checkpoint: last_checkpoint(status),
         members: members(status),
         missing: status.missing.clone(),
@@ -285,6 +286,8 @@ struct Test {
     log_loss: Option<f64>,
     normalized_entropy: Option<f64>,
     calibration: Option<f64>,
+    #[serde(default)]
+    unseen: UnseenShares,
 }
 
 async fn ending(
@@ -324,6 +327,7 @@ fn job_summary(summary: Summary) -> JobSummary {
         log_loss: test.log_loss,
         normalized_entropy: test.normalized_entropy,
         calibration: test.calibration,
+        unseen: highest_unseen(&test.unseen, MOST_UNSEEN_FEATURES),
         steps: summary.steps,
         samples: summary.trained_rows,
         seconds: summary.seconds,
@@ -351,13 +355,14 @@ mod tests {
     fn the_last_event_is_the_summary_or_the_failure() {
         let saved = CheckpointStatus { name: "full-5".to_owned(), step: 5 };
         let end = |json| end(serde_json::from_str(json).expect("it is read"), Some(&saved));
-        let summary = r#"{"event":"summary","test":{"auc":0.79,"logLoss":0.5,"normalizedEntropy":0.9,"calibration":1.0,"samples":9},
+        let summary = r#"{"event":"summary","test":{"auc":0.79,"logLoss":0.5,"normalizedEntropy":0.9,"calibration":1.0,"samples":9,"unseen":{"user":0.25}},
             "steps":5,"samples":41,"trainedRows":40,"seconds":2.0,"samplesPerSecond":20.0,"rows":7,"storeBytes":1,"skippedRows":0,"bytesOnWire":{},
             "parametersSha256":"ab"}"#;
         match end(summary) {
             Some(CoordinatorView::Complete { summary, last_checkpoint }) => {
                 assert_eq!(last_checkpoint.as_ref(), Some(&saved));
                 assert_eq!((summary.auc, summary.steps, summary.parameters_sha256.as_str()), (Some(0.79), 5, "ab"));
+                assert_eq!(summary.unseen.get("user"), Some(&0.25));
                 assert_eq!(summary.samples, 40, "the trained rows of the ledger");
             }
             other => panic!("{other:?}"),

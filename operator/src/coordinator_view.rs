@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use rectrain_crds::{CheckpointStatus, JobSummary, Mode, Role};
+use rectrain_crds::{CheckpointStatus, JobSummary, Mode, Role, UnseenShares};
 
 /// A coordinator's report about its job.
 #[derive(Clone, Debug, PartialEq)]
@@ -50,6 +50,8 @@ pub struct Report {
     pub loss: f64,
     /// AUC of the last evaluation, or of the training rows.
     pub auc: Option<f64>,
+    /// By sparse feature: the share of unseen test ids in the last evaluation.
+    pub unseen: UnseenShares,
     /// The last complete checkpoint, if this attempt has written one.
     pub last_checkpoint: Option<CheckpointStatus>,
     /// The members of each role that the coordinator reports.

@@ -5,7 +5,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::Resource;
 use kube_runtime::events::{Event, EventType, Recorder, Reporter};
 use rectrain_crds::{
-    AttemptReplicas, DecisionAction, DecisionStatus, Phase, RecTrainingJob, RecTrainingJobStatus, Role,
+    AttemptReplicas, DecisionAction, DecisionStatus, Phase, RecTrainingJob, RecTrainingJobStatus, Role, unseen_warning,
 };
 
 use crate::failure::Problem;
@@ -74,6 +74,7 @@ pub fn transitions(before: Option<&RecTrainingJobStatus>, decision: &Decision) -
     all.extend(phase_changed(before, after));
     if let Some(before) = before {
         all.extend(mode_switched(before, after));
+        all.extend(has_unseen_ids(before, after));
         all.extend(Role::MEMBERS.into_iter().filter_map(|role| scaled(role, before, after)));
     }
     let known = before.map(|status| status.decisions.as_slice()).unwrap_or_default();
@@ -151,6 +152,19 @@ fn mode_switched(before: &RecTrainingJobStatus, after: &RecTrainingJobStatus) ->
     let is_switch = has_trained && number(before) == number(after) && from != to;
     let note = || format!("from mode {from} to {to}, seen at step {}", after.step.unwrap_or(0));
     is_switch.then(|| Announcement::normal("ModeSwitched", format!("SwitchTo/{to}"), note()))
+}
+
+/// An evaluation met test ids that no training row had: more than half of a feature's, or many more
+/// than before.
+fn has_unseen_ids(before: &RecTrainingJobStatus, after: &RecTrainingJobStatus) -> Option<Announcement> {
+    let earlier = Some(&before.unseen).filter(|unseen| !unseen.is_empty());
+    let warning = unseen_warning(&after.unseen, earlier)?;
+    Some(Announcement {
+        is_warning: true,
+        reason: "UnseenIds",
+        action: "Evaluate".to_owned(),
+        note: shorten(&warning, MOST),
+    })
 }
 
 /// The number of a role's members has changed.

@@ -62,7 +62,7 @@ pub enum Cause {
 
 impl Cause {
     /// All causes.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 18] = [
         Self::InvalidSpec,
         Self::BadInput,
         Self::Diverged,

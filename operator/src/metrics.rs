@@ -9,7 +9,7 @@ use parking_lot::{Mutex, MutexGuard};
 use prometheus::{
     GaugeVec, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
 };
-use rectrain_crds::{Phase, RecTrainingJobStatus, ReplicaCount, ReplicaStatuses};
+use rectrain_crds::{Phase, RecTrainingJobStatus, ReplicaCount, ReplicaStatuses, UnseenShares};
 
 use crate::names::JobName;
 
@@ -94,6 +94,7 @@ metrics! {
     steps: status = "rectrain_operator_job_step", "Completed global steps of a job under way.";
     losses: status = "rectrain_operator_job_loss", "Mean loss of a job under way: cross entropy, in nats, of the last report.";
     aucs: status = "rectrain_operator_job_auc", "AUC of a job under way: of its latest evaluation, or of the training rows before the first.";
+    unseen: status = "rectrain_operator_job_unseen_share" ["feature"], "Share of a feature's test ids that no training row had, in the latest evaluation of a job under way. The 32 features with the highest shares.";
     restarts: status = "rectrain_operator_job_restarts", "Restarts after crashes of a job under way, all roles together, that count against spec.faultTolerance.maxRestarts.";
     max_restarts: status = "rectrain_operator_job_max_restarts", "Restarts that spec.faultTolerance allows the job.";
     replicas: status = "rectrain_operator_job_replicas" ["role"], "Pods that a job under way should have, by role.";
@@ -185,6 +186,7 @@ struct Progress {
     step: Option<u64>,
     loss: Option<f64>,
     auc: Option<f64>,
+    unseen: UnseenShares,
     restarts: u32,
     max_restarts: u32,
     /// By role.
@@ -207,6 +209,7 @@ impl JobSnapshot {
                 step: status.step,
                 loss: status.loss,
                 auc: status.auc,
+                unseen: status.unseen.clone(),
                 restarts: status.counted_restarts(),
                 max_restarts,
                 replicas: replicas.map(|(role, count)| (role.name(), count.clone())).collect(),
@@ -236,6 +239,9 @@ impl Families {
         ];
         for (gauge, value) in figures.into_iter().filter_map(|(gauge, value)| Some((gauge, value?))) {
             gauge.with_label_values(&[namespace, name]).set(value);
+        }
+        for (feature, share) in &progress.unseen {
+            self.unseen.with_label_values(&[namespace, name, feature.as_str()]).set(*share);
         }
         for (role, count) in &progress.replicas {
             self.replicas.with_label_values(&[namespace, name, role]).set(f64::from(count.wanted));
@@ -438,6 +444,7 @@ mod tests {
             "job_max_restarts{job_name=\"j\",job_namespace=\"n\"} 10",
             "job_replicas{job_name=\"j\",job_namespace=\"n\",role=\"ps\"} 2",
             "job_ready_replicas{job_name=\"j\",job_namespace=\"n\",role=\"ps\"} 1",
+            "job_unseen_share{feature=\"user\",job_name=\"j\",job_namespace=\"n\"} 0.25",
             "cpu_used_by_others_ratio{job_name=\"j\",job_namespace=\"n\"} 0.5",
         ] {
             assert!(text.contains(&format!("rectrain_operator_{line}\n")), "{line}: {text}");
@@ -457,7 +464,7 @@ mod tests {
     fn training() -> RecTrainingJobStatus {
         let condition = |kind: &str, status: &str| serde_json::json!({"type": kind, "status": status, "reason": "ModeRefused", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"});
         serde_json::from_value(serde_json::json!({
-            "phase": "Training", "mode": "gba", "step": 7, "loss": 0.5, "auc": 0.75, "restarts": 3,
+            "phase": "Training", "mode": "gba", "step": 7, "loss": 0.5, "auc": 0.75, "restarts": 3, "unseen": {"user": 0.25},
             "conditions": [condition("Ready", "True"), condition("Stalled", "True"), condition("Failed", "False")],
             "replicaStatuses": {"ps": {"ready": 1, "wanted": 2, "display": "1/2"}},
         }))

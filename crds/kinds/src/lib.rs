@@ -1,7 +1,8 @@
 //! Every kind that a manifest names: training modes, roles, models, tasks, optimizers, pooling,
 //! compression, precision, formats of data. Each kind is declared once, here, with its name and its
 //! documentation. Positions in data are here too, because the training algorithms and the readers
-//! share them, and the rules for paths and URLs, which manifests and the storage share.
+//! share them, and the rules for paths and URLs, which manifests and the storage share. The
+//! warning about unseen test ids is here, because the coordinator and the operator both give it.
 //!
 //! `rectrain-crds` documents the kinds in the CustomResourceDefinition, the runtime computes with
 //! them, and the operator makes pods of them. A kind has one spelling everywhere: in manifests,
@@ -18,6 +19,7 @@ mod optimizer;
 mod position;
 mod role;
 mod task;
+mod unseen;
 mod values;
 
 pub use data::{
@@ -33,6 +35,7 @@ pub use optimizer::{DenseOptimizer, DenseOptimizerKind, SparseOptimizer, SparseO
 pub use position::{Offset, PartId, Position, Start};
 pub use role::{PerRole, Role};
 pub use task::{LossKind, Task};
+pub use unseen::{MOST_UNSEEN_FEATURES, UnseenShares, highest_unseen, unseen_warning};
 pub use values::{
     Compression, DeviceKind, Initializer, InitializerKind, MissingValue, Pooling, Precision, Transform, TransformKind,
     ValueType,

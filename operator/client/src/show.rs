@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use rectrain_crds::{JobSummary, Phase, RecTrainingJob, RecTrainingJobStatus, ReplicaStatuses};
+use rectrain_crds::{JobSummary, Phase, RecTrainingJob, RecTrainingJobStatus, ReplicaStatuses, highest_unseen};
 
 /// Renders a job's name, phase, progress, results and problem.
 #[must_use]
@@ -39,6 +39,9 @@ fn lines(status: &RecTrainingJobStatus) -> Vec<(&'static str, String)> {
     }
     if let Some(auc) = status.auc {
         lines.push(("AUC", format!("{auc:.4}")));
+    }
+    if let Some((feature, share)) = highest_unseen(&status.unseen, 1).into_iter().find(|(_, share)| *share > 0.0) {
+        lines.push(("unseen ids", format!("{:.1} % of {feature}", 100.0 * share)));
     }
     if let Some(replicas) = &status.replica_statuses {
         lines.push(("pods", pods(replicas)));

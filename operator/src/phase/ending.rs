@@ -44,6 +44,7 @@ impl Draft<'_> {
         self.status.step = Some(summary.steps);
         self.status.total_steps = Some(summary.steps);
         self.status.auc = summary.auc.map(|auc| rounded(auc, 5)).or(self.status.auc);
+        self.note_unseen(&summary.unseen);
         self.status.summary = Some(summary.clone());
         self.end(Phase::Complete, None, Run::Hold)
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use rectrain_crds::{Phase, Role};
+use rectrain_crds::{Phase, Role, UnseenShares};
 
 use super::draft::Draft;
 use super::settings::stall_seconds;
@@ -41,6 +41,7 @@ impl Draft<'_> {
             self.status.samples_per_second = Some(report.samples_per_second.max(0.0).round() as u64);
             self.status.loss = report.loss.is_finite().then(|| rounded(report.loss, 6)).filter(|_| report.step > 0);
             self.status.auc = report.auc.map(|auc| rounded(auc, 5)).or(self.status.auc);
+            self.note_unseen(&report.unseen);
         }
         self.status.mode = report.mode.or(self.status.mode);
         self.note_checkpoint(report.last_checkpoint.as_ref());
@@ -48,6 +49,13 @@ impl Draft<'_> {
             Stage::Starting => Phase::Starting,
             Stage::Training => Phase::Training,
             Stage::Evaluating => Phase::Evaluating,
+        }
+    }
+
+    /// Takes over the shares of unseen test ids. A report before the first evaluation has none.
+    pub(super) fn note_unseen(&mut self, unseen: &UnseenShares) {
+        if !unseen.is_empty() {
+            self.status.unseen = unseen.iter().map(|(feature, share)| (feature.clone(), rounded(*share, 5))).collect();
         }
     }
 

@@ -64,6 +64,7 @@ async fn the_status_follows_training_and_counts_ready_pods() {
     assert_eq!(status.phase, Some(Phase::Training));
     assert_eq!((status.step, status.total_steps, status.samples_per_second), (Some(3), Some(4), Some(1000)));
     assert_eq!((status.auc, status.loss), (Some(0.61235), Some(0.5)));
+    assert_eq!(status.unseen.get("C1"), Some(&0.01235));
     assert_eq!(status.last_checkpoint.map(|last| (last.name, last.step)), Some(("full-3".to_owned(), 3)));
     let replicas = status.replica_statuses.unwrap();
     assert_eq!(replicas.members.ps.unwrap().display, "2/2");

@@ -597,6 +597,7 @@ fn at(step: u64) -> Report {
         samples_per_second: 1.0,
         loss: 0.5,
         auc: None,
+        unseen: BTreeMap::new(),
         last_checkpoint,
         members: BTreeMap::new(),
     }

@@ -100,8 +100,9 @@ impl Display {
             }
             JobEvent::Evaluation { step, test } => {
                 let (auc, log_loss) = (number(test.auc, 4), number(test.log_loss, 4));
+                let unseen = most_unseen(test).map(|most| format!("; {most}")).unwrap_or_default();
                 self.note(&format!(
-                    "evaluation at step {step}: AUC {auc}, log loss {log_loss} on {} rows",
+                    "evaluation at step {step}: AUC {auc}, log loss {log_loss} on {} rows{unseen}",
                     test.samples
                 ));
             }
@@ -195,7 +196,8 @@ fn summary_table(summary: &Summary) -> Table {
     let mut row = |name: &str, value: String| {
         table.add_row([name.to_owned(), value]);
     };
-    if let Some(TestMetrics { auc, gauc, log_loss, normalized_entropy, calibration, samples }) = &summary.test {
+    if let Some(test) = &summary.test {
+        let TestMetrics { auc, gauc, log_loss, normalized_entropy, calibration, samples, unseen } = test;
         row("test AUC", number(*auc, 5));
         if gauc.is_some() {
             row("test GAUC", number(*gauc, 5));
@@ -204,6 +206,9 @@ fn summary_table(summary: &Summary) -> Table {
         row("test normalized entropy", number(*normalized_entropy, 5));
         row("test calibration", number(*calibration, 4));
         row("test rows", thousands(*samples));
+        for (feature, share) in unseen.iter().filter(|(_, share)| **share > 0.0) {
+            row(&format!("test ids unseen in training, {feature}"), percent(*share));
+        }
     }
     if summary.loss.is_some() {
         row("training loss", number(summary.loss, 5));
@@ -241,6 +246,18 @@ fn summary_table(summary: &Summary) -> Table {
     table
 }
 
+/// The feature with the highest share of test ids without a row, as a phrase. `None` if all have
+/// rows.
+fn most_unseen(test: &TestMetrics) -> Option<String> {
+    let (feature, share) = test.unseen.iter().max_by(|(_, a), (_, b)| a.total_cmp(b))?;
+    (*share > 0.0).then(|| format!("{} of the ids of {feature} unseen in training", percent(*share)))
+}
+
+/// 0.031 as 3.1 %.
+fn percent(share: f64) -> String {
+    format!("{:.1} %", 100.0 * share)
+}
+
 fn number(value: Option<f64>, digits: usize) -> String {
     value.map_or("-".to_owned(), |value| format!("{value:.digits$}"))
 }
@@ -272,6 +289,16 @@ mod tests {
         let summary = Summary { steps: 1234, parameters_sha256: "abc".to_owned(), ..Summary::default() };
         let table = summary_table(&summary).to_string();
         assert!(table.contains("1,234") && table.contains("abc") && !table.contains("AUC"), "{table}");
+    }
+
+    #[test]
+    fn the_table_lists_features_with_unseen_test_ids() {
+        let unseen = [("item".to_owned(), 0.031), ("user".to_owned(), 0.0)].into();
+        let test = TestMetrics { unseen, ..TestMetrics::default() };
+        assert_eq!(most_unseen(&test).unwrap(), "3.1 % of the ids of item unseen in training");
+        let table = summary_table(&Summary { test: Some(test), ..Summary::default() }).to_string();
+        assert!(table.contains("unseen in training, item") && !table.contains("user"), "{table}");
+        assert_eq!(most_unseen(&TestMetrics::default()), None);
     }
 
     #[test]

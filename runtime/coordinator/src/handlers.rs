@@ -388,14 +388,13 @@ impl Coordinator {
     }
 
     fn evaluation_share(&self, caller: &v1::Caller, request: v1::EvaluationShare) -> Result<Frame, RoleError> {
-        let v1::EvaluationShare { rank, at_step, rows } = request;
         let mut finished = Vec::new();
         let reply = self.apply_and_reply::<v1::EvaluationShare>(caller, |state| {
-            let (rows, events) = state.evaluation_share(GlobalStep(at_step), Rank(rank), rows)?;
+            let (rows, events) = state.evaluation_share(request)?;
             finished = events;
             Ok(v1::EvaluationRows { rows })
         })?;
-        finished.into_iter().for_each(|event| self.events.push(event));
+        self.publish(finished);
         Ok(reply)
     }
 

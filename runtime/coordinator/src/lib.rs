@@ -40,6 +40,7 @@ mod speeds;
 mod state;
 mod summary;
 mod training;
+mod unseen;
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -191,6 +192,7 @@ impl Coordinator {
         if let Some(step) = recovered.state.last_checkpoint_step() {
             self.metrics.checkpoint_step.set(step as i64);
         }
+        self.metrics.unseen_share.set(&recovered.state.unseen_shares());
         Self {
             attempt: recovered.attempt,
             counted: Mutex::new(recovered.state.training().counts()),
@@ -215,6 +217,7 @@ impl Coordinator {
         if let Some(checkpoints) = &checkpoints {
             state.set_damaged_checkpoints(checkpoints.damaged());
         }
+        self.metrics.unseen_share.set(&state.unseen_shares());
         let coordinator = Self {
             counted: Mutex::new(state.training().counts()),
             state: Mutex::new(state),
@@ -377,11 +380,14 @@ impl Coordinator {
         self.events.follow()
     }
 
-    /// Pushes events, and updates the metrics that depend on them.
+    /// Pushes events, logs warnings, and updates the metrics that depend on the events.
     fn publish(&self, events: Vec<JobEvent>) {
         for event in events {
-            if let JobEvent::Scaled { role, to, .. } = event {
-                self.metrics.set_members(role, to);
+            match &event {
+                JobEvent::Scaled { role, to, .. } => self.metrics.set_members(*role, *to),
+                JobEvent::Evaluation { test, .. } => self.metrics.unseen_share.set(&test.unseen),
+                JobEvent::Warning { message } => tracing::warn!("{message}"),
+                _ => {}
             }
             self.events.push(event);
         }

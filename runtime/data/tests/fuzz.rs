@@ -226,9 +226,9 @@ fn schema() -> Schema {
         missing,
     };
     Schema {
-        sparse: vec![sparse("user", None, MissingValue::Token), sparse("tags", Some('|'), MissingValue::Skip)],
-        dense: vec![DenseField { name: "price".to_owned(), transform: Transform::Identity, missing: -1.0 }],
-        label: LabelField { name: "y".to_owned(), positive_from: None },
+        sparse: vec![sparse("user", None, MissingValue::Token), sparse("tags", Some("|".to_owned()), MissingValue::Skip)],
+        dense: vec![DenseField { name: "price".to_owned(), transform: Transform::Identity, missing: -1.0, limit: 1e15 }],
+        label: LabelField::of_numbers("y", None),
         group: Some("user".to_owned()),
     }
 }

@@ -16,6 +16,7 @@ use rectrain_protocol::coordinator_channel::CoordinatorChannel;
 use rectrain_protocol::deadline::CALL_DEADLINE;
 use rectrain_protocol::error::RoleError;
 use rectrain_protocol::limits::LOOK_AHEAD;
+use rectrain_protocol::unseen::{self, LookUps};
 
 /// Rows of a part of a share. With their groups they are 64 MiB.
 const PART_ROWS: u64 = 4 << 20;
@@ -27,11 +28,19 @@ struct Share {
     labels: Vec<f32>,
     /// One per row, or empty.
     groups: Vec<u64>,
+    /// The look-ups of these rows, by feature.
+    look_ups: Vec<LookUps>,
 }
 
 impl Share {
     fn rows(&self) -> u64 {
         self.predictions.len() as u64
+    }
+
+    /// The message that the share is complete.
+    fn complete(&self, rank: u32, at_step: u64) -> v1::EvaluationShare {
+        let look_ups = self.look_ups.iter().copied().map(LookUps::write).collect();
+        v1::EvaluationShare { rank, at_step, rows: self.rows(), look_ups }
     }
 
     fn part(&self, rows: Range<u64>) -> Vec<Tensor> {
@@ -75,8 +84,9 @@ impl Trainer {
             share.predictions.extend(self.tower.predict(batch.features())?);
             share.labels.extend(batch.labels);
             share.groups.extend(batch.groups);
+            unseen::add(&mut share.look_ups, &batch.look_ups);
         }
-        let all = v1::EvaluationShare { rank: self.rank.0, at_step: order.step, rows: share.rows() };
+        let all = share.complete(self.rank.0, order.step);
         self.wait(send_share(&self.peers.coordinator, all, &share, PART_ROWS))
     }
 }
@@ -97,7 +107,7 @@ async fn send_share(
             let rows = sent..all.rows.min(sent + part_rows);
             sent = coordinator.call(part, share.part(rows), CALL_DEADLINE).await?.0.rows;
         }
-        sent = coordinator.call(all, Vec::new(), CALL_DEADLINE).await?.0.rows;
+        sent = coordinator.call(all.clone(), Vec::new(), CALL_DEADLINE).await?.0.rows;
         if sent == all.rows {
             return Ok(());
         }
@@ -162,13 +172,14 @@ mod tests {
         let numbers: Vec<f32> = (0..100).map(|number| number as f32).collect();
         for rows in [0, 1, 7, 8, 100] {
             let of = numbers[..rows].to_vec();
-            let share = Share { predictions: of.clone(), labels: of.clone(), groups: vec![3; rows] };
-            let all = v1::EvaluationShare { rank: 1, at_step: 9, rows: rows as u64 };
+            let look_ups = vec![LookUps { ids: rows as u64, unseen: 0 }];
+            let share = Share { predictions: of.clone(), labels: of.clone(), groups: vec![3; rows], look_ups };
+            let all = share.complete(1, 9);
             for loses_at in 0..20 {
                 let coordinator = Arc::new(Coordinator { loses_at, received: Mutex::default() });
                 let _serving = transport.serve(coordinator.clone(), &address).unwrap();
                 let channel = CoordinatorChannel::new(transport.connect(&address).unwrap());
-                send_share(&channel, all, &share, 7).await.unwrap();
+                send_share(&channel, all.clone(), &share, 7).await.unwrap();
                 let received = coordinator.received.lock();
                 assert_eq!(received.rows, of, "{rows} rows, lost at request {loses_at}");
                 assert!(received.largest < 7 * 16 + 64, "{}", received.largest);

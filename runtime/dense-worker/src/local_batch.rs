@@ -19,6 +19,7 @@ use rectrain_protocol::layout::{decode_pooled, encode_pooled};
 use rectrain_protocol::message;
 use rectrain_protocol::plan::JobPlan;
 use rectrain_protocol::round_robin::Piece;
+use rectrain_protocol::unseen::{self, LookUps};
 
 /// One piece or several joined pieces. Row i of `pooled`, `dense`, `labels` and `groups` is sample
 /// i.
@@ -33,6 +34,8 @@ pub(crate) struct LocalBatch {
     pub(crate) groups: Vec<u64>,
     /// Without a barrier: the step of each parameter server when it answered the look-up.
     pub(crate) steps: Vec<u64>,
+    /// In an evaluation: the look-ups of each feature.
+    pub(crate) look_ups: Vec<LookUps>,
     /// The pieces in order, each with its number of samples.
     pub(crate) pieces: Vec<(Piece, usize)>,
     /// The number of pieces whose gradients a dead dense worker had already delivered.
@@ -73,6 +76,7 @@ impl LocalBatch {
         self.labels.extend(other.labels);
         self.groups.extend(other.groups);
         self.pieces.extend(other.pieces);
+        unseen::add(&mut self.look_ups, &other.look_ups);
         self
     }
 
@@ -197,6 +201,7 @@ fn read(piece: Piece, reply: v1::Forwarded, tensors: Vec<Tensor>, plan: &JobPlan
         labels,
         groups,
         steps: reply.steps,
+        look_ups: reply.look_ups.into_iter().map(LookUps::read).collect(),
         pieces: vec![(piece, samples)],
         answered,
         missing: 0,

@@ -27,6 +27,7 @@ use rectrain_protocol::metrics::EmbeddingWorkerMetrics;
 use rectrain_protocol::placement::{Directory, Placement};
 use rectrain_protocol::plan::JobPlan;
 use rectrain_protocol::remember::Remembering;
+use rectrain_protocol::unseen::LookUps;
 use rectrain_wire::ids::UniqueIds;
 use rectrain_wire::{BoxFuture, Frame, Peer, Refusal, Service, Tensor};
 use tokio::sync::Semaphore;
@@ -95,7 +96,8 @@ impl EmbeddingWorker {
         let key = BatchKey::read("forward", request.batch)?;
         let piece = self.pieces.fetch("forward", key).await?;
         let started = Instant::now();
-        let LookedUp { rows, steps, is_applied } = self.rows.look_up(key, request.step, &piece.prepared).await?;
+        let LookedUp { rows, steps, is_applied, missing } =
+            self.rows.look_up(key, request.step, &piece.prepared).await?;
         let Some(rows) = rows else {
             let applied = v1::Forwarded { is_applied, ..v1::Forwarded::default() };
             return Ok(message::reply::<v1::Forward>(&applied, Vec::new()));
@@ -104,7 +106,12 @@ impl EmbeddingWorker {
         self.pieces.fetched(key, &piece, request.step.is_some());
         let started = Instant::now();
         let (layout, ids) = (Arc::clone(&self.layout), Arc::clone(&piece));
-        let pooled = self.work("pooling", move || ids.prepared.pool(&rows, &layout)).await?;
+        let pool = move || {
+            // In training the servers report no missing keys.
+            let look_ups = if missing.is_empty() { Vec::new() } else { ids.prepared.count_unseen(&missing, &layout) };
+            (ids.prepared.pool(&rows, &layout), look_ups)
+        };
+        let (pooled, look_ups) = self.work("pooling", pool).await?;
         self.metrics.pool.observe(started.elapsed().as_secs_f64());
         let mut tensors = encode_pooled(pooled, &self.layout, |values, dim| self.compression.encode(values, dim))?;
         tensors.extend(piece.rest.iter().cloned());
@@ -114,6 +121,7 @@ impl EmbeddingWorker {
             steps,
             answered: self.pieces.is_acknowledged(key),
             is_applied,
+            look_ups: look_ups.into_iter().map(LookUps::write).collect(),
         };
         Ok(message::reply::<v1::Forward>(&reply, tensors))
     }

@@ -9,7 +9,8 @@
 //! therefore do not depend on the number of embedding workers, parameter servers or threads.
 
 use rectrain_kinds::Pooling;
-use rectrain_protocol::layout::{FeatureLayout, Pooled};
+use rectrain_protocol::layout::{FeatureLayout, FeaturePlace, Pooled};
+use rectrain_protocol::unseen::LookUps;
 use rectrain_wire::ids::{SampleIndices, UniqueIds};
 
 #[derive(Debug)]
@@ -62,6 +63,22 @@ impl PreparedIds {
     #[must_use]
     pub fn keys(&self) -> &[Vec<u64>] {
         &self.keys
+    }
+
+    /// Counts the look-ups of each feature, and those without a row. `missing[g][k]` tells whether
+    /// key k of group g has no row.
+    #[must_use]
+    pub fn count_unseen(&self, missing: &[Vec<bool>], layout: &FeatureLayout) -> Vec<LookUps> {
+        let count = |(feature, place): (&FeatureIds, &FeaturePlace)| {
+            let mut look_ups = LookUps::default();
+            for (bounds, row) in feature.unique.starts().windows(2).zip(&feature.rows) {
+                let ids = u64::from(bounds[1] - bounds[0]);
+                let is_missing = missing[place.group][*row as usize];
+                look_ups += LookUps { ids, unseen: if is_missing { ids } else { 0 } };
+            }
+            look_ups
+        };
+        self.features.iter().zip(&layout.features).map(count).collect()
     }
 
     /// Pools looked-up rows. `rows[g]` is `[keys of group g, row dim of g]`.
@@ -243,6 +260,30 @@ mod tests {
                 assert!((found - sum(0)).abs() <= 1e-5 * found.abs());
             }
         }
+    }
+
+    #[test]
+    fn look_ups_without_a_row_count_for_each_sample_and_value() {
+        let (layout, values) = example();
+        let prepared = prepare(&layout, &values);
+        let unseen = [vec![7, 50], vec![1, 8]];
+        let missing: Vec<Vec<bool>> = prepared
+            .keys()
+            .iter()
+            .zip(&unseen)
+            .map(|(keys, unseen)| keys.iter().map(|key| unseen.contains(key)).collect())
+            .collect();
+        let naive: Vec<LookUps> = values
+            .iter()
+            .zip(&layout.features)
+            .map(|(samples, place)| {
+                let ids = samples.concat();
+                let without_row = ids.iter().filter(|id| unseen[place.group].contains(id)).count();
+                LookUps { ids: ids.len() as u64, unseen: without_row as u64 }
+            })
+            .collect();
+        assert_eq!(naive[1], LookUps { ids: 6, unseen: 3 });
+        assert_eq!(prepared.count_unseen(&missing, &layout), naive);
     }
 
     /// ⟨pool(rows), gradient⟩ = ⟨rows, scatter(gradient)⟩: scatter is the transpose of pool.

@@ -17,6 +17,7 @@ use rectrain_protocol::message;
 use rectrain_protocol::metrics::EmbeddingWorkerMetrics;
 use rectrain_protocol::placement::{Directory, Placement, is_stale};
 use rectrain_protocol::plan::JobPlan;
+use rectrain_protocol::unseen::MissingKeys;
 use rectrain_wire::{Tensor, WireError};
 use tokio::sync::{Notify, OnceCell};
 
@@ -35,6 +36,8 @@ pub(crate) struct LookedUp {
     pub(crate) steps: Vec<u64>,
     /// In `sync`: whether every server has already applied the step.
     pub(crate) is_applied: bool,
+    /// In an evaluation, by row group: whether each key has no row. Empty in training.
+    pub(crate) missing: Vec<Vec<bool>>,
 }
 
 /// The parameter servers, with the slot map that this embedding worker knows.
@@ -125,11 +128,11 @@ impl Rows {
         let applied = replies.iter().filter(|(reply, _)| reply.is_applied).count();
         let is_applied = applied > 0 && applied == replies.len();
         if replies.iter().any(|(reply, tensors)| reply.is_applied && tensors.is_empty()) {
-            let nothing = LookedUp { rows: None, steps: Vec::new(), is_applied };
+            let nothing = LookedUp { rows: None, steps: Vec::new(), is_applied, missing: Vec::new() };
             return if is_applied { Ok(nothing) } else { Err(applied_by_some(applied, replies.len())) };
         }
-        let (steps, mut tensors): (Vec<_>, Vec<_>) =
-            replies.into_iter().map(|(reply, tensors)| (reply.step, tensors.into_iter())).unzip();
+        let (replies, mut tensors): (Vec<_>, Vec<_>) =
+            replies.into_iter().map(|(reply, tensors)| (reply, tensors.into_iter())).unzip();
         let mut rows = Vec::with_capacity(runs.len());
         for (group, dim) in self.layout.group_dims.iter().enumerate() {
             let mut parts = Vec::with_capacity(tensors.len());
@@ -138,7 +141,9 @@ impl Rows {
             }
             rows.push(merge(parts, &runs[group], prepared.keys()[group].len(), *dim)?);
         }
-        Ok(LookedUp { rows: Some(rows), steps, is_applied })
+        let steps = replies.iter().map(|reply| reply.step).collect();
+        let missing = if train { Vec::new() } else { missing_keys(replies, &runs, prepared)? };
+        Ok(LookedUp { rows: Some(rows), steps, is_applied, missing })
     }
 
     /// Sends the gradients of the rows to the servers that the rows came from.
@@ -252,6 +257,26 @@ fn runs(map: &SlotMap, prepared: &PreparedIds) -> Vec<Vec<Vec<Range<usize>>>> {
     prepared.keys().iter().map(|keys| map.split(keys)).collect()
 }
 
+/// By group: whether each key has no row, from the replies of all servers to an evaluation.
+fn missing_keys(
+    replies: Vec<v1::LookupReply>,
+    runs: &[Vec<Vec<Range<usize>>>],
+    prepared: &PreparedIds,
+) -> Result<Vec<Vec<bool>>, RoleError> {
+    let mut missing: Vec<Vec<bool>> = prepared.keys().iter().map(|keys| vec![false; keys.len()]).collect();
+    for (server, reply) in replies.into_iter().enumerate() {
+        let keys = runs.iter().flat_map(|group| &group[server]).map(Range::len).sum();
+        let of_server = MissingKeys::read(keys, reply.missing)?;
+        let mut has_no_row = of_server.iter();
+        for (missing, runs) in missing.iter_mut().zip(runs) {
+            for key in runs[server].iter().cloned().flatten() {
+                missing[key] = has_no_row.next().unwrap_or_default();
+            }
+        }
+    }
+    Ok(missing)
+}
+
 /// A token push for one server: it has only this server's step.
 fn token_push_to(push: &v1::TokenPush, server: usize) -> Result<v1::TokenPush, RoleError> {
     let pulled_at = push.pulled_at.get(server).copied().ok_or_else(|| RoleError::Inconsistent {
@@ -296,6 +321,10 @@ fn merge(mut parts: Vec<Vec<f32>>, runs: &[Vec<Range<usize>>], keys: usize, dim:
 
 #[cfg(test)]
 mod tests {
+    use rectrain_kinds::Pooling;
+    use rectrain_protocol::layout::FeaturePlace;
+    use rectrain_wire::ids::{Scratch, UniqueIds};
+
     use super::*;
 
     #[test]
@@ -313,5 +342,31 @@ mod tests {
     fn a_reply_of_another_size_is_refused() {
         let runs = vec![vec![0..2], vec![2..3]];
         assert!(merge(vec![vec![0.0; 4], vec![0.0; 1]], &runs, 3, 2).is_err());
+    }
+
+    #[test]
+    fn missing_keys_return_to_their_places_for_any_slot_map() {
+        let keys: Vec<u64> = (0..300u64).map(|i| i * (u64::MAX / 300)).collect();
+        let unique = vec![UniqueIds::from_column(&keys, None, keys.len(), &mut Scratch::default()).unwrap()];
+        let layout = FeatureLayout {
+            features: vec![FeaturePlace { group: 0, dim: 1, offset: 0, pooling: Pooling::Sum }],
+            group_dims: vec![1],
+            linear: false,
+            embedding_width: 1,
+        };
+        let prepared = PreparedIds::new(keys.len(), unique, &layout);
+        let has_no_row = |key: u64| key.is_multiple_of(3);
+        for servers in [1u16, 2, 5] {
+            let runs = runs(&SlotMap::even(64, servers), &prepared);
+            let reply = |server: usize| {
+                let own = gather(&prepared.keys()[0], &runs[0][server], 1);
+                let mut missing = MissingKeys::none_of(own.len());
+                own.iter().enumerate().filter(|(_, key)| has_no_row(**key)).for_each(|(at, _)| missing.insert(at));
+                v1::LookupReply { missing: missing.write(), ..v1::LookupReply::default() }
+            };
+            let missing = missing_keys((0..usize::from(servers)).map(reply).collect(), &runs, &prepared).unwrap();
+            let expected: Vec<bool> = prepared.keys()[0].iter().map(|key| has_no_row(*key)).collect();
+            assert_eq!(missing, [expected]);
+        }
     }
 }

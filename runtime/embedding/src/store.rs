@@ -137,6 +137,25 @@ impl Store {
         Ok(counts)
     }
 
+    /// Reads the embeddings of `keys` into `out` like [`Self::lookup`] with
+    /// [`Missing::ReadInitial`]. Returns the positions in `keys` of the keys without a row,
+    /// ascending.
+    ///
+    /// # Errors
+    /// As [`Self::lookup`].
+    pub fn read(&self, group: GroupId, keys: &[FeatureKey], out: &mut [f32]) -> Result<Vec<usize>, StoreError> {
+        let id = group;
+        let group = self.group_for("a look-up", id, keys.len(), out.len())?;
+        let dim = group.layout.dim();
+        let mut missing = Vec::new();
+        self.slots.each_piece(id, keys, group.layout.look_up_words(), |table, Piece { keys: run, hashes, .. }| {
+            let out = &mut out[run.start * dim..run.end * dim];
+            let first = run.start;
+            table.read(group, KeyRun { keys: &keys[run], hashes }, out, |at| missing.push(first + at));
+        });
+        Ok(missing)
+    }
+
     /// Applies `gradients`, `[keys.len(), dim]`, to the rows of `keys`, in order. A key that
     /// repeats is updated each time. `update_count` is the number of this update in the whole job,
     /// from 1, for Adam's bias correction. The caller maintains the count and saves it in

@@ -218,6 +218,19 @@ impl Table {
         counts
     }
 
+    /// Reads the values of keys into `out`, keys × dim, and makes no rows. Calls `missing(i)` for
+    /// each key without a row; key number i reads as its initial values.
+    pub(crate) fn read(&self, group: &Group, keys: KeyRun<'_>, out: &mut [f32], mut missing: impl FnMut(usize)) {
+        for (at, ((key, hash), out)) in keys.iter().zip(out.chunks_exact_mut(group.layout.dim())).enumerate() {
+            if let Some(row) = self.find(hash, key) {
+                group.layout.read_values(self.slab.row(row), out);
+            } else {
+                group.read_initial(key, out);
+                missing(at);
+            }
+        }
+    }
+
     /// Applies gradients in order. A key's gradient is found by the key's position alone, so a
     /// skipped key shifts no other. `log` sees every change before and after it is made. `scratch`
     /// has dim floats.

@@ -469,6 +469,20 @@ fn reading_for_evaluation_makes_no_rows() {
     assert_eq!(read_only, inserted);
 }
 
+#[test]
+fn a_read_returns_the_positions_of_keys_without_a_row() {
+    for slots in [1, 7] {
+        let store = store_with(slots, all_specs());
+        let known: Vec<_> = (0..500).filter(|i| i % 3 > 0).map(key).collect();
+        insert(&store, GROUP, &known);
+        let mut out = vec![f32::NAN; 500 * dim(&store, GROUP)];
+        let missing = store.read(GROUP, &keys(0..500), &mut out).unwrap();
+        assert!(missing.into_iter().eq((0..500).step_by(3)), "{slots} slots");
+        assert_eq!(out, lookup(&store, GROUP, &keys(0..500), Missing::ReadInitial).1);
+        assert!(store.read(GROUP, &keys(0..500), &mut out[1..]).is_err());
+    }
+}
+
 // ---- initial values, order and threads ---------------------------------------------------------
 
 #[test]

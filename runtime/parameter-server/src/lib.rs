@@ -41,6 +41,7 @@ use rectrain_protocol::metrics::PsMetrics;
 use rectrain_protocol::plan::JobPlan;
 use rectrain_protocol::readiness::Readiness;
 use rectrain_protocol::remember::Remembering;
+use rectrain_protocol::unseen::MissingKeys;
 use rectrain_wire::{BoxFuture, Frame, Peer, Refusal, Service, Tensor, Transport};
 
 use self::checkpoint::Saving;
@@ -218,19 +219,21 @@ impl ParameterServer {
         half.admit_look_up(request.step.map(GlobalStep)).await?;
         self.shared.metrics.gate_wait.observe(arrived.elapsed().as_secs_f64());
         let step = half.row_step();
-        let missing = if request.train { Missing::Insert } else { Missing::ReadInitial };
         self.shared.slots.check_look_up(request.map_epoch, &keys)?;
         let started = Instant::now();
         let shared = Arc::clone(&self.shared);
-        let read = move || look_up_groups(&shared.tracked_store(), &keys, shared.group_dims(), missing);
-        let (rows, counts) = blocking("look-up", read).await??;
+        let read = move || {
+            let (store, dims) = (shared.tracked_store(), shared.group_dims());
+            if request.train { look_up_groups(&store, &keys, dims) } else { read_groups(&store, &keys, dims) }
+        };
+        let LookedUp { rows, counts, missing } = blocking("look-up", read).await??;
         self.shared.metrics.lookup.observe(started.elapsed().as_secs_f64());
         self.shared.metrics.count_look_up(counts);
         let mut tensors = Vec::with_capacity(2 * rows.len());
         for (rows, dim) in rows.into_iter().zip(self.shared.group_dims()) {
             tensors.extend(self.compression.encode(rows, *dim)?);
         }
-        Ok(message::reply::<v1::Lookup>(&v1::LookupReply { step, is_applied: false }, tensors))
+        Ok(message::reply::<v1::Lookup>(&v1::LookupReply { step, is_applied: false, missing }, tensors))
     }
 
     async fn update(&self, request: v1::Update, tensors: Vec<Tensor>) -> Result<Frame, RoleError> {
@@ -315,7 +318,7 @@ impl ParameterServer {
         let [image] = message::take("put_journal", tensors)?;
         let image = image.expect_u8("image").map_err(RoleError::from)?;
         let bytes = self.journal_copy.put(request.head, image)?;
-        self.shared.metrics.journal_copy_bytes.set(bytes as i64);
+        self.shared.metrics.stored_journal_bytes.set(bytes as i64);
         Ok(message::done::<v1::PutJournal>())
     }
 
@@ -488,21 +491,41 @@ impl ParameterServer {
     }
 }
 
-type LookUpResult = Result<(Vec<Vec<f32>>, LookupCounts), RoleError>;
+/// The rows of a look-up.
+struct LookedUp {
+    /// By group, `[keys, row dim]`.
+    rows: Vec<Vec<f32>>,
+    counts: LookupCounts,
+    /// In an evaluation: the keys without a row, as in the reply.
+    missing: Vec<u8>,
+}
 
-/// The rows of each group, `[keys, row dim]`.
-fn look_up_groups(
-    store: &TrackedStore<'_>,
-    keys: &[Vec<FeatureKey>],
-    dims: &[usize],
-    missing: Missing,
-) -> LookUpResult {
-    let mut total = LookupCounts::default();
+/// Looks the rows of each group up for training, and makes the missing ones.
+fn look_up_groups(store: &TrackedStore<'_>, keys: &[Vec<FeatureKey>], dims: &[usize]) -> Result<LookedUp, RoleError> {
+    let mut counts = LookupCounts::default();
     let mut groups = Vec::with_capacity(keys.len());
     for (group, (keys, dim)) in keys.iter().zip(dims).enumerate() {
         let mut rows = vec![0.0; keys.len() * dim];
-        total += store.look_up(GroupId(group as u16), keys, missing, &mut rows)?;
+        counts += store.look_up(GroupId(group as u16), keys, Missing::Insert, &mut rows)?;
         groups.push(rows);
     }
-    Ok((groups, total))
+    Ok(LookedUp { rows: groups, counts, missing: Vec::new() })
+}
+
+/// Reads the rows of each group for an evaluation. A missing row reads as its initial values.
+fn read_groups(store: &TrackedStore<'_>, keys: &[Vec<FeatureKey>], dims: &[usize]) -> Result<LookedUp, RoleError> {
+    let mut counts = LookupCounts::default();
+    let mut groups = Vec::with_capacity(keys.len());
+    let mut missing = MissingKeys::none_of(keys.iter().map(Vec::len).sum());
+    let mut first = 0;
+    for (group, (keys, dim)) in keys.iter().zip(dims).enumerate() {
+        let mut rows = vec![0.0; keys.len() * dim];
+        let unseen = store.read(GroupId(group as u16), keys, &mut rows)?;
+        counts.found += (keys.len() - unseen.len()) as u64;
+        counts.missing += unseen.len() as u64;
+        unseen.into_iter().for_each(|key| missing.insert(first + key));
+        first += keys.len();
+        groups.push(rows);
+    }
+    Ok(LookedUp { rows: groups, counts, missing: missing.write() })
 }

@@ -86,6 +86,12 @@ impl TrackedStore<'_> {
         Ok(counts)
     }
 
+    /// Reads rows for an evaluation, and makes none. Returns the positions of the keys without a
+    /// row.
+    pub(crate) fn read(&self, group: GroupId, keys: &[FeatureKey], out: &mut [f32]) -> Result<Vec<usize>, RoleError> {
+        Ok(self.store.read(group, keys, out)?)
+    }
+
     /// Applies gradients. The optimizers count updates from 1. With a `log`, a replacement of this
     /// process continues after the last updated row.
     pub(crate) fn update(

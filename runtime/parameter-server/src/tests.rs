@@ -18,6 +18,7 @@ use rectrain_protocol::deadline::CALL_DEADLINE;
 use rectrain_protocol::message::{self, Request};
 use rectrain_protocol::metrics::{PsMetrics, RoleMetrics};
 use rectrain_protocol::plan::{JobPlan, small_plan};
+use rectrain_protocol::unseen::MissingKeys;
 
 const PARAMETERS: usize = 40;
 const BATCHES: u64 = 70;
@@ -330,6 +331,26 @@ async fn a_truncated_file_prevents_recovery() {
         begin().await;
     }
     assert!(Rows::of_attempt(directory, &plan, Some(6)).unwrap().place().is_none(), "of another attempt");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_evaluation_learns_which_keys_have_no_row() {
+    let folder = tempfile::tempdir().unwrap();
+    let tried = Tried::begin("gba", folder.path()).await;
+    let trained = [3_u64, 5, 1 << 60];
+    tried.look_up(&trained).await;
+    let rows = tried.server.shared.store.rows();
+    let keys = [1_u64, 3, 4, 5, 9, 11, 12, 13, 1 << 59, 1 << 60];
+    let map_epoch = tried.server.shared.slots.map().epoch().0;
+    let request = v1::Lookup { step: None, train: false, map_epoch };
+    let groups = tried.server.shared.group_dims().len();
+    let tensors = vec![Tensor::from(keys.to_vec()); groups];
+    let reply = tried.server.look_up(request, tensors).await.unwrap();
+    let reply: v1::LookupReply = prost::Message::decode(reply.meta).unwrap();
+    let missing = MissingKeys::read(groups * keys.len(), reply.missing).unwrap();
+    let expected = keys.iter().map(|key| !trained.contains(key)).cycle().take(groups * keys.len());
+    assert!(missing.iter().eq(expected), "{missing:?}");
+    assert_eq!(tried.server.shared.store.rows(), rows, "an evaluation makes no rows");
 }
 
 /// During a digest, or any other pass over all slots, the server reports its progress.

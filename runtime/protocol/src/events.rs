@@ -205,6 +205,11 @@ pub struct TestMetrics {
     pub calibration: Option<f64>,
     /// Test rows.
     pub samples: u64,
+    /// By sparse feature: the share of its test look-ups without a row. No training row ever had
+    /// these ids, or their rows have expired. An id counts for each row and each of its values.
+    /// Features without test ids are left out.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty", default)]
+    pub unseen: BTreeMap<String, f64>,
 }
 
 /// The result of a job.

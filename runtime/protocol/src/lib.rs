@@ -29,6 +29,7 @@ pub mod remember;
 pub mod round_robin;
 pub mod ticket;
 pub mod token_counts;
+pub mod unseen;
 pub mod watchdog;
 
 pub use error::RoleError;

@@ -1,8 +1,10 @@
 //! All metrics of the roles: durations as histograms, counts as counters, each with a `replica`
 //! label. Each process has one registry.
 
+use std::collections::BTreeMap;
+
 use prometheus::{
-    Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
+    GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
     TextEncoder,
 };
 use rectrain_kinds::Role;
@@ -18,6 +20,22 @@ const SECONDS: &[f64] = &[
 
 /// Buckets of staleness, in global steps.
 const STEPS: &[f64] = &[0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0, 64.0, 128.0];
+
+/// Gauges of one replica, one for each sparse feature, with the label `feature`.
+#[derive(Clone)]
+pub struct FeatureShares {
+    family: GaugeVec,
+    replica: String,
+}
+
+impl FeatureShares {
+    /// Sets the share of each feature, from 0 to 1. A feature without a share keeps its last one.
+    pub fn set(&self, shares: &BTreeMap<String, f64>) {
+        for (feature, share) in shares {
+            self.family.with_label_values(&[self.replica.as_str(), feature.as_str()]).set(*share);
+        }
+    }
+}
 
 macro_rules! metrics {
     ($($(#[$doc:meta])* $owner:ident { $($field:ident: $kind:ident = $name:expr, $help:literal;)* })*) => {
@@ -48,7 +66,7 @@ macro_rules! metrics {
                 #[must_use]
                 pub fn of(all: &RoleMetrics, replica: u32) -> Self {
                     let replica = replica.to_string();
-                    Self { $($field: all.$field.with_label_values(&[replica.as_str()]),)* }
+                    Self { $($field: metrics!(@of $kind, all.$field, replica),)* }
                 }
             }
         )*
@@ -60,10 +78,14 @@ macro_rules! metrics {
     (@single steps) => { Histogram };
     (@single counter) => { IntCounter };
     (@single gauge) => { IntGauge };
+    (@single shares) => { FeatureShares };
     (@family seconds) => { HistogramVec };
     (@family steps) => { HistogramVec };
     (@family counter) => { IntCounterVec };
     (@family gauge) => { IntGaugeVec };
+    (@family shares) => { GaugeVec };
+    (@of shares, $family:expr, $replica:expr) => { FeatureShares { family: $family.clone(), replica: $replica.clone() } };
+    (@of $kind:ident, $family:expr, $replica:expr) => { $family.with_label_values(&[$replica.as_str()]) };
     (@new seconds, $name:expr, $help:literal) => {
         HistogramVec::new(HistogramOpts::new($name, $help).buckets(SECONDS.to_vec()), &["replica"])
     };
@@ -72,6 +94,7 @@ macro_rules! metrics {
     };
     (@new counter, $name:expr, $help:literal) => { IntCounterVec::new(Opts::new($name, $help), &["replica"]) };
     (@new gauge, $name:expr, $help:literal) => { IntGaugeVec::new(Opts::new($name, $help), &["replica"]) };
+    (@new shares, $name:expr, $help:literal) => { GaugeVec::new(Opts::new($name, $help), &["replica", "feature"]) };
 }
 
 metrics! {
@@ -115,7 +138,7 @@ metrics! {
         slots: gauge = "rectrain_ps_slots", "Slots that this server owns.";
         kept_rows: gauge = "rectrain_ps_kept_rows", "Rows that this process found in shared memory when it replaced one that died; otherwise 0.";
         repaired_rows: gauge = "rectrain_ps_repaired_rows", "Rows among these whose update was interrupted by the death. They were restored, and the update is repeated.";
-        journal_copy_bytes: gauge = "rectrain_ps_journal_copy_bytes", "Bytes of the copy of the coordinator's journal that this server keeps.";
+        stored_journal_bytes: gauge = "rectrain_ps_journal_copy_bytes", "Bytes of the copy of the coordinator's journal that this server keeps.";
         moved_bytes: counter = "rectrain_ps_moved_bytes_total", "Bytes of rows sent to other parameter servers with slots that move.";
         forwarded_rows: counter = "rectrain_ps_forwarded_rows_total", "Rows sent again because they changed while their slot was moving.";
     }
@@ -154,6 +177,7 @@ metrics! {
         migrated_bytes: counter = "rectrain_coordinator_moved_bytes_total", "Bytes of rows that parameter servers sent each other in migrations.";
         migration_time: seconds = "rectrain_coordinator_migration_seconds", "Time from the plan of a migration until its slot map was in force. Training continues meanwhile.";
         flip_time: seconds = "rectrain_coordinator_flip_seconds", "Time that training was paused to bring a new slot map into force.";
+        unseen_share: shares = "rectrain_evaluation_unseen_share", "Share of a feature's look-ups in the last evaluation that found no row, by the label `feature`. High values mean that no training row had the ids, for instance because the test files write them in another form.";
     }
     /// Metrics of a dense worker.
     DenseWorkerMetrics {
@@ -234,7 +258,11 @@ pub fn reference_markdown() -> String {
 fn tabulate(text: &mut String, metrics: &[(&str, &str, &str)]) {
     text.push_str("\n| metric | kind | meaning |\n|---|---|---|\n");
     for (name, kind, help) in metrics {
-        let kind = if matches!(*kind, "seconds" | "steps") { "histogram" } else { kind };
+        let kind = match *kind {
+            "seconds" | "steps" => "histogram",
+            "shares" => "gauge",
+            kind => kind,
+        };
         text.push_str(&format!("| `{name}` | {kind} | {help} |\n"));
     }
 }
@@ -263,6 +291,17 @@ mod tests {
             assert_eq!(*kind == "counter", name.ends_with("_total"), "{name}");
             assert_eq!(*kind == "seconds", name.ends_with("_seconds"), "{name}");
             assert_eq!(*kind == "steps", name.ends_with("_steps"), "{name}");
+        }
+    }
+
+    #[test]
+    fn each_feature_has_a_share() {
+        let all = RoleMetrics::new(Registry::new()).unwrap();
+        let shares = [("item".to_owned(), 0.25), ("user".to_owned(), 1.0)].into();
+        CoordinatorMetrics::of(&all, 0).unseen_share.set(&shares);
+        let text = all.encode().unwrap();
+        for line in [r#"{feature="item",replica="0"} 0.25"#, r#"{feature="user",replica="0"} 1"#] {
+            assert!(text.contains(&format!("rectrain_evaluation_unseen_share{line}")), "{text}");
         }
     }
 

@@ -483,6 +483,7 @@ fn report(stage: Stage, step: u64) -> Report {
         samples_per_second: 1000.4,
         loss: 0.5,
         auc: Some(0.612_345_678),
+        unseen: BTreeMap::from([("C1".to_owned(), 0.012_345_678)]),
         last_checkpoint: (step > 0).then(|| checkpoint(step)),
     }
 }

@@ -100,6 +100,8 @@ struct Job<'a> {
     /// Wanted members of each role.
     wanted: BTreeMap<Role, u32>,
     last_checkpoint: Option<String>,
+    /// From the last evaluation: the share of unseen test ids, by feature.
+    unseen: BTreeMap<String, f64>,
     all_reduce_seconds: Option<f64>,
     members: Vec<Member>,
     curve: &'a [Point],
@@ -147,6 +149,7 @@ async fn job(State(page): State<LivePage>, RawQuery(query): RawQuery) -> Respons
         map_epoch: status.map_epoch,
         wanted: status.replicas.iter().filter_map(|role| Some((member_role(role.role())?, role.wanted))).collect(),
         last_checkpoint: some(status.last_checkpoint),
+        unseen: status.unseen.into_iter().collect(),
         all_reduce_seconds: Some(status.all_reduce_seconds).filter(|seconds| *seconds > 0.0),
         curve: curve.points(),
         events,

@@ -1,9 +1,10 @@
 //! Evaluations: their data, and the predictions of the dense workers.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::time::Instant;
 
 use rectrain_dense::metrics;
+use rectrain_kinds::{MOST_UNSEEN_FEATURES, UnseenShares, highest_unseen, unseen_warning};
 use rectrain_modes::{DataLedger, DataPlan, GlobalStep, Lease, Rank, TrainingLength};
 use rectrain_proto::v1;
 use serde::{Deserialize, Serialize};
@@ -14,10 +15,12 @@ use crate::as_bytes;
 use crate::batch_index::{BatchIndex, Chunk};
 use crate::in_flight::{Leased, NeededByStep, StillNeeded};
 use crate::snapshot::Snapshot;
+use crate::unseen::shares as shares_of;
 use rectrain_protocol::error::RoleError;
 use rectrain_protocol::events::{JobEvent, TestMetrics};
 use rectrain_protocol::limits::LOOK_AHEAD;
 use rectrain_protocol::round_robin::RoundRobin;
+use rectrain_protocol::unseen::{self, LookUps};
 
 /// Rows of one dense worker's share of an evaluation.
 #[derive(Debug, Serialize, Deserialize)]
@@ -50,6 +53,14 @@ impl Part {
     }
 }
 
+/// One dense worker's share of an evaluation, complete.
+#[derive(Debug, Serialize, Deserialize)]
+struct Share {
+    parts: Vec<Part>,
+    /// The look-ups of these rows, by feature.
+    look_ups: Vec<LookUps>,
+}
+
 fn rows_of(parts: &[Part]) -> u64 {
     parts.iter().map(Part::rows).sum()
 }
@@ -71,7 +82,7 @@ pub(super) struct Pass {
     /// By rank: the batch up to which a worker has requested, as far as it has reported.
     asked: Vec<u64>,
     /// By rank: the shares that have arrived completely.
-    shares: Vec<Option<Vec<Part>>>,
+    shares: Vec<Option<Share>>,
     /// By rank: the parts of shares that are arriving. They are not in the journal, because every
     /// reply would rewrite them all. Workers send them again to a replacement of the coordinator.
     #[serde(skip)]
@@ -268,14 +279,14 @@ impl State {
         Ok(rows_of(parts))
     }
 
-    /// A worker has sent its share of `rows` rows. Returns the rows that have arrived. The last
-    /// complete share also returns the events of the evaluation.
-    pub(crate) fn evaluation_share(
-        &mut self,
-        at_step: GlobalStep,
-        rank: Rank,
-        rows: u64,
-    ) -> Result<(u64, Vec<JobEvent>), RoleError> {
+    /// A worker has sent its share of `rows` rows, with their look-ups. Returns the rows that have
+    /// arrived. The last complete share also returns the events of the evaluation.
+    ///
+    /// The look-ups come with this message, so they count once, as the rows do. A replacement of
+    /// the worker evaluates its share from the start and counts from zero.
+    pub(crate) fn evaluation_share(&mut self, share: v1::EvaluationShare) -> Result<(u64, Vec<JobEvent>), RoleError> {
+        let v1::EvaluationShare { rank, at_step, rows, look_ups } = share;
+        let (rank, at_step) = (Rank(rank), GlobalStep(at_step));
         let Some(pass) = self.share_of(at_step, rank)? else { return Ok((rows, Vec::new())) };
         let mut parts = pass.parts.remove(&rank.0).unwrap_or_default();
         let here = rows_of(&parts);
@@ -291,18 +302,34 @@ impl State {
             }
         }
         if let Some(place) = pass.shares.get_mut(rank.0 as usize) {
-            *place = Some(parts);
+            *place = Some(Share { parts, look_ups: look_ups.into_iter().map(LookUps::read).collect() });
         }
         let is_last = pass.shares.iter().all(Option::is_some);
         self.progress.progressed = Instant::now();
         Ok((rows, if is_last { self.evaluated(at_step) } else { Vec::new() }))
     }
 
+    /// The shares of unseen ids in the last evaluation, by feature.
+    pub(crate) fn unseen_shares(&self) -> UnseenShares {
+        self.evaluation.last_test.as_ref().map(|(_, test)| test.unseen.clone()).unwrap_or_default()
+    }
+
+    /// As [`Self::unseen_shares`], for a status: only the features with the highest shares.
+    pub(super) fn highest_unseen_shares(&self) -> HashMap<String, f64> {
+        let last = self.evaluation.last_test.as_ref();
+        last.into_iter().flat_map(|(_, test)| highest_unseen(&test.unseen, MOST_UNSEEN_FEATURES)).collect()
+    }
+
     /// All shares have arrived.
     fn evaluated(&mut self, at_step: GlobalStep) -> Vec<JobEvent> {
-        let shares =
-            self.evaluation.passes.remove(&at_step).into_iter().flat_map(|pass| pass.shares).flatten().flatten();
-        let test = test_metrics(shares);
+        let shares = self.evaluation.passes.remove(&at_step).into_iter().flat_map(|pass| pass.shares).flatten();
+        let (mut parts, mut look_ups) = (Vec::new(), Vec::new());
+        for share in shares {
+            unseen::add(&mut look_ups, &share.look_ups);
+            parts.extend(share.parts);
+        }
+        let unseen = shares_of(&self.job.features, &look_ups);
+        let test = TestMetrics { unseen, ..test_metrics(parts) };
         self.data.in_flight.drop_evaluation(at_step);
         let mut events = Vec::new();
         if test.auc.is_none() {
@@ -310,13 +337,16 @@ impl State {
                 message: format!("the test AUC is undefined: all {} test rows have the same label", test.samples),
             });
         }
+        let before = self.evaluation.last_test.as_ref().map(|(_, before)| &before.unseen);
+        events.extend(unseen_warning(&test.unseen, before).map(|message| JobEvent::Warning { message }));
         events.push(JobEvent::Evaluation { step: at_step.0, test: test.clone() });
         self.evaluation.last_test = Some((at_step, test));
         events
     }
 }
 
-fn test_metrics(parts: impl Iterator<Item = Part>) -> TestMetrics {
+/// The metrics of all predictions. It does not set the shares of unseen ids.
+fn test_metrics(parts: Vec<Part>) -> TestMetrics {
     let mut all = metrics::Evaluation::default();
     let (mut predictions, mut labels, mut groups) = (Vec::new(), Vec::new(), Vec::new());
     for part in parts {
@@ -335,6 +365,7 @@ fn test_metrics(parts: impl Iterator<Item = Part>) -> TestMetrics {
         normalized_entropy: summary.normalized_entropy,
         calibration: summary.calibration,
         samples: summary.samples,
+        unseen: UnseenShares::new(),
     }
 }
 
@@ -372,9 +403,17 @@ mod tests {
         state.evaluation_part(AT, Rank(rank), rows.start, part(rows)).unwrap()
     }
 
+    /// The message that a share is complete. A third of the ids of C1 has no row, and all of C2.
+    fn complete(rank: u32, rows: u64) -> v1::EvaluationShare {
+        let look_ups = [LookUps { ids: 3 * rows, unseen: rows }, LookUps { ids: rows, unseen: rows }];
+        let look_ups = look_ups.into_iter().map(LookUps::write).collect();
+        v1::EvaluationShare { rank, at_step: AT.0, rows, look_ups }
+    }
+
     fn tell(state: &mut State, rank: u32, rows: u64) -> (u64, usize) {
-        let (here, events) = state.evaluation_share(AT, Rank(rank), rows).unwrap();
-        (here, events.len())
+        let (here, events) = state.evaluation_share(complete(rank, rows)).unwrap();
+        let is_result = |event: &&JobEvent| matches!(event, JobEvent::Evaluation { .. });
+        (here, events.iter().filter(is_result).count())
     }
 
     /// The state that a replacement of the coordinator reads from the journal.
@@ -423,7 +462,23 @@ mod tests {
         assert!(
             state.evaluation.last_test.as_ref().is_some_and(|(_, test)| test.samples == 140 && test.gauc.is_some())
         );
+        let unseen: UnseenShares = [("C1".to_owned(), 140.0 / 420.0), ("C2".to_owned(), 1.0)].into();
+        assert_eq!(state.evaluation.last_test.as_ref().map(|(_, test)| &test.unseen), Some(&unseen), "each row once");
         assert_eq!((send(&mut state, 1, 0..40), tell(&mut state, 1, 40)), (40, (40, 0)), "the evaluation is over");
+    }
+
+    #[test]
+    fn an_evaluation_warns_of_features_with_unseen_ids() {
+        let mut state = evaluating();
+        send(&mut state, 0, 0..40);
+        assert_eq!(tell(&mut state, 0, 40), (40, 0));
+        send(&mut state, 1, 0..40);
+        let (_, events) = state.evaluation_share(complete(1, 40)).unwrap();
+        let [JobEvent::Warning { message }, JobEvent::Evaluation { test, .. }] = &events[..] else {
+            panic!("{events:?}");
+        };
+        assert!(message.contains("100.0 % of `C2`") && !message.contains("C1"), "{message}");
+        assert_eq!(test.unseen.len(), 2);
     }
 
     #[test]
@@ -451,8 +506,8 @@ mod tests {
         send(&mut state, 0, 0..20);
         assert_eq!(tell(&mut state, 0, 0), (0, 0));
         assert!(state.has_predicted(AT, 0));
-        assert!(state.evaluation_share(AT, Rank(2), 0).is_err());
-        assert!(state.evaluation_share(GlobalStep(5), Rank(1), 0).is_err());
+        assert!(state.evaluation_share(complete(2, 0)).is_err());
+        assert!(state.evaluation_share(v1::EvaluationShare { at_step: 5, ..complete(1, 0) }).is_err());
         assert!(Part::new(vec![0.5], vec![], vec![]).is_err());
         assert!(Part::new(vec![0.5, 0.5], vec![0.0, 1.0], vec![1]).is_err());
     }

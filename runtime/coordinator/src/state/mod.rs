@@ -86,6 +86,8 @@ struct End {
 #[derive(Debug, Serialize, Deserialize)]
 struct JobFacts {
     label: String,
+    /// The names of the sparse features, in the manifest's order.
+    features: Vec<String>,
     tests_on_the_next_slice: bool,
     data: DataPlan,
     slots: u32,
@@ -105,6 +107,7 @@ impl State {
         };
         let job = JobFacts {
             label: plan.schema.label.name.clone(),
+            features: plan.schema.sparse.iter().map(|field| field.name.clone()).collect(),
             tests_on_the_next_slice: plan.tests_on_the_next_slice,
             data,
             slots: plan.store.slots,

@@ -254,6 +254,7 @@ impl State {
             missing: self.missing(MOST_MISSING),
             // The coordinator knows, and not its state.
             recovered: false,
+            unseen: self.highest_unseen_shares(),
         }
     }
 

@@ -56,13 +56,14 @@ fn waits(jobs: &Jobs) -> Result<(), TrialError> {
 
 /// Admits this many pods in the namespace.
 fn admit(jobs: &Jobs, pods: usize) -> Result<(), HarnessError> {
+    let pods = pods.to_string();
     jobs.apply(&json!({
         "apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": QUOTA},
-        "spec": {"hard": {"pods": pods.to_string()}},
+        "spec": {"hard": {"pods": pods}},
     }))?;
     eventually(RETRIED, "the quota", || {
         let hard = jobs.get(&format!("resourcequota/{QUOTA}"))?["status"]["hard"]["pods"].clone();
-        if hard == pods.to_string() { Ok(()) } else { Err(not_yet(hard)) }
+        if hard == pods { Ok(()) } else { Err(not_yet(hard)) }
     })
 }
 
