@@ -226,8 +226,16 @@ fn schema() -> Schema {
         missing,
     };
     Schema {
-        sparse: vec![sparse("user", None, MissingValue::Token), sparse("tags", Some("|".to_owned()), MissingValue::Skip)],
-        dense: vec![DenseField { name: "price".to_owned(), transform: Transform::Identity, missing: -1.0, limit: 1e15 }],
+        sparse: vec![
+            sparse("user", None, MissingValue::Token),
+            sparse("tags", Some("|".to_owned()), MissingValue::Skip),
+        ],
+        dense: vec![DenseField {
+            name: "price".to_owned(),
+            transform: Transform::Identity,
+            missing: -1.0,
+            limit: 1e15,
+        }],
         label: LabelField::of_numbers("y", None),
         group: Some("user".to_owned()),
     }

@@ -317,8 +317,11 @@ fn every_request_for_a_checkpoint_gets_one() {
     runtime.shutdown_background();
 }
 
+/// Damages the checkpoint at a path.
+type Damage = fn(&Path);
+
 /// Ways to damage a checkpoint whose manifest stays valid, each with a word of the error's reason.
-const DAMAGES: [(fn(&Path), &str); 4] = [
+const DAMAGES: [(Damage, &str); 4] = [
     (|checkpoint| std::fs::remove_file(rows_file(checkpoint)).unwrap(), "is missing"),
     (
         |checkpoint| {

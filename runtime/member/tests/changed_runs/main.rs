@@ -115,7 +115,9 @@ impl<'a> Case<'a> {
     /// Restores the files of the last checkpoint.
     fn restore_files(&mut self) {
         if let Some(files) = &self.files_at_save {
-            self.files = Files { next_row: self.files.next_row, ..files.clone() };
+            let next_row = self.files.next_row;
+            self.files = files.clone();
+            self.files.next_row = next_row;
         }
     }
 

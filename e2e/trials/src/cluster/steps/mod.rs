@@ -22,5 +22,5 @@ pub(super) mod survivors;
 pub(super) mod switches;
 pub(super) mod takeover;
 pub(super) mod thousand;
-pub(super) mod unseen;
 mod timeline;
+pub(super) mod unseen;
