@@ -25,8 +25,8 @@ fn bad_models_and_features() -> Vec<Refusal> {
     let features = |features: Value, says| (json!({"features": features}), says);
     vec![
         model(json!({"kind": "mlp"}), "Unsupported value: \"mlp\""),
-        model(json!({"bottom": [8]}), "`bottom` is the MLP that only dlrm has: remove it, or set kind: dlrm"),
-        model(json!({"crossLayers": 2}), "`crossLayers` belongs to dcnV2 alone"),
+        model(json!({"bottom": [8]}), "only dlrm has a bottom MLP: remove `bottom`, or set kind: dlrm"),
+        model(json!({"crossLayers": 2}), "`crossLayers` belongs only to dcnV2: remove it, or set kind: dcnV2"),
         model(json!({"kind": "fm"}), "fm and lr have no hidden layers: remove `hidden`"),
         model(json!({"kind": "fm", "hidden": null, "dropout": 0.1}), "fm and lr have no layers to drop out of"),
         model(json!({"dropout": 1.0}), "dropout is the share of activations set to 0"),
@@ -38,7 +38,7 @@ fn bad_models_and_features() -> Vec<Refusal> {
         features(json!({"label": {"name": "x"}, "dense": [{"name": "x"}]}), "the label is also a dense feature"),
         features(
             json!({"label": {"name": "x"}, "group": "x"}),
-            "`group` says whose rows are ranked against each other",
+            "`group` selects the rows that are ranked against each other",
         ),
         features(json!({"sparse": [{"name": "C1", "dim": 8}]}), "they need one width: remove `dim`"),
         features(json!({"sparse": []}), "should have at least 1 items"),
