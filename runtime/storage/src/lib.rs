@@ -3,6 +3,7 @@
 //! the same way. The crate knows neither the contents of files nor when they are read.
 
 mod directory;
+mod free_space;
 mod local_file;
 mod place;
 mod version;
