@@ -24,9 +24,8 @@ impl FreeSpace {
         Self { events, metrics, is_low: AtomicBool::new(false) }
     }
 
-    /// Compares the free bytes with those of a full checkpoint, or with 0 if its size is not known
-    /// yet. It may wait for the file system, so training must not wait for it. A bucket has no
-    /// limit.
+    /// Compares the free bytes with the bytes of a full checkpoint, which are 0 while unknown. The
+    /// file system may hang, so training must not wait for this. A bucket has no limit.
     pub(super) async fn check(&self, directory: &Directory, full_checkpoint: u64) {
         match directory.free_bytes().await {
             Ok(Some(free)) => self.note(directory.name(), free, full_checkpoint),
