@@ -113,6 +113,9 @@ pub struct JobSummary {
     /// Mean of the groups' AUCs, weighted by their rows, if the manifest names a group.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gauc: Option<f64>,
+    /// Test rows that GAUC leaves out because their group is missing, if there are any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rows_without_group: Option<u64>,
     /// Mean cross entropy of the test rows, in nats.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub log_loss: Option<f64>,

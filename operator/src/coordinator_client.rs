@@ -283,6 +283,7 @@ struct Summary {
 struct Test {
     auc: Option<f64>,
     gauc: Option<f64>,
+    rows_without_group: Option<u64>,
     log_loss: Option<f64>,
     normalized_entropy: Option<f64>,
     calibration: Option<f64>,
@@ -324,6 +325,7 @@ fn job_summary(summary: Summary) -> JobSummary {
     JobSummary {
         auc: test.auc,
         gauc: test.gauc,
+        rows_without_group: test.rows_without_group,
         log_loss: test.log_loss,
         normalized_entropy: test.normalized_entropy,
         calibration: test.calibration,

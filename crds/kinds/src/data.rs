@@ -234,9 +234,13 @@ pub struct Schema {
     /// The column to predict.
     pub label: LabelField,
     /// The column that groups the rows for GAUC, such as a user id. Its values are hashed as ids of
-    /// a table with the column's name.
+    /// a table with the column's name. A missing value is [`NO_GROUP`].
     pub group: Option<String>,
 }
+
+/// The group of a row whose group cell is missing. GAUC leaves such a row out, and all other
+/// metrics count it. One integer in 2^64 has this hash, and counts as missing too.
+pub const NO_GROUP: u64 = u64::MAX;
 
 /// A column of ids.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

@@ -23,8 +23,8 @@ mod unseen;
 mod values;
 
 pub use data::{
-    BadRows, CsvFormat, DataFormat, DenseField, FileFormat, LabelField, Schema, SparseField, Split, SyntheticConfig,
-    TimeBound, criteo_columns,
+    BadRows, CsvFormat, DataFormat, DenseField, FileFormat, LabelField, NO_GROUP, Schema, SparseField, Split,
+    SyntheticConfig, TimeBound, criteo_columns,
 };
 pub use location::{EXPECTED_LOCATION, Scheme, endpoint_problem, is_true, unexpanded};
 pub use mode::{Family, KeyDivisor, Mode};

@@ -197,10 +197,14 @@ fn summary_table(summary: &Summary) -> Table {
         table.add_row([name.to_owned(), value]);
     };
     if let Some(test) = &summary.test {
-        let TestMetrics { auc, gauc, log_loss, normalized_entropy, calibration, samples, unseen } = test;
+        let TestMetrics { auc, gauc, rows_without_group, log_loss, normalized_entropy, calibration, samples, unseen } =
+            test;
         row("test AUC", number(*auc, 5));
         if gauc.is_some() {
             row("test GAUC", number(*gauc, 5));
+        }
+        if let Some(rows) = rows_without_group {
+            row("test rows without a group", thousands(*rows));
         }
         row("test log loss", number(*log_loss, 5));
         row("test normalized entropy", number(*normalized_entropy, 5));
@@ -289,6 +293,13 @@ mod tests {
         let summary = Summary { steps: 1234, parameters_sha256: "abc".to_owned(), ..Summary::default() };
         let table = summary_table(&summary).to_string();
         assert!(table.contains("1,234") && table.contains("abc") && !table.contains("AUC"), "{table}");
+    }
+
+    #[test]
+    fn the_table_counts_rows_without_a_group() {
+        let test = TestMetrics { rows_without_group: Some(1200), ..TestMetrics::default() };
+        let table = summary_table(&Summary { test: Some(test), ..Summary::default() }).to_string();
+        assert!(table.contains("test rows without a group") && table.contains("1,200"), "{table}");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! be written while training continues, and finishes or aborts the checkpoint. Also restores rows
 //! from one.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::MutexGuard;
@@ -18,6 +19,7 @@ use tokio::sync::oneshot;
 use tokio::task::{JoinError, JoinSet};
 
 use super::checkpoints::{self, Checkpoints, PendingCheckpoint, ResumePoint, RowsRestored, WrittenCheckpoint};
+use super::free_space::FreeSpace;
 use super::refused::SaveRefused;
 use super::{Coordinator, warn_all};
 
@@ -75,6 +77,8 @@ pub(super) struct Checkpointer {
     pub(super) failed_attempts: u32,
     /// Restarts of parameter servers known at the last checkpoint.
     pub(super) server_restarts: u64,
+    /// Warns when the checkpoint path has little room.
+    pub(super) free_space: Arc<FreeSpace>,
 }
 
 impl Checkpointer {
@@ -226,7 +230,12 @@ impl Coordinator {
                 let ticket = ticket::write(&pending.ticket);
                 let writing = checkpoints.write(pending, state, dense, servers);
                 let own = ticket.clone();
-                checkpointer.writing.spawn(async move { FinishedSave { ticket: own, last, result: writing.await } });
+                let (directory, full_checkpoint) = (checkpoints.directory().clone(), checkpoints.full_bytes());
+                let free_space = Arc::clone(&checkpointer.free_space);
+                checkpointer.writing.spawn(async move {
+                    free_space.check(&directory, full_checkpoint).await;
+                    FinishedSave { ticket: own, last, result: writing.await }
+                });
                 self.change(|state| {
                     state.set_pending_checkpoint(Some(ticket.clone()));
                     state.training().frozen(Some(ticket))

@@ -55,6 +55,8 @@ pub(super) struct Checkpoints {
     /// The base of the next delta, and the deltas since the last full checkpoint.
     base: Option<Base>,
     deltas: u32,
+    /// Bytes of the last full checkpoint; 0 if none is known.
+    full_bytes: u64,
     /// The last checkpoint written: its boundary and its name.
     last: Option<(PausePoint, String)>,
     /// Counts the times that servers lost track of their changes. A checkpoint can be the base of a
@@ -70,6 +72,8 @@ pub(super) struct ResumePoint {
     pub(super) state: Snapshot,
     base: Base,
     deltas: u32,
+    /// Bytes of the full checkpoint below it.
+    full_bytes: u64,
 }
 
 /// Resolves to the file of dense worker 0 once it is written.
@@ -113,9 +117,20 @@ impl Checkpoints {
             faults: Vec::new(),
             base: None,
             deltas: 0,
+            full_bytes: 0,
             last: None,
             invalidations: 0,
         }))
+    }
+
+    /// The path.
+    pub(super) fn directory(&self) -> &Directory {
+        &self.directory
+    }
+
+    /// Bytes of the last full checkpoint; 0 if none is known.
+    pub(super) fn full_bytes(&self) -> u64 {
+        self.full_bytes
     }
 
     /// The lease on the path.
@@ -223,6 +238,7 @@ impl Checkpoints {
     pub(super) fn restored(&mut self, resumed: &ResumePoint) {
         self.base = Some(resumed.base.clone());
         self.deltas = resumed.deltas;
+        self.full_bytes = resumed.full_bytes;
     }
 
     async fn resumed(&self, checkpoint: &Checkpoint) -> Result<ResumePoint, RoleError> {
@@ -235,6 +251,7 @@ impl Checkpoints {
             state: Snapshot::decode(&self.plan, &name, &bytes)?,
             base: Base { directory: name.clone(), id: checkpoint.manifest().id },
             deltas: checkpoint.chain().len() as u32 - 1,
+            full_bytes: checkpoint.chain().first().map_or(0, Manifest::bytes),
             name,
         })
     }
@@ -327,7 +344,12 @@ impl Checkpoints {
 
     /// Makes this checkpoint the base of the next delta.
     pub(super) fn written(&mut self, written: &WrittenCheckpoint) {
-        self.deltas = if written.manifest.base.is_some() { self.deltas + 1 } else { 0 };
+        if written.manifest.base.is_some() {
+            self.deltas += 1;
+        } else {
+            self.deltas = 0;
+            self.full_bytes = written.manifest.bytes();
+        }
         let base = Base { directory: written.name.clone(), id: written.manifest.id };
         self.base = (written.invalidations == self.invalidations).then_some(base);
         self.last = Some((written.pause, written.name.clone()));
@@ -447,6 +469,7 @@ mod tests {
             let there: Vec<&str> = there.iter().map(|listed| &*listed.name).collect();
             assert_eq!(there, [&*written.name], "after step {step}");
             checkpoints.written(&written);
+            assert_eq!(checkpoints.full_bytes(), written.manifest.bytes());
         }
         assert!(checkpoints.damaged().is_empty());
     }

@@ -18,6 +18,7 @@ mod copies;
 mod digest;
 mod drain;
 mod files;
+mod free_space;
 mod handlers;
 mod in_flight;
 mod incarnations;

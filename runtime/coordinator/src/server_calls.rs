@@ -1,6 +1,8 @@
 //! Makes the calls to the parameter servers that restoring, mode switches, checkpoints, slot
 //! migrations and the end of the data need.
 
+use std::sync::Arc;
+
 use futures::future::try_join_all;
 use rectrain_modes::TrainingMode;
 use rectrain_modes::switch::Boundary;
@@ -14,6 +16,7 @@ use tokio::task::JoinSet;
 
 use super::Coordinator;
 use super::checkpointing::Checkpointer;
+use super::free_space::FreeSpace;
 use super::migrations::Migrations;
 use super::state::State;
 use super::training::ServerCall;
@@ -44,6 +47,7 @@ impl Coordinator {
             writing: JoinSet::new(),
             failed_attempts: 0,
             server_restarts: 0,
+            free_space: Arc::new(FreeSpace::new(self.events.clone(), self.metrics.clone())),
         }
     }
 

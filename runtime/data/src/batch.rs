@@ -103,7 +103,8 @@ pub struct Batch {
     pub dense: Vec<f32>,
     /// Labels in [0, 1], `[samples]`.
     pub labels: Vec<f32>,
-    /// The hashed group of each row, for grouped AUC. `None` if the schema names no group.
+    /// The hashed group of each row, for grouped AUC, or [`NO_GROUP`](rectrain_kinds::NO_GROUP).
+    /// `None` if the schema names no group.
     pub groups: Option<Vec<u64>>,
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rectrain_kinds::{DenseField, LabelField, Schema, SparseField, Transform};
+use rectrain_kinds::{DenseField, LabelField, NO_GROUP, Schema, SparseField, Transform};
 
 use crate::error::DataError;
 use crate::key::{TableSeed, normalize, trim};
@@ -129,15 +129,14 @@ impl SparseEncoder {
         }
     }
 
-    /// The encoder of the column that groups rows.
+    /// The encoder of the column that groups rows. A missing value is no group.
     fn of_group(column: &str, nulls: &NullValues) -> Self {
-        let seed = TableSeed::of(column);
         Self {
             column: column.to_owned(),
-            seed,
+            seed: TableSeed::of(column),
             nulls: nulls.clone(),
             separator: None,
-            missing: Some(seed.missing()),
+            missing: Some(NO_GROUP),
             has_told: AtomicBool::new(false),
         }
     }

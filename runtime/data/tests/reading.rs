@@ -20,6 +20,7 @@ use rectrain_data::{
     MissingValue, Order, Place, Position, ReadPlan, Schema, SourceConfig, Span, SparseField, Split, Start, Subset,
     SyntheticConfig, TimeBound, Transform, Version, chunk_permutation,
 };
+use rectrain_kinds::NO_GROUP;
 use std::io::{BufRead, Write};
 use std::path::Path;
 use std::sync::Arc;
@@ -98,7 +99,7 @@ fn expected(rows: &[Row]) -> Batch {
         }
         batch.dense.push(row.price.unwrap_or(-1.0));
         batch.labels.push(row.y as f32);
-        batch.groups.as_mut().unwrap().push(key);
+        batch.groups.as_mut().unwrap().push(if row.user.is_empty() { NO_GROUP } else { key });
         batch.samples += 1;
     }
     batch
@@ -995,7 +996,7 @@ fn ids_meet_in_every_form_and_format() {
         assert_eq!(batch.sparse[0].keys, [&ids[..], &[user.missing()]].concat(), "{name}");
         assert_eq!(batch.sparse[1].keys, [tags.integer(7), tags.integer(8)], "{name}");
         assert_eq!(batch.sparse[2].keys, ids, "{name}");
-        assert_eq!(batch.groups, Some(batch.sparse[0].keys.clone()), "{name}");
+        assert_eq!(batch.groups, Some([&ids[..], &[NO_GROUP]].concat()), "{name}");
     }
     for (value, limit) in [(1.5, "below 2^24"), (16_777_216.0, "below 2^24")] {
         let user: ArrayRef = Arc::new(Float32Array::from(vec![1.0, value, 2.0, 3.0]));
@@ -1063,7 +1064,7 @@ fn markers_of_missing_values_are_one_list_for_ids_and_numbers() {
         assert_eq!(batch.sparse[0].keys, [missing, missing, user.text(b"NANCY"), missing]);
         assert_eq!(batch.sparse[1].keys, [tags.text(b"x"), tags.text(b"nan")]);
         assert_eq!(batch.sparse[2].keys, [user.text(b"NANCY")]);
-        assert_eq!(batch.groups, Some(batch.sparse[0].keys.clone()));
+        assert_eq!(batch.groups, Some(vec![NO_GROUP, NO_GROUP, user.text(b"NANCY"), NO_GROUP]));
         assert_eq!(batch.dense, [-1.0; 4]);
     }
     let path = folder.put("label.csv", "y,user,tags,price,when\nNA,1,,1,1\n");

@@ -197,6 +197,10 @@ pub struct TestMetrics {
     /// Impression-weighted mean of the groups' AUCs, if the manifest names a group column.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub gauc: Option<f64>,
+    /// Test rows that GAUC leaves out because their group is missing. All other metrics count them.
+    /// `None` if there are none.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub rows_without_group: Option<u64>,
     /// Mean binary cross-entropy.
     pub log_loss: Option<f64>,
     /// Log loss over the entropy of the base rate.

@@ -154,6 +154,7 @@ metrics! {
         checkpoint_freeze: seconds = "rectrain_coordinator_checkpoint_freeze_seconds", "Time that training was paused until all servers had frozen their rows for a checkpoint.";
         checkpoint_bytes: counter = "rectrain_coordinator_checkpoint_bytes_total", "Bytes of the checkpoints written.";
         checkpoint_step: gauge = "rectrain_coordinator_checkpoint_step", "Global step of the last checkpoint. A crash repeats all training since.";
+        checkpoint_free_bytes: gauge = "rectrain_coordinator_checkpoint_free_bytes", "Bytes that the file system of a local checkpoint path had free before the last checkpoint; 0 for a bucket.";
         failed_checkpoints: counter = "rectrain_coordinator_checkpoints_failed_total", "Checkpoints aborted because a part could not be written.";
         lease_heartbeats: counter = "rectrain_coordinator_lease_heartbeats_total", "Renewals of the lease on the checkpoint path.";
         failed_heartbeats: counter = "rectrain_coordinator_lease_heartbeats_failed_total", "Renewals of the lease that the storage refused. The lease expires 30 s after the last renewal.";

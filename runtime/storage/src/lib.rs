@@ -2,9 +2,12 @@
 //! of an object store. Data sources and checkpoints share it, so all of them understand paths in
 //! the same way. The crate knows neither the contents of files nor when they are read.
 
+mod credentials;
 mod directory;
+mod free_space;
 mod local_file;
 mod place;
+mod renewing;
 mod version;
 
 pub use directory::{Directory, Entry, FileWriter};

@@ -11,6 +11,8 @@ use object_store::{ClientConfigKey, ObjectStore, RetryConfig};
 use rectrain_kinds::{Scheme, endpoint_problem, is_true};
 
 use crate::StorageError;
+use crate::credentials::{self, with_shared_file};
+use crate::renewing::Renewing;
 
 /// The location that a path or URL names.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,11 +52,20 @@ pub fn place_of(path: &str) -> Result<Place, StorageError> {
 }
 
 impl Bucket {
-    /// The bucket's store. Credentials come from the options, and otherwise from the environment.
+    /// The bucket's store. Credentials come from the options, and otherwise from the environment
+    /// and the files that it names. The store reads them again when a request is refused.
     ///
     /// # Errors
-    /// [`StorageError::UnknownOption`] and [`StorageError::Unreachable`]. No request is made yet.
+    /// [`StorageError::UnknownOption`], [`StorageError::BadPath`] for a file of credentials, and
+    /// [`StorageError::Unreachable`]. No request is made yet.
     pub fn store(&self, options: &BTreeMap<String, String>) -> Result<Arc<dyn ObjectStore>, StorageError> {
+        let origin = credentials::origin(self.google, options, variable);
+        let (bucket, own) = (self.clone(), options.clone());
+        Ok(Arc::new(Renewing::new(Box::new(move || bucket.client(&own)), origin)?))
+    }
+
+    /// A client with the credentials as they are now.
+    fn client(&self, options: &BTreeMap<String, String>) -> Result<Arc<dyn ObjectStore>, StorageError> {
         use_ring();
         let unreachable = |source| StorageError::Unreachable { url: self.root.clone(), source };
         if self.google {
@@ -89,7 +100,12 @@ fn amazon(root: &str, options: &BTreeMap<String, String>) -> Result<Built, Stora
     if let Some(endpoint) = endpoint.or_else(|| builder.get_config_value(&AmazonS3ConfigKey::Endpoint)) {
         check_endpoint(root, &endpoint, may_use_http.as_deref().is_some_and(is_true))?;
     }
+    let builder = with_shared_file(builder, variable)?;
     Ok(builder.build().map(|store| Arc::new(store) as _))
+}
+
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok()
 }
 
 /// The client would panic or fail without naming the endpoint.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::Instant;
 
 use rectrain_dense::metrics;
-use rectrain_kinds::{MOST_UNSEEN_FEATURES, UnseenShares, highest_unseen, unseen_warning};
+use rectrain_kinds::{MOST_UNSEEN_FEATURES, NO_GROUP, UnseenShares, highest_unseen, unseen_warning};
 use rectrain_modes::{DataLedger, DataPlan, GlobalStep, Lease, Rank, TrainingLength};
 use rectrain_proto::v1;
 use serde::{Deserialize, Serialize};
@@ -29,7 +29,7 @@ pub(crate) struct Part {
     predictions: Vec<f32>,
     #[serde(with = "as_bytes::f32s")]
     labels: Vec<f32>,
-    /// Empty, or one group for each row.
+    /// Empty, or one group for each row. It is [`NO_GROUP`] if the group is missing.
     #[serde(with = "as_bytes::u64s")]
     groups: Vec<u64>,
 }
@@ -358,9 +358,11 @@ fn test_metrics(parts: Vec<Part>) -> TestMetrics {
         }
     }
     let summary = all.finish();
+    let without_group = groups.iter().filter(|&&group| group == NO_GROUP).count() as u64;
     TestMetrics {
         auc: summary.auc,
         gauc: if groups.is_empty() { None } else { metrics::gauc(&predictions, &labels, &groups) },
+        rows_without_group: (without_group > 0).then_some(without_group),
         log_loss: summary.log_loss,
         normalized_entropy: summary.normalized_entropy,
         calibration: summary.calibration,
@@ -465,6 +467,24 @@ mod tests {
         let unseen: UnseenShares = [("C1".to_owned(), 140.0 / 420.0), ("C2".to_owned(), 1.0)].into();
         assert_eq!(state.evaluation.last_test.as_ref().map(|(_, test)| &test.unseen), Some(&unseen), "each row once");
         assert_eq!((send(&mut state, 1, 0..40), tell(&mut state, 1, 40)), (40, (40, 0)), "the evaluation is over");
+    }
+
+    #[test]
+    fn rows_without_a_group_count_for_all_metrics_but_gauc() {
+        let rows = 0..60_u64;
+        let predictions: Vec<f32> = rows.clone().map(|row| (row * 37 % 101) as f32 / 101.0).collect();
+        let labels: Vec<f32> = rows.clone().map(|row| f32::from(u8::from(row * 7 % 5 < 2))).collect();
+        let has_group = |row: &u64| row % 4 > 0;
+        let groups: Vec<u64> = rows.clone().map(|row| if has_group(&row) { row % 3 } else { NO_GROUP }).collect();
+        let grouped: Vec<usize> = rows.filter(has_group).map(|row| row as usize).collect();
+        let pick = |values: &[f32]| grouped.iter().map(|&row| values[row]).collect::<Vec<f32>>();
+        let own: Vec<u64> = grouped.iter().map(|&row| groups[row]).collect();
+        let (gauc, auc) =
+            (metrics::gauc(&pick(&predictions), &pick(&labels), &own), metrics::auc(&predictions, &labels));
+        let test = test_metrics(vec![Part::new(predictions, labels, groups).unwrap()]);
+        assert_eq!((test.auc, test.gauc, test.samples, test.rows_without_group), (auc, gauc, 60, Some(15)));
+        assert!(gauc.is_some());
+        assert_eq!(test_metrics(vec![part(0..60)]).rows_without_group, None);
     }
 
     #[test]

@@ -7,6 +7,8 @@ mod running_auc;
 
 use std::collections::BTreeMap;
 
+use rectrain_kinds::NO_GROUP;
+
 pub use self::evaluation::{Evaluation, EvaluationSummary, Metric, TaskMetrics};
 pub use self::running_auc::RunningAuc;
 
@@ -115,7 +117,7 @@ fn mean(values: impl ExactSizeIterator<Item = f32>) -> Option<f64> {
 
 /// Group AUC (Zhu et al. 2017, equation 5): the mean of the groups' AUCs over the groups with both
 /// classes. Each is weighted by its number of samples. `None` if there is no such group. A group is
-/// usually a user.
+/// usually a user. Samples of [`NO_GROUP`] are left out.
 ///
 /// # Panics
 /// When the slices differ in length.
@@ -124,7 +126,9 @@ pub fn gauc(predictions: &[f32], labels: &[f32], groups: &[u64]) -> Option<f64> 
     assert_eq!(predictions.len(), groups.len(), "one group a prediction");
     let mut members: BTreeMap<u64, Vec<(f32, f32)>> = BTreeMap::new();
     for ((&prediction, &label), &group) in predictions.iter().zip(labels).zip(groups) {
-        members.entry(group).or_default().push((prediction, label));
+        if group != NO_GROUP {
+            members.entry(group).or_default().push((prediction, label));
+        }
     }
     let (mut weighted, mut weights) = (0.0, 0.0);
     for group in members.values_mut() {
@@ -139,6 +143,8 @@ pub fn gauc(predictions: &[f32], labels: &[f32], groups: &[u64]) -> Option<f64> 
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
     use crate::random::Stream;
 
@@ -223,5 +229,31 @@ mod tests {
         assert!((gauc(&predictions, &labels, &groups).unwrap() - 4.0 / 6.0).abs() < 1e-12);
         assert_eq!(gauc(&predictions, &labels, &[0; 7]), auc(&predictions, &labels));
         assert_eq!(gauc(&[0.5], &[1.0], &[1]), None);
+    }
+
+    /// The definition, over the rows that have a group.
+    fn gauc_by_definition(predictions: &[f32], labels: &[f32], groups: &[Option<u64>]) -> Option<f64> {
+        let (mut weighted, mut weights) = (0.0, 0.0);
+        for group in groups.iter().flatten().collect::<BTreeSet<_>>() {
+            let rows: Vec<usize> = (0..groups.len()).filter(|&row| groups[row].as_ref() == Some(group)).collect();
+            let pick = |values: &[f32]| rows.iter().map(|&row| values[row]).collect::<Vec<f32>>();
+            if let Some(auc) = auc_by_definition(&pick(predictions), &pick(labels)) {
+                weighted += auc * rows.len() as f64;
+                weights += rows.len() as f64;
+            }
+        }
+        (weights > 0.0).then(|| weighted / weights)
+    }
+
+    #[test]
+    fn rows_without_a_group_are_left_out_of_gauc() {
+        for seed in 0..10 {
+            let (predictions, labels) = sample(300, 20, seed);
+            let groups: Vec<Option<u64>> = (0..300).map(|row| (row % 4 != 0).then_some(row * 7 % 13)).collect();
+            let hashed: Vec<u64> = groups.iter().map(|group| group.unwrap_or(NO_GROUP)).collect();
+            let expected = gauc_by_definition(&predictions, &labels, &groups).unwrap();
+            assert!((gauc(&predictions, &labels, &hashed).unwrap() - expected).abs() < 1e-12);
+        }
+        assert_eq!(gauc(&[0.1, 0.9], &[0.0, 1.0], &[NO_GROUP; 2]), None);
     }
 }
