@@ -474,7 +474,7 @@ mod tests {
         let rows = 0..60_u64;
         let predictions: Vec<f32> = rows.clone().map(|row| (row * 37 % 101) as f32 / 101.0).collect();
         let labels: Vec<f32> = rows.clone().map(|row| f32::from(u8::from(row * 7 % 5 < 2))).collect();
-        let has_group = |row: &u64| row % 4 > 0;
+        let has_group = |row: &u64| !row.is_multiple_of(4);
         let groups: Vec<u64> = rows.clone().map(|row| if has_group(&row) { row % 3 } else { NO_GROUP }).collect();
         let grouped: Vec<usize> = rows.filter(has_group).map(|row| row as usize).collect();
         let pick = |values: &[f32]| grouped.iter().map(|&row| values[row]).collect::<Vec<f32>>();
