@@ -55,7 +55,7 @@ pub enum DateProblem {
 
 impl Moment {
     /// The moment of a number of seconds since 1970, rounded to a microsecond. A 64-bit float of
-    /// today's seconds has no more digits: its nanoseconds are those of its rounding.
+    /// today's seconds does not hold finer digits.
     #[must_use]
     pub fn of_seconds(seconds: f64) -> Self {
         let whole = seconds.floor();

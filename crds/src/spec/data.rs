@@ -325,9 +325,9 @@ pub struct DataSpec {
 
     /// Texts that stand for a missing value in columns of ids and numbers, such as `NULL`, `\N` and
     /// `NA`. A list replaces the default one. The whole cell counts, or the whole piece of a cell
-    /// with several values. Blanks around it do not count, and upper and lower case are equal. Empty
-    /// cells are always missing, and NaN is always a missing number. So `[]` makes `nan` an id. A
-    /// number, or `inf`, cannot be a marker. At most 32.
+    /// with several values. Blanks around it do not count, and upper and lower case are equal.
+    /// Empty cells are always missing, and NaN is always a missing number. So `[]` makes `nan` an
+    /// id. A number, or `inf`, cannot be a marker. At most 32.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(
         length(max = 32),

@@ -34,8 +34,8 @@ pub struct InitializerSpec {
 #[serde(rename_all = "camelCase")]
 pub struct MultiValueSpec {
     /// Separator of two values, such as `|` or `::`. It may be a comma if cells are quoted. Empty
-    /// pieces are ignored. A list in brackets, such as `[1, 2]`, `(1, 2)` or `{1, 2}`, is a bad row.
-    /// A list column of a Parquet file needs none: its elements are the values. At most 8
+    /// pieces are ignored. A list in brackets, such as `[1, 2]`, `(1, 2)` or `{1, 2}`, is a bad
+    /// row. A list column of a Parquet file needs none: its elements are the values. At most 8
     /// characters.
     #[schemars(length(min = 1, max = 8))]
     pub separator: String,

@@ -2,8 +2,8 @@
 
 use rectrain_kinds::{Moment, TimeBound};
 
-use crate::key::trim;
 use crate::number::parse_f64;
+use crate::spelling::trim;
 
 /// Keeps the rows before a moment (`test` is false), or from it on.
 #[derive(Debug, Clone, PartialEq)]

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
+use arrow_array::builder::{ListBuilder, StringBuilder};
 use arrow_array::types::{Float64Type, Int64Type, TimestampMillisecondType};
 use arrow_array::{
     ArrayRef, BooleanArray, Date32Array, Float32Array, Float64Array, Int32Array, Int64Array, ListArray, NullArray,
@@ -981,6 +982,12 @@ fn ids_meet_in_every_form_and_format() {
     ]));
     for (name, bytes) in [
         ("plain.csv", text(&["1,5,7|8,1,1", "1,0,,1,1", "1,12,,1,1", "1,,,1,1"]).into_bytes()),
+        ("points.csv", text(&["1,5.,7.|8.,1,1", "1,0.,,1,1", "1,12.,,1,1", "1,,,1,1"]).into_bytes()),
+        (
+            "exponents.csv",
+            text(&["1,5.000e+00,7.0E0|8.0e+0,1,1", "1,0.0e+00,,1,1", "1,1.2E1,,1,1", "1,,,1,1"]).into_bytes(),
+        ),
+        ("f.parquet", columns(words(["5.", "0.0e+00", "1.2E1", ""]), words(["7.|8.0e+00", "", "", ""]))),
         ("floats.csv", text(&["1,5.0,7.0|8.0,1,1", "1,-0.0,,1,1", "1,12.00,,1,1", "1,,,1,1"]).into_bytes()),
         ("blanks.csv", text(&["1, 5, 7 | 8,1,1", "1,\t0, ,1,1", "1,\" 12 \",,1,1", "1, ,|,1,1"]).into_bytes()),
         ("a.parquet", columns(words(["5", "0", "12", ""]), words(["7|8", "", "", ""]))),
@@ -1003,6 +1010,48 @@ fn ids_meet_in_every_form_and_format() {
         let error = open_and_read(config(&[&path])).unwrap_err();
         assert!(matches!(&error, DataError::BadRow { column, at: Place::Row(2), .. } if column == "user"), "{error}");
         assert!(error.to_string().contains(limit), "{error}");
+    }
+}
+
+/// Floats of 2^53 and beyond may have lost digits of the ids that they were.
+#[test]
+fn floats_with_lost_digits_are_bad_rows_in_every_format() {
+    let folder = Folder::new();
+    let text =
+        |user: &str, tags: &str| format!("y,user,tags,price,when\n1,5,7,1,1\n1,{user},{tags},1,1\n").into_bytes();
+    let ones = || -> ArrayRef { Arc::new(Int64Array::from(vec![1; 2])) };
+    let columns = |user: ArrayRef, tags: ArrayRef| {
+        parquet_of(vec![("y", ones()), ("user", user), ("tags", tags), ("price", ones()), ("when", ones())], 10)
+    };
+    let words = |words: [&str; 2]| -> ArrayRef { Arc::new(StringArray::from(words.to_vec())) };
+    let mut lists = ListBuilder::new(StringBuilder::new());
+    lists.append_value([Some("7")]);
+    lists.append_value([Some("8"), Some("1.8e+19")]);
+    let lists: ArrayRef = Arc::new(lists.finish());
+    for (name, bytes, column) in [
+        ("a.csv", text("9007199254740992.0", "7"), "user"),
+        ("b.csv", text("1.2345678901234567e+16", "7"), "user"),
+        ("c.csv", text("5", "8|9007199254740993."), "tags"),
+        ("a.parquet", columns(words(["5", "9007199254740992.0"]), ones()), "user"),
+        ("b.parquet", columns(words(["5", "1.2345678901234567e+16"]), ones()), "user"),
+        ("c.parquet", columns(ones(), words(["7", "8|9007199254740993."])), "tags"),
+        ("d.parquet", columns(ones(), lists), "tags"),
+    ] {
+        let path = folder.put(name, bytes);
+        let error = open_and_read(config(&[&path])).unwrap_err();
+        assert!(matches!(&error, DataError::BadRow { column: found, .. } if found == column), "{name}: {error}");
+        assert!(error.to_string().contains("expected ids that are integers, which 64-bit floats hold"), "{error}");
+        let skip = SourceConfig { bad_rows: BadRows::Skip { limit: 1 }, ..config(&[&path]) };
+        assert_eq!(open_and_read(skip).unwrap().samples, 1, "{name}");
+    }
+    // Such a column is no feature here, but the group.
+    let group = Schema { group: Some("user".into()), ..labels_only(None) };
+    for path in [
+        folder.put("g.csv", text("9007199254740992.0", "7")),
+        folder.put("g.parquet", columns(words(["5", "9007199254740992.0"]), ones())),
+    ] {
+        let error = all(&Dataset::open(config(&[&path]), group.clone()).unwrap()).unwrap_err();
+        assert!(matches!(&error, DataError::BadRow { column, .. } if column == "user"), "{error}");
     }
 }
 
@@ -1032,14 +1081,17 @@ fn lists_may_be_quoted_and_brackets_are_refused() {
         let batch = all(&Dataset::open(source, schema(separator)).unwrap()).unwrap();
         assert_eq!(batch.sparse[0].keys, [tags.text(b"a"), tags.text(b"b"), tags.integer(7)], "{name}");
     }
-    let lists: ArrayRef = Arc::new(StringArray::from(vec!["1", "[1, 2]"]));
-    for (name, bytes) in [
-        ("list.csv", b"y,tags\n1,1\n1,\"[1, 2]\"\n".to_vec()),
-        ("list.parquet", parquet_of(vec![("y", ones()), ("tags", lists)], 10)),
-    ] {
-        let error = all(&Dataset::open(config(&[&folder.put(name, bytes)]), schema(",")).unwrap()).unwrap_err();
-        assert!(matches!(&error, DataError::BadRow { column, .. } if column == "tags"), "{error}");
-        assert!(error.to_string().contains("found \"[1, 2]\", expected values with the separator"), "{error}");
+    for list in ["[1, 2]", "[a, b]", "(1, 2)", "{1,2}"] {
+        let lists: ArrayRef = Arc::new(StringArray::from(vec!["1", list]));
+        for (name, bytes) in [
+            ("list.csv", format!("y,tags\n1,1\n1,\"{list}\"\n").into_bytes()),
+            ("list.parquet", parquet_of(vec![("y", ones()), ("tags", lists)], 10)),
+        ] {
+            let error = all(&Dataset::open(config(&[&folder.put(name, bytes)]), schema(",")).unwrap()).unwrap_err();
+            assert!(matches!(&error, DataError::BadRow { column, .. } if column == "tags"), "{error}");
+            let sentence = format!("found \"{list}\", expected values with the separator");
+            assert!(error.to_string().contains(&sentence), "{error}");
+        }
     }
 }
 
