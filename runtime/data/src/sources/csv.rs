@@ -609,18 +609,14 @@ impl Row<'_> {
         Ok(())
     }
 
-    /// The label, or `None` if the cell is not one. Labels without a threshold are rounded once.
+    /// The label, or `None` if the cell is not one.
     #[inline]
     fn label(&self, field: &LabelField) -> Option<f32> {
         let cell = self.cell(self.layout.label);
         if !field.values.is_empty() {
             return field.label_of_word(cell);
         }
-        let value = match field.positive_from {
-            Some(_) => parse_f64(cell)?,
-            None => f64::from(parse_f32(cell)?),
-        };
-        field.label_of(value)
+        field.label_of(parse_f64(cell)?)
     }
 
     #[inline]

@@ -37,6 +37,7 @@ use crate::batch::Batch;
 use crate::blocking::{Pending, Stop};
 use crate::error::{DataError, Place, shown};
 use crate::identity::Identity;
+use crate::number::{as_half, as_single};
 use crate::pace;
 use crate::schema::{Encoder, FLOAT_IDS, Layout, SparseEncoder, dense_input, expected_label};
 use crate::source::{Rows, Source, Tally, View, offset};
@@ -117,8 +118,9 @@ struct ParquetFile {
 }
 
 impl ParquetFile {
-    /// Reads the footer, and finds the columns. `None` if there is not even a column. The types of
-    /// a file without rows do not count: some writers know none for a column without values.
+    /// Reads the footer, and finds the columns. `None` if the file has no rows and lacks a column,
+    /// or has no column at all. The types of a file without rows do not count: some writers know
+    /// none for a column without values.
     fn open(file: SourceFile, schema: &Schema, time: Option<(&str, &TimeBound)>) -> Result<Option<Self>, DataError> {
         if file.size == 0 {
             return Ok(None);
@@ -130,7 +132,10 @@ impl ParquetFile {
             return Ok(None);
         }
         let names = fields.iter().map(|field| field.name().clone()).collect();
-        let layout = Layout::bind(&file.name, names, schema, time.map(|(name, _)| name))?;
+        let layout = match Layout::bind(&file.name, names, schema, time.map(|(name, _)| name)) {
+            Err(_) if rows == 0 => return Ok(None),
+            layout => layout?,
+        };
         let types: Vec<&DataType> = fields.iter().map(|field| field.data_type()).collect();
         if rows > 0 {
             check_types(&file.name, &layout, &types, schema, time.map(|(_, bound)| bound))?;
@@ -632,8 +637,9 @@ fn is_number(found: &DataType) -> bool {
     found.is_numeric() || matches!(found, DataType::Boolean)
 }
 
+/// Whether a column may hold ids. One without a type has nothing but nulls.
 fn is_id(found: &DataType) -> bool {
-    found.is_integer() || found.is_floating() || matches!(found, DataType::Utf8 | DataType::Binary)
+    found.is_integer() || found.is_floating() || matches!(found, DataType::Utf8 | DataType::Binary | DataType::Null)
 }
 
 /// Whether a value of a column may be no id: a float or a text.
@@ -641,6 +647,15 @@ fn may_be_no_id(found: &DataType) -> bool {
     match found {
         DataType::List(item) => may_be_no_id(item.data_type()),
         found => found.is_floating() || matches!(found, DataType::Utf8 | DataType::Binary),
+    }
+}
+
+/// A bound as the values of a column are compared with it, which are widened to 64 bits.
+fn bound_in(found: &DataType, bound: f64) -> f64 {
+    match found {
+        DataType::Float16 => as_half(bound),
+        DataType::Float32 => as_single(bound),
+        _ => bound,
     }
 }
 
@@ -668,7 +683,7 @@ fn check_types(
         })
     };
     for &column in &layout.dense {
-        if !is_number(types[column]) {
+        if !is_number(types[column]) && *types[column] != DataType::Null {
             return refuse(column, "a dense feature must be numbers");
         }
     }
@@ -768,7 +783,7 @@ impl Columns<'_> {
         dictionaries: &mut Dictionaries,
     ) -> Result<Decoded, DataError> {
         let (layout, schema) = (&self.file.layout, &encoder.schema);
-        let labels = self.labels(&schema.label)?;
+        let (labels, rule) = (self.labels(&schema.label)?, self.label_rule(&schema.label)?);
         let dense: Vec<Float32Array> =
             layout.dense.iter().map(|&column| self.floats(column)).collect::<Result<_, _>>()?;
         let (selected, checked) = (self.selected(time)?, self.checked_ids(encoder, dictionaries)?);
@@ -791,7 +806,7 @@ impl Columns<'_> {
                 Some(Some(true)) | None => {}
             }
             let value = if labels.is_null(place) { f64::NAN } else { labels.value(place) };
-            let Some(label) = schema.label.label_of(value) else {
+            let Some(label) = rule.label_of(value) else {
                 fault(layout.label, expected_label(&schema.label))?;
                 continue;
             };
@@ -820,6 +835,13 @@ impl Columns<'_> {
         let words: &BinaryArray = words.as_binary();
         let label = |word: Option<&[u8]>| field.label_of_word(word?).map(f64::from);
         Ok(words.iter().map(label).collect())
+    }
+
+    /// The rule for the values of [`Columns::labels`], with a threshold as the column holds it.
+    fn label_rule(&self, field: &LabelField) -> Result<LabelField, DataError> {
+        let found = self.column(self.file.layout.label)?.data_type();
+        let threshold = field.positive_from.map(|threshold| bound_in(found, threshold));
+        Ok(LabelField::of_numbers(&field.name, threshold))
     }
 
     /// The columns with values that may be no ids: floats and texts.
@@ -906,16 +928,24 @@ impl Columns<'_> {
     /// For each row whether the filter keeps its text or number, or `None` if it is not a time.
     fn selected_by_value(&self, filter: &TimeFilter, column: usize) -> Result<Vec<Option<bool>>, DataError> {
         match self.column(column)?.data_type() {
-            DataType::Utf8 | DataType::Binary => {
+            // A column that is also a sparse feature may be a dictionary of texts.
+            DataType::Utf8 | DataType::Binary | DataType::Dictionary(_, _) => {
                 let times = self.cast(column, &DataType::Binary)?;
                 let times: &BinaryArray = times.as_binary();
                 Ok(times.iter().map(|time| filter.keeps_text(time?)).collect())
             }
-            found if found.is_integer() && *found != DataType::UInt64 => {
+            DataType::UInt64 => {
+                let times = self.column(column)?.as_primitive::<UInt64Type>();
+                Ok(times.iter().map(|time| time.map(|time| filter.keeps_unsigned(time))).collect())
+            }
+            found if found.is_integer() => {
                 let times = self.integers(column)?;
                 Ok(times.iter().map(|time| time.map(|time| filter.keeps_integer(time))).collect())
             }
-            _ => Ok(self.doubles(column)?.iter().map(|time| filter.keeps_number(time?)).collect()),
+            found => {
+                let filter = filter.for_floats(|bound| bound_in(found, bound));
+                Ok(self.doubles(column)?.iter().map(|time| filter.keeps_number(time?)).collect())
+            }
         }
     }
 
