@@ -432,6 +432,7 @@ fn divide(paths: &[String], given: &SplitSpec, errors: &mut Errors) -> Option<Tr
     Some(TrainTest::Divided { paths, split })
 }
 
+/// The bound of a split by time. Fails for a text that is neither a number nor a date.
 fn time_bound(given: &TimeSplit, errors: &mut Errors) -> TimeBound {
     let path = at("spec.data.split.time");
     let text = match number_or_text(&given.test_from) {
@@ -477,10 +478,8 @@ fn number_or_text(given: &TimeBoundSpec) -> Result<TimeBound, &str> {
         return Ok(whole(integer));
     }
     match text.parse::<f64>() {
-        // Beyond 2^53 every float is an integer, and `i64` holds it below 2^63.
-        Ok(number) if (EXACT_INTEGERS as f64..TWO_TO_63).contains(&number.abs()) && number.fract() == 0.0 => {
-            Ok(whole(number as i64))
-        }
+        // From 2^53 on every float is an integer, and `i64` holds it below 2^63.
+        Ok(number) if (EXACT_INTEGERS as f64..TWO_TO_63).contains(&number.abs()) => Ok(whole(number as i64)),
         Ok(number) if number.is_finite() => Ok(TimeBound::Number(number)),
         _ => Err(text),
     }

@@ -28,7 +28,7 @@ pub(crate) fn parse_f64(text: &[u8]) -> Option<f64> {
 /// values that are 0.7 in 32 bits are at least 0.7. Any other bound stays as it is.
 pub(crate) fn as_single(bound: f64) -> f64 {
     let single = bound as f32;
-    match single.to_string().parse() == Ok(bound) {
+    match single.to_string().parse::<f64>() == Ok(bound) {
         true => f64::from(single),
         false => bound,
     }
@@ -37,7 +37,7 @@ pub(crate) fn as_single(bound: f64) -> f64 {
 /// As [`as_single`], for 16-bit floats, which tell apart all decimals of three digits.
 pub(crate) fn as_half(bound: f64) -> f64 {
     let half = <Float16Type as ArrowPrimitiveType>::Native::from_f64(bound).to_f64();
-    match format!("{half:.2e}").parse() == Ok(bound) {
+    match format!("{half:.2e}").parse::<f64>() == Ok(bound) {
         true => half,
         false => bound,
     }

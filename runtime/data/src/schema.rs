@@ -26,8 +26,8 @@ const HELD_NUMBER: &str = "a number within ±3.4e38, the range of 32-bit floats"
 const HELD_TRANSFORM: &str = "a number with a transform within ±3.4e38, the range of 32-bit floats";
 
 /// Cells with several values, for an error message about a list in brackets.
-pub(crate) const NO_BRACKETS: &str = "values with the separator between them, and not a list in brackets as JSON \
-                                      writes it; write the values without brackets and quotes";
+pub(crate) const NO_BRACKETS: &str = "values with the separator between them, and not a list in brackets such as \
+                                      [1, 2]; write the values without brackets and quotes";
 
 /// Floats as ids, for an error message.
 pub(crate) const FLOAT_IDS: &str = "ids that are integers, which 64-bit floats hold below 2^53, 32-bit floats below \
