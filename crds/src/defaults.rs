@@ -37,7 +37,7 @@ pub const SYNTHETIC_SEED: u64 = 1;
 /// `spec.data.shuffle.windowRows`
 pub const SHUFFLE_WINDOW_ROWS: u64 = 65_536;
 /// `spec.data.nullValues`
-pub const NULL_VALUES: [&str; 1] = ["nan"];
+pub const NULL_VALUES: [&str; 3] = ["nan", "NULL", "\\N"];
 /// `spec.data.badRows.limit`
 pub const BAD_ROWS_LIMIT: u64 = 1_000;
 

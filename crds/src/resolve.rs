@@ -2,7 +2,7 @@
 //! and refuses contradictions that no rule about a single object can see. Pure; [`crate::validate`]
 //! is the only caller.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use crate::defaults as d;
 use crate::locations::location_errors;
@@ -230,6 +230,9 @@ fn embedding(given: &SparseFeature, position: usize, table: &ResolvedTable) -> R
 /// 64-bit floats hold every integer up to this one, 2^53, and round the next one to it.
 const EXACT_INTEGERS: u64 = 1 << 53;
 
+/// The first float beyond all 64-bit integers.
+const TWO_TO_63: f64 = (1_u64 << 63) as f64;
+
 fn label_field(given: LabelSpec, errors: &mut Errors) -> LabelField {
     if given.positive_from.is_some_and(|threshold| threshold.abs() >= EXACT_INTEGERS as f64) {
         errors.add(
@@ -241,6 +244,12 @@ fn label_field(given: LabelSpec, errors: &mut Errors) -> LabelField {
     let values_at = at("spec.features.label.values");
     for (word, _) in given.values.iter().filter(|(_, label)| !(0.0..=1.0).contains(*label)) {
         errors.add(values_at.key(word), "a label is a number from 0 to 1");
+    }
+    let mut words = HashSet::new();
+    for word in given.values.keys().filter(|word| !words.insert(word.trim())) {
+        let message =
+            format!("`{}` has two labels, because blanks around a word do not count: remove one", word.trim());
+        errors.add(values_at.key(word), message);
     }
     if given.positive_from.is_some() && !given.values.is_empty() {
         errors.add(values_at, "`values` gives labels to words and `positiveFrom` to numbers: remove one of them");
@@ -263,7 +272,8 @@ fn dense_limit(given: &DenseFeature, path: &FieldPath, errors: &mut Errors) -> f
     if limit <= 0.0 {
         errors.add(path.key("limit"), "expected a number above 0");
     }
-    if given.missing.is_some_and(|missing| missing.abs() > f64::from(limit)) {
+    // Both are 32-bit floats to the model, so two equal settings are equal here.
+    if given.missing.is_some_and(|missing| (missing as f32).abs() > limit) {
         errors.add(path.key("missing"), format!("this number is beyond the `limit` {limit:e} of the feature"));
     }
     limit
@@ -391,14 +401,14 @@ fn files(given: &DataSpec, schema: &Schema, errors: &mut Errors) -> FilePlan {
     FilePlan { parts, format, bad_rows: bad_rows(given.bad_rows.as_ref()), null_values }
 }
 
-/// The markers of missing values. A number cannot be one: columns of numbers in Parquet have no
-/// texts that could be compared with it.
+/// The markers of missing values. A number, also an infinite one, cannot be a marker: columns of
+/// numbers in Parquet have no texts that could be compared with it.
 fn null_values(given: Option<&[String]>, errors: &mut Errors) -> Vec<String> {
     let Some(given) = given else { return d::NULL_VALUES.map(str::to_owned).into() };
     let mut markers = Vec::with_capacity(given.len());
     for (index, marker) in given.iter().enumerate() {
         let marker = marker.trim();
-        if marker.parse::<f64>().is_ok_and(f64::is_finite) {
+        if marker.parse::<f64>().is_ok_and(|number| !number.is_nan()) {
             let path = at("spec.data.nullValues").index(index);
             errors.add(path, format!("`{marker}` is a number: expected a text that is none, such as NULL"));
         }
@@ -422,23 +432,22 @@ fn divide(paths: &[String], given: &SplitSpec, errors: &mut Errors) -> Option<Tr
     Some(TrainTest::Divided { paths, split })
 }
 
-/// Text that reads as a number is one.
+/// The bound of a split by time. Fails for a text that is neither a number nor a date.
 fn time_bound(given: &TimeSplit, errors: &mut Errors) -> TimeBound {
-    let text = match &given.test_from {
-        TimeBoundSpec::Integer(integer) => return whole(*integer),
-        TimeBoundSpec::Text(text) => text.trim(),
+    let path = at("spec.data.split.time");
+    let text = match number_or_text(&given.test_from) {
+        Err(text) => text,
+        Ok(number) => {
+            if given.order.is_some() {
+                errors.add(path.key("order"), "`order` is for dates, and `testFrom` is a number: remove it");
+            }
+            return number;
+        }
     };
-    if let Ok(integer) = text.parse::<i64>() {
-        return whole(integer);
-    }
-    if let Some(number) = text.parse::<f64>().ok().filter(|number| number.is_finite()) {
-        return TimeBound::Number(number);
-    }
     let problem = match Date::read(text, given.order) {
         Ok(date) => return TimeBound::Date(date),
         Err(problem) => problem,
     };
-    let path = at("spec.data.split.time");
     match problem {
         DateProblem::Unknown => errors.add(
             path.key("testFrom"),
@@ -457,6 +466,23 @@ fn time_bound(given: &TimeSplit, errors: &mut Errors) -> TimeBound {
         ),
     }
     TimeBound::Number(0.0)
+}
+
+/// The bound if it is a number, else its text. Text that reads as a number is one.
+fn number_or_text(given: &TimeBoundSpec) -> Result<TimeBound, &str> {
+    let text = match given {
+        TimeBoundSpec::Integer(integer) => return Ok(whole(*integer)),
+        TimeBoundSpec::Text(text) => text.trim(),
+    };
+    if let Ok(integer) = text.parse::<i64>() {
+        return Ok(whole(integer));
+    }
+    match text.parse::<f64>() {
+        // From 2^53 on every float is an integer, and `i64` holds it below 2^63.
+        Ok(number) if (EXACT_INTEGERS as f64..TWO_TO_63).contains(&number.abs()) => Ok(whole(number as i64)),
+        Ok(number) if number.is_finite() => Ok(TimeBound::Number(number)),
+        _ => Err(text),
+    }
 }
 
 fn whole(integer: i64) -> TimeBound {

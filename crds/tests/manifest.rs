@@ -87,7 +87,7 @@ fn a_ten_line_manifest_is_enough_and_takes_every_default() {
                 }},
                 "format": {"csv": {"delimiter": ",", "header": true, "columns": null, "quoting": true}},
                 "badRows": "fail",
-                "nullValues": ["nan"],
+                "nullValues": ["nan", "NULL", "\\N"],
             }},
             "shuffleWindowRows": null,
             "storage": {"options": {}, "secretName": null},
@@ -264,11 +264,31 @@ fn a_split_by_time_takes_numbers_and_dates() {
         ("2026-02-30", "testFrom", "found `2026-02-30`"),
         ("11/1/2026", "testFrom", "set `order: monthFirst` or dayFirst"),
         ("2026-11-03,spec.data.split.time.order=dayFirst", "order", "begins with the year"),
+        ("1700000000,spec.data.split.time.order=dayFirst", "order", "`testFrom` is a number: remove it"),
     ] {
         let sets = by_time(test_from);
         let sets: Vec<&str> = sets.iter().map(String::as_str).collect();
         refused(&sets, &format!("spec.data.split.time.{field}"), part);
     }
+}
+
+#[test]
+fn a_time_bound_beyond_2_to_53_is_an_integer() {
+    let bound = |test_from: &str| {
+        let files = "train: {paths: [train.csv]}\n    test: {paths: [test.csv]}";
+        let time = format!("source: {{paths: [a.csv]}}\n    split: {{time: {{column: t, testFrom: '{test_from}'}}}}");
+        match load(&BASE.replacen(files, &time, 1), "base.yaml", &[]).unwrap().resolved.data.source {
+            DataSource::Files(FilePlan {
+                parts: TrainTest::Divided { split: Split::Time { test_from, .. }, .. },
+                ..
+            }) => test_from,
+            source => panic!("{source:?}"),
+        }
+    };
+    assert_eq!(bound("1.7e18"), TimeBound::Integer(1_700_000_000_000_000_000));
+    assert_eq!(bound("-1.7e18"), TimeBound::Integer(-1_700_000_000_000_000_000));
+    assert_eq!((bound("1e19"), bound("1.7e9")), (TimeBound::Number(1e19), TimeBound::Number(1.7e9)));
+    assert_eq!(bound("0.7"), TimeBound::Number(0.7));
 }
 
 /// Overrides of BASE for a split by time.
@@ -825,6 +845,9 @@ fn numbers_that_floats_cannot_hold_are_refused() {
     refused(&["spec.features.dense[0].limit=1e39"], "spec.features.dense[0].limit", "32-bit floats");
     refused(&["spec.features.dense[0].limit=0"], "spec.features.dense[0].limit", "above 0");
     refused(&["spec.features.dense[0].missing=1e16"], "spec.features.dense[0].missing", "beyond the `limit` 1e15");
+    // The 32-bit float of 0.7 is below the 64-bit one.
+    let equal = ["spec.features.dense[0].limit=0.7", "spec.features.dense[0].missing=0.7"];
+    assert_eq!(resolve(&equal).features.schema.dense[0].missing, 0.7);
     refused(
         &[&age("standardize"), "spec.features.dense[0].mean=1e300", "spec.features.dense[0].std=1"],
         "spec.features.dense[0].mean",
@@ -849,6 +872,9 @@ fn words_for_labels_lie_from_0_to_1_and_exclude_a_threshold() {
     assert_eq!(resolve(&[click]).features.schema.label.values["click"], 1.0);
     refused(&["spec.features.label.values.click=2"], "spec.features.label.values.click", "from 0 to 1");
     refused(&[click, "spec.features.label.positiveFrom=4"], "spec.features.label.values", "remove one of them");
+    let text = BASE.replacen("  features:\n", "  features:\n    label: {values: {' click': 1, click: 0}}\n", 1);
+    let error = load(&text, "base.yaml", &[]).unwrap_err().to_string();
+    assert!(error.contains("`click` has two labels, because blanks around a word do not count"), "{error}");
 }
 
 #[test]
@@ -875,8 +901,12 @@ fn a_byte_order_mark_is_skipped() {
 #[test]
 fn a_number_is_no_marker_of_missing_values() {
     refused(&["spec.data.nullValues={NA,01}"], "spec.data.nullValues[1]", "`01` is a number");
+    for infinite in ["inf", "-Infinity", "1e999"] {
+        let markers = format!("spec.data.nullValues={{NA,{infinite}}}");
+        refused(&[&markers], "spec.data.nullValues[1]", &format!("`{infinite}` is a number"));
+    }
     assert_eq!(files_of(&["spec.data.nullValues={NULL,nan}"]).null_values, ["NULL", "nan"]);
-    assert_eq!(files_of(&[]).null_values, ["nan"]);
+    assert_eq!(files_of(&[]).null_values, ["nan", "NULL", "\\N"]);
 }
 
 fn files_of(expressions: &[&str]) -> FilePlan {

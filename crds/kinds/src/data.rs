@@ -147,7 +147,8 @@ pub enum Split {
 pub enum TimeBound {
     /// Compared as a 64-bit float. For timestamps it is a number of seconds since 1970.
     Number(f64),
-    /// An integer that 64-bit floats do not hold. Integers are compared with it exactly.
+    /// An integer beyond 2^53, where 64-bit floats do not hold all integers. Integers are compared
+    /// with it exactly.
     Integer(i64),
     /// Compared as an instant.
     #[serde(rename = "text")]

@@ -54,14 +54,15 @@ pub enum DateProblem {
 }
 
 impl Moment {
-    /// The moment of a number of seconds since 1970, rounded to a nanosecond.
+    /// The moment of a number of seconds since 1970, rounded to a microsecond. A 64-bit float of
+    /// today's seconds does not hold finer digits.
     #[must_use]
     pub fn of_seconds(seconds: f64) -> Self {
         let whole = seconds.floor();
-        let nanoseconds = ((seconds - whole) * 1e9).round() as u32;
-        match nanoseconds {
-            1_000_000_000.. => Self { seconds: (whole as i64).saturating_add(1), nanoseconds: 0 },
-            _ => Self { seconds: whole as i64, nanoseconds },
+        let microseconds = ((seconds - whole) * 1e6).round() as u32;
+        match microseconds {
+            1_000_000.. => Self { seconds: (whole as i64).saturating_add(1), nanoseconds: 0 },
+            _ => Self { seconds: whole as i64, nanoseconds: microseconds * 1_000 },
         }
     }
 
@@ -325,6 +326,15 @@ mod tests {
             (nanoseconds("2024-11-01T00:00:00.5"), nanoseconds("2024-11-01 00:00:00,000000001")),
             (500_000_000, 1)
         );
+    }
+
+    #[test]
+    fn seconds_are_rounded_to_microseconds() {
+        let moment = |seconds, nanoseconds| Moment { seconds, nanoseconds };
+        assert_eq!(Moment::of_seconds(1_700_000_000.1), moment(1_700_000_000, 100_000_000));
+        assert_eq!(Moment::of_seconds(1_700_000_000.123_456), moment(1_700_000_000, 123_456_000));
+        assert_eq!(Moment::of_seconds(1.999_999_9), moment(2, 0));
+        assert_eq!(Moment::of_seconds(-0.25), moment(-1, 750_000_000));
     }
 
     #[test]

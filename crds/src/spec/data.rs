@@ -124,7 +124,7 @@ pub struct TimeSplit {
     pub test_from: TimeBoundSpec,
 
     /// The order of day and month in dates with the year at their end. Needed where `testFrom` has
-    /// two readings, such as `11/1/2026`.
+    /// two readings, such as `11/1/2026`. Refused where `testFrom` is a number.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = "the one that `testFrom` shows"))]
     pub order: Option<DateOrder>,
@@ -324,10 +324,10 @@ pub struct DataSpec {
     pub bad_rows: Option<BadRowsSpec>,
 
     /// Texts that stand for a missing value in columns of ids and numbers, such as `NULL`, `\N` and
-    /// `NA`. The whole cell counts, or the whole piece of a cell with several values. Blanks around
-    /// it do not count, and upper and lower case are equal. Empty cells are always missing, and NaN
-    /// is always a missing number. So `[]` makes `nan` an id. A number cannot be a marker. At most
-    /// 32.
+    /// `NA`. A list replaces the default one. The whole cell counts, or the whole piece of a cell
+    /// with several values. Blanks around it do not count, and upper and lower case are equal.
+    /// Empty cells are always missing, and NaN is always a missing number. So `[]` makes `nan` an
+    /// id. A number, or `inf`, cannot be a marker. At most 32.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(
         length(max = 32),

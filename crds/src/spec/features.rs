@@ -34,8 +34,9 @@ pub struct InitializerSpec {
 #[serde(rename_all = "camelCase")]
 pub struct MultiValueSpec {
     /// Separator of two values, such as `|` or `::`. It may be a comma if cells are quoted. Empty
-    /// pieces are ignored. A list in brackets, as JSON writes it, is a bad row. A list column of a
-    /// Parquet file needs none: its elements are the values. At most 8 characters.
+    /// pieces are ignored. A list in brackets, such as `[1, 2]`, `(1, 2)` or `{1, 2}`, is a bad
+    /// row. A list column of a Parquet file needs none: its elements are the values. At most 8
+    /// characters.
     #[schemars(length(min = 1, max = 8))]
     pub separator: String,
 }
@@ -48,8 +49,8 @@ pub struct SparseFeature {
     /// other settings given here. They do not share rows unless `table` is set. Numbers keep the
     /// width of the first one: `C{01..26}` starts with `C01`. A value is taken as text, and hashed
     /// together with the table's name to a 64-bit key. So ids need not be small, dense or numeric.
-    /// Blanks around an id do not count, and `5.0` is the id `5`, in all files and formats.
-    /// Required.
+    /// Blanks around an id do not count. `5.0`, `5.` and `5.0e+00` are the id `5`, in all files and
+    /// formats. Required.
     #[schemars(
         length(min = 1, max = 128),
         regex(pattern = r"^[^{}]+$|^[^{}]*\{[0-9]+\.\.[0-9]+\}[^{}]*$"),
@@ -164,7 +165,8 @@ pub struct LabelSpec {
     pub positive_from: Option<f64>,
 
     /// The labels of words, from 0 to 1, such as `{click: 1, skip: 0}`. The column is then text. A
-    /// row with any other text is a bad row. Upper and lower case differ. At most 64.
+    /// row with any other text is a bad row. Upper and lower case differ. Blanks around a word do
+    /// not count, so no two words may differ by them only. At most 64.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("maxProperties" = 64, "x-default" = "labels are numbers"))]
     pub values: BTreeMap<String, f64>,

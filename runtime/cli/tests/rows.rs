@@ -147,8 +147,11 @@ fn markers_of_missing_values_are_empty_cells() {
         })
     };
     let wanted = digest(&with(""), &[]);
-    let cases: [(&str, &[&str]); 5] = [
+    let cases: [(&str, &[&str]); 8] = [
         ("NaN", &[]),
+        ("NULL", &[]),
+        ("null", &[]),
+        ("\\N", &[]),
         (" ", &[]),
         ("NULL", &["spec.data.nullValues={NULL,NA}"]),
         ("na", &["spec.data.nullValues={NULL,NA}"]),

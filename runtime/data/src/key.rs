@@ -2,8 +2,8 @@
 //! id of every row, and so does a server of the trained model. All of them must agree, so a key
 //! depends on the name of the table and the value only.
 //!
-//! - A text is first [normalized](normalize): blanks around it go, and so do the decimals of an
-//!   integer such as `5.0`. The rule is the same in all files, whatever their other rows hold.
+//! - A text is first read as an id: blanks around it do not count, and a float such as `5.0` or
+//!   `5.0e+00` is its integer. The rule is the same in all files, whatever their other rows hold.
 //! - An integer gets `mix(value XOR table_seed)`. Integers are the values of an integer Parquet
 //!   column, the whole values of a Parquet column of floats, and texts that are a *canonical*
 //!   decimal `i64` such as `12` or `-3`. A canonical decimal has no plus sign and no leading zero,
@@ -17,6 +17,8 @@
 
 use rectrain_random::mix;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
+
+use crate::spelling::{Id, IdValue};
 
 /// A number that is mixed into every key of one table: XXH3 of the table's name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -34,19 +36,18 @@ impl TableSeed {
         mix(value as u64 ^ self.0)
     }
 
-    /// The key of a text after [`normalize`]. The bytes need not be UTF-8.
+    /// The key of a text, by the rules of the module. The bytes need not be UTF-8.
     #[inline]
     pub fn text(self, value: &[u8]) -> u64 {
-        self.normalized(normalize(value).0)
+        self.id(Id::read(value).value)
     }
 
-    /// The key of a normalized text. If it is a canonical decimal `i64`, it is the key of the
-    /// integer, else a hash of the bytes.
+    /// The key of an id: of an integer, or a hash of the bytes of a text.
     #[inline]
-    pub(crate) fn normalized(self, value: &[u8]) -> u64 {
-        match canonical_integer(value) {
-            Some(integer) => self.integer(integer),
-            None => mix(xxh3_64_with_seed(value, self.0)),
+    pub(crate) fn id(self, id: IdValue<'_>) -> u64 {
+        match id {
+            IdValue::Integer(integer) => self.integer(integer),
+            IdValue::Text(text) => mix(xxh3_64_with_seed(text, self.0)),
         }
     }
 
@@ -71,74 +72,10 @@ pub fn unmix(word: u64) -> u64 {
     word ^ (word >> 30) ^ (word >> 60)
 }
 
-/// A text without the blanks around it, and without the decimals of an integer. `true` if it had
-/// such decimals.
-///
-/// Programs that hold integers as floats write `5.0` for 5. So digits, perhaps with a sign before
-/// them, followed by a point and zeros only, lose the point and the zeros. `-0.0` becomes `0`.
-/// Other spellings of one number stay different ids: `05`, `+5`, `5.`, `5e0`.
-#[inline]
-#[must_use]
-pub fn normalize(text: &[u8]) -> (&[u8], bool) {
-    let text = trim(text);
-    match text {
-        [.., b'0'] => without_decimals(text).map_or((text, false), |integer| (integer, true)),
-        _ => (text, false),
-    }
-}
-
-/// A text without white space around it, as `str::trim` removes it.
-#[inline]
-pub(crate) fn trim(text: &[u8]) -> &[u8] {
-    let is_plain = |byte: Option<&u8>| byte.is_none_or(u8::is_ascii_graphic);
-    match is_plain(text.first()) && is_plain(text.last()) {
-        true => text,
-        false => std::str::from_utf8(text).map_or(text.trim_ascii(), |text| text.trim().as_bytes()),
-    }
-}
-
-/// The integer before a point and zeros. `None` for all other texts.
-fn without_decimals(text: &[u8]) -> Option<&[u8]> {
-    let zeros = text.iter().rev().take_while(|&&byte| byte == b'0').count();
-    let integer = text[..text.len() - zeros].strip_suffix(b".")?;
-    let digits = integer.strip_prefix(b"-").or(integer.strip_prefix(b"+")).unwrap_or(integer);
-    match integer {
-        b"-0" => Some(b"0"),
-        _ if !digits.is_empty() && digits.iter().all(u8::is_ascii_digit) => Some(integer),
-        _ => None,
-    }
-}
-
-/// `Some` only for text that `i64::to_string` could have written.
-#[inline]
-fn canonical_integer(text: &[u8]) -> Option<i64> {
-    let (negative, digits) = match text {
-        [b'-', digits @ ..] => (true, digits),
-        digits => (false, digits),
-    };
-    match digits {
-        [b'0'] if !negative => return Some(0),
-        [b'1'..=b'9', ..] if digits.len() <= 19 => {}
-        _ => return None,
-    }
-    let mut magnitude: u64 = 0; // 19 digits are below 10^19 < 2^64
-    for &byte in digits {
-        let digit = byte.wrapping_sub(b'0');
-        if digit > 9 {
-            return None;
-        }
-        magnitude = magnitude * 10 + u64::from(digit);
-    }
-    if negative {
-        (magnitude <= i64::MIN.unsigned_abs()).then(|| (magnitude as i64).wrapping_neg())
-    } else {
-        i64::try_from(magnitude).ok()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::spelling::Spelling;
     use std::collections::HashSet;
 
     #[test]
@@ -165,43 +102,32 @@ mod tests {
     }
 
     #[test]
-    fn only_canonical_decimals_are_integers() {
-        for text in [
-            "+1",
-            "01",
-            "-0",
-            "",
-            "-",
-            "1 ",
-            " 1",
-            "1a",
-            "9223372036854775808",
-            "-9223372036854775809",
-            "1.0",
-            "99999999999999999999",
-            "00",
-        ] {
-            assert_eq!(canonical_integer(text.as_bytes()), None, "{text:?}");
-        }
-    }
-
-    #[test]
     fn other_spellings_of_a_number_have_different_keys() {
         let seed = TableSeed::of("item");
         let texts: [&[u8]; 14] =
-            [b"1", b"01", b"+1", b"1.", b"1e0", b"1.5", b"1.50", b"", b"0", b"-0", b".0", b"-1", b"1.0.0", b"a.0"];
+            [b"1", b"01", b"+1", b"1e", b"1e0", b"1.5", b"1.50", b"", b"0", b"-0", b".0", b"-1", b"1.0.0", b"a.0"];
         let keys: HashSet<u64> = texts.iter().map(|t| seed.text(t)).collect();
         assert_eq!(keys.len(), texts.len());
         assert_eq!(seed.missing(), seed.text(b""));
     }
 
     #[test]
-    fn blanks_and_the_decimals_of_integers_do_not_count() {
+    fn blanks_and_the_forms_of_floats_do_not_count() {
         let seed = TableSeed::of("item");
         for (text, same) in [
             (" 5", "5"),
             ("5\t ", "5"),
             ("5.0", "5"),
+            ("5.", "5"),
+            ("-7.", "-7"),
+            ("05.", "05"),
+            ("5.000e+00", "5"),
+            ("1.2345678E7", "12345678"),
+            ("-1.5e+1", "-15"),
+            ("1250.e-1", "125"),
+            ("+1.0E10", "10000000000"),
+            ("-0.0e+00", "0"),
+            ("9.007199254740991e+15", "9007199254740991"),
             (" 5.000 ", "5"),
             ("-7.0", "-7"),
             ("0.0", "0"),
@@ -215,7 +141,7 @@ mod tests {
             (" New York ", "New York"),
         ] {
             assert_eq!(seed.text(text.as_bytes()), seed.text(same.as_bytes()), "{text:?}");
-            assert_eq!(normalize(text.as_bytes()).1, text.contains('.'), "{text:?}");
+            assert_eq!(Id::read(text.as_bytes()).spelling == Spelling::Plain, !text.contains('.'), "{text:?}");
         }
         assert_eq!(seed.text(b" \xff "), seed.text(b"\xff"));
         assert_eq!(seed.text(b"5.0"), seed.integer(5));
@@ -229,12 +155,14 @@ mod tests {
         let seed = TableSeed::of("item");
         for (value, key) in [
             ("5", seed.integer(5)),
+            ("5.", seed.text(b"5.")),
+            ("5.000e+00", seed.text(b"5.000e+00")),
             ("-3", seed.integer(-3)),
             ("0", seed.text(b"-0.0")),
             ("9223372036854775807", seed.integer(i64::MAX)),
             ("9223372036854775808", seed.unsigned(1 << 63)),
             ("-0", seed.text(b"-0")),
-            ("05", seed.text(b"05")),
+            ("05", seed.text(b"05.0")),
             ("New York", seed.text(b"New York")),
             ("", seed.missing()),
         ] {

@@ -1,6 +1,17 @@
-//! The texts that stand for a missing value, in cells of ids, labels, numbers and times alike.
+//! The texts that stand for a missing value in cells of ids and numbers. Labels and times have no
+//! missing values: there such a text makes its row a bad one.
 
 use std::sync::Arc;
+
+/// Texts that programs write for a missing value, and that are ids unless they are listed: `NA` may
+/// be Namibia, and `None` may be a category. Upper and lower case are equal.
+const UNLISTED: [&[u8]; 4] = [b"NA", b"N/A", b"None", b"<NA>"];
+
+/// Whether the text of an id may stand for a missing value.
+#[inline]
+pub(crate) fn may_be_marker(id: &[u8]) -> bool {
+    matches!(id.first(), Some(b'N' | b'n' | b'<')) && UNLISTED.iter().any(|marker| marker.eq_ignore_ascii_case(id))
+}
 
 /// The markers of missing values. An empty text is always one. Upper and lower case are equal.
 #[derive(Debug, Clone)]
@@ -49,5 +60,15 @@ mod tests {
             assert!(!nulls.contains(text.as_bytes()), "{text:?}");
         }
         assert!(NullValues::new(&[]).contains(b"") && !NullValues::new(&[]).contains(b"nan"));
+    }
+
+    #[test]
+    fn unlisted_markers_are_whole_texts_in_any_case() {
+        for text in ["NA", "na", "n/a", "None", "<na>"] {
+            assert!(may_be_marker(text.as_bytes()), "{text}");
+        }
+        for text in ["", "N", "NAB", "Nonesuch", "<", "5"] {
+            assert!(!may_be_marker(text.as_bytes()), "{text}");
+        }
     }
 }

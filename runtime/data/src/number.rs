@@ -2,6 +2,9 @@
 //! perhaps a point. The standard library parses all others. The text source calls this for every
 //! dense cell.
 
+use arrow_array::ArrowPrimitiveType;
+use arrow_array::types::Float16Type;
+
 /// The `f32` nearest to the decimal number in `text`, without spaces around it. `None` if it is not
 /// a number. The standard library decides about `inf`, `nan` and the like.
 #[inline]
@@ -18,6 +21,25 @@ pub(crate) fn parse_f64(text: &[u8]) -> Option<f64> {
     match short_decimal(text, 1 << 53).and_then(Decimal::to_f64) {
         Some(value) => Some(value),
         None => std::str::from_utf8(text).ok()?.trim().parse().ok(),
+    }
+}
+
+/// A bound for values of 32-bit floats: the nearest one, if its shortest decimal is the bound. So
+/// values that are 0.7 in 32 bits are at least 0.7. Any other bound stays as it is.
+pub(crate) fn as_single(bound: f64) -> f64 {
+    let single = bound as f32;
+    match single.to_string().parse::<f64>() == Ok(bound) {
+        true => f64::from(single),
+        false => bound,
+    }
+}
+
+/// As [`as_single`], for 16-bit floats, which tell apart all decimals of three digits.
+pub(crate) fn as_half(bound: f64) -> f64 {
+    let half = <Float16Type as ArrowPrimitiveType>::Native::from_f64(bound).to_f64();
+    match format!("{half:.2e}").parse::<f64>() == Ok(bound) {
+        true => half,
+        false => bound,
     }
 }
 
@@ -130,6 +152,18 @@ mod tests {
         ] {
             same(text);
         }
+    }
+
+    #[test]
+    fn a_bound_is_the_nearest_narrow_float_if_it_is_its_decimal() {
+        for bound in [0.7, 0.1, -0.3, 4.5, 1.7e9, 0.123_456, 0.0] {
+            assert_eq!(as_single(bound), f64::from(bound as f32), "{bound}");
+        }
+        for bound in [16_777_217.0, 0.700_000_001, 1e300, 1.7e9 + 1.0] {
+            assert_eq!(as_single(bound), bound);
+        }
+        assert_eq!((as_half(0.7), as_half(0.1), as_half(4.5)), (0.700_195_312_5, 0.099_975_585_937_5, 4.5));
+        assert_eq!((as_half(0.7001), as_half(2049.0), as_half(1e300)), (0.7001, 2049.0, 1e300));
     }
 
     proptest! {

@@ -1,12 +1,12 @@
 //! Schemas in use: which values are refused, how ids become keys, and where a file has each column.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use rectrain_kinds::{DenseField, LabelField, NO_GROUP, Schema, SparseField, Transform};
 
 use crate::error::DataError;
-use crate::key::{TableSeed, normalize, trim};
-use crate::null::NullValues;
+use crate::key::TableSeed;
+use crate::null::{NullValues, may_be_marker};
+use crate::remarks::Remarks;
+use crate::spelling::{Id, IdValue, Spelling, trim};
 
 /// The values that a label column may have, for an error message.
 pub(crate) fn expected_label(label: &LabelField) -> &'static str {
@@ -26,14 +26,48 @@ const HELD_NUMBER: &str = "a number within ±3.4e38, the range of 32-bit floats"
 const HELD_TRANSFORM: &str = "a number with a transform within ±3.4e38, the range of 32-bit floats";
 
 /// Cells with several values, for an error message about a list in brackets.
-pub(crate) const NO_BRACKETS: &str = "values with the separator between them, and not a list in brackets as JSON \
-                                      writes it; write the values without brackets and quotes";
+pub(crate) const NO_BRACKETS: &str = "values with the separator between them, and not a list in brackets such as \
+                                      [1, 2]; write the values without brackets and quotes";
 
-/// Whether a cell is a list as JSON or Python writes it, of numbers or quoted texts. Cut at a
-/// separator, its brackets and quotes would become parts of ids.
-pub(crate) fn is_bracketed_list(cell: &[u8]) -> bool {
-    let Some(inner) = trim(cell).strip_prefix(b"[").and_then(|rest| rest.strip_suffix(b"]")) else { return false };
-    matches!(inner.trim_ascii_start().first(), None | Some(b'"' | b'\'' | b'-' | b'0'..=b'9'))
+/// Floats as ids, for an error message.
+pub(crate) const FLOAT_IDS: &str = "ids that are integers, which 64-bit floats hold below 2^53, 32-bit floats below \
+                                    2^24 and 16-bit floats below 2^11; write integers or text";
+
+/// Whether a cell is a list in brackets, as JSON, Python and SQL write it. If the reader cut it at
+/// the separator, its brackets and quotes would become parts of ids.
+///
+/// The brackets must belong together: `(a) b (c)` is no list. One phrase in parentheses is a value,
+/// as in MovieLens: `(no genres listed)`.
+pub(crate) fn is_bracketed_list(cell: &[u8], separator: &[u8]) -> bool {
+    let cell = trim(cell);
+    let [open @ (b'[' | b'(' | b'{'), inner @ .., last] = cell else { return false };
+    let close = match open {
+        b'[' => b']',
+        b'(' => b')',
+        _ => b'}',
+    };
+    if *last != close || !closes_at_end(inner, *open, close) {
+        return false;
+    }
+    let begins_a_value = matches!(inner.trim_ascii().first(), None | Some(b'"' | b'\'' | b'-' | b'0'..=b'9'));
+    let has_several = inner.contains(&b',') || memchr::memmem::find(inner, separator).is_some();
+    *open != b'(' || begins_a_value || has_several
+}
+
+/// Whether no bracket between an opening and a closing one closes the opening one.
+fn closes_at_end(inner: &[u8], open: u8, close: u8) -> bool {
+    let mut depth = 0_usize;
+    for &byte in inner {
+        if byte == open {
+            depth += 1;
+        } else if byte == close {
+            match depth.checked_sub(1) {
+                Some(less) => depth = less,
+                None => return false,
+            }
+        }
+    }
+    true
 }
 
 /// Dense values, for an error message about a number beyond the limit of its feature.
@@ -95,15 +129,14 @@ pub(crate) struct Encoder {
 /// The encoder of a column of ids.
 #[derive(Debug)]
 pub(crate) struct SparseEncoder {
-    column: String,
     pub(crate) seed: TableSeed,
     nulls: NullValues,
     /// The separator's bytes; `None` for a single-valued feature.
     pub(crate) separator: Option<Vec<u8>>,
     /// The key of a missing value. `None` if a missing value has no key.
     pub(crate) missing: Option<u64>,
-    /// Whether the log says already that ids of this column are integers with decimals.
-    has_told: AtomicBool,
+    /// The warnings about ids of this column.
+    pub(crate) remarks: Remarks,
 }
 
 impl Encoder {
@@ -120,65 +153,93 @@ impl SparseEncoder {
         let seed = TableSeed::of(&field.table);
         let has_token = !field.is_variable();
         Self {
-            column: field.name.clone(),
             seed,
             nulls: nulls.clone(),
             separator: field.multi_value.as_ref().map(|separator| separator.as_bytes().to_vec()),
             missing: has_token.then(|| seed.missing()),
-            has_told: AtomicBool::new(false),
+            remarks: Remarks::new(&field.name),
         }
     }
 
     /// The encoder of the column that groups rows. A missing value is no group.
     fn of_group(column: &str, nulls: &NullValues) -> Self {
         Self {
-            column: column.to_owned(),
             seed: TableSeed::of(column),
             nulls: nulls.clone(),
             separator: None,
             missing: Some(NO_GROUP),
-            has_told: AtomicBool::new(false),
+            remarks: Remarks::new(column),
         }
     }
 
-    /// Appends the keys of one text cell.
+    /// Appends the keys of one text cell. `false` if the row is a bad one, because a value is a
+    /// float that may have lost digits.
     #[inline]
-    pub(crate) fn push_text(&self, cell: &[u8], keys: &mut Vec<u64>) {
+    pub(crate) fn push_text(&self, cell: &[u8], keys: &mut Vec<u64>) -> bool {
         match &self.separator {
-            None => keys.extend(self.key(cell).or(self.missing)),
-            Some(separator) => self.push_pieces(cell, separator, keys),
+            None => self.push_value(cell, self.missing, keys),
+            Some(separator) => {
+                let mut are_ids = true;
+                for piece in pieces(cell, separator) {
+                    are_ids &= self.push_value(piece, None, keys);
+                }
+                are_ids
+            }
         }
     }
 
-    /// The key of the text of one value, or `None` if it is missing.
+    /// Appends the key of the text of one item of a list, as [`SparseEncoder::push_text`]. An empty
+    /// text is not an item.
+    pub(crate) fn push_item(&self, item: &[u8], keys: &mut Vec<u64>) -> bool {
+        self.push_value(item, None, keys)
+    }
+
+    /// The expected values, if a text cell makes its row a bad one.
+    pub(crate) fn fault(&self, cell: &[u8]) -> Option<&'static str> {
+        let has_rounded = match &self.separator {
+            None => Id::read(cell).is_rounded(),
+            Some(separator) if is_bracketed_list(cell, separator) => return Some(NO_BRACKETS),
+            Some(separator) => pieces(cell, separator).any(|piece| Id::read(piece).is_rounded()),
+        };
+        has_rounded.then_some(FLOAT_IDS)
+    }
+
     #[inline]
-    pub(crate) fn key(&self, text: &[u8]) -> Option<u64> {
-        let (id, had_decimals) = normalize(text);
-        if had_decimals {
-            self.tell();
+    fn push_value(&self, text: &[u8], missing: Option<u64>, keys: &mut Vec<u64>) -> bool {
+        let id = Id::read(text);
+        match id.spelling {
+            Spelling::Plain => {}
+            Spelling::ZeroPadded => self.remarks.note_leading_zeros(),
+            Spelling::Float | Spelling::RoundedFloat => self.remarks.note_floats(),
         }
-        (!self.nulls.contains(id)).then(|| self.seed.normalized(id))
+        keys.extend(self.key(id.value).or(missing));
+        !id.is_rounded()
     }
 
-    /// Logs once that ids of this column are integers with decimals.
-    pub(crate) fn tell(&self) {
-        if !self.has_told.load(Ordering::Relaxed) && !self.has_told.swap(true, Ordering::Relaxed) {
-            tracing::warn!(
-                column = self.column.as_str(),
-                "ids are integers written as floats: 5.0 is read as the id 5"
-            );
+    /// The key of an id, or `None` if it is missing.
+    #[inline]
+    fn key(&self, id: IdValue<'_>) -> Option<u64> {
+        if let IdValue::Text(text) = id {
+            if self.nulls.contains(text) {
+                return None;
+            }
+            if may_be_marker(text) {
+                self.remarks.note_marker(text);
+            }
         }
+        Some(self.seed.id(id))
     }
+}
 
-    fn push_pieces(&self, cell: &[u8], separator: &[u8], keys: &mut Vec<u64>) {
-        let mut from = 0;
-        let mut push = |piece: &[u8]| keys.extend(self.key(piece));
-        for at in memchr::memmem::find_iter(cell, separator) {
-            push(&cell[from..at]);
-            from = at + separator.len();
-        }
-        push(&cell[from..]);
-    }
+/// The texts between the separators of a cell.
+fn pieces<'a>(cell: &'a [u8], separator: &'a [u8]) -> impl Iterator<Item = &'a [u8]> {
+    let mut from = 0;
+    let ends = memchr::memmem::find_iter(cell, separator).chain(std::iter::once(cell.len()));
+    ends.map(move |end| {
+        let piece = &cell[from..end];
+        from = end + separator.len();
+        piece
+    })
 }
 
 /// The columns of a file, by the fields of the schema.
@@ -314,13 +375,63 @@ mod tests {
     }
 
     #[test]
-    fn lists_of_json_and_python_are_recognized() {
-        for cell in ["[1, 2]", " [] ", "[\"a\", \"b\"]", "['a']", "[-1]", "[ 7 ]"] {
-            assert!(is_bracketed_list(cell.as_bytes()), "{cell}");
+    fn lists_in_brackets_are_recognized() {
+        let lists = [
+            "[1, 2]",
+            " [] ",
+            "[\"a\", \"b\"]",
+            "['a']",
+            "[-1]",
+            "[ 7 ]",
+            "[a, b]",
+            "[a|b]",
+            "[a]",
+            "(1, 2)",
+            "(1)",
+            "()",
+            "('a',)",
+            "(a|b)",
+            "{1,2}",
+            "{a}",
+            "{}",
+            "[[1], [2]]",
+            "((1, 2), (3, 4))",
+        ];
+        for cell in lists {
+            assert!(is_bracketed_list(cell.as_bytes(), b"|"), "{cell}");
         }
-        for cell in ["", "[", "[a, b]", "[1", "1]", "[0, 5)", "[a] b", "a|[1]"] {
-            assert!(!is_bracketed_list(cell.as_bytes()), "{cell}");
+        let others = [
+            "",
+            "[",
+            "]",
+            "[1",
+            "1]",
+            "[0, 5)",
+            "[a] b",
+            "a|[1]",
+            "[a]|[b]",
+            "(500) Days|Up (2009)",
+            "(no genres listed)",
+        ];
+        for cell in others {
+            assert!(!is_bracketed_list(cell.as_bytes(), b"|"), "{cell}");
         }
+    }
+
+    #[test]
+    fn each_warning_about_ids_is_given_once_a_column() {
+        let noted = |cells: &[&str]| {
+            let field =
+                SparseField { name: "g".into(), table: "g".into(), multi_value: None, missing: MissingValue::Token };
+            let encoder = SparseEncoder::new(&field, &NullValues::new(&["None".into()]));
+            let mut keys = vec![];
+            assert!(cells.iter().all(|cell| encoder.push_text(cell.as_bytes(), &mut keys)));
+            encoder.remarks.noted()
+        };
+        assert_eq!(noted(&["5", "abc", "None", "", "+5", "Namibia"]), [false; 3]);
+        assert_eq!(noted(&["5.0", "6.0e+00"]), [true, false, false]);
+        assert_eq!(noted(&["0005", "05"]), [false, true, false]);
+        assert_eq!(noted(&["NA", "<NA>"]), [false, false, true]);
     }
 
     #[test]
@@ -341,7 +452,7 @@ mod tests {
         let keys = |field: &SparseField, cell: &str| {
             let mut keys = vec![];
             let nulls = NullValues::new(&["NULL".into()]);
-            SparseEncoder::new(field, &nulls).push_text(cell.as_bytes(), &mut keys);
+            assert!(SparseEncoder::new(field, &nulls).push_text(cell.as_bytes(), &mut keys));
             keys
         };
         let seed = TableSeed::of("g");

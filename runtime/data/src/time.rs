@@ -2,8 +2,8 @@
 
 use rectrain_kinds::{Moment, TimeBound};
 
-use crate::key::trim;
 use crate::number::parse_f64;
+use crate::spelling::trim;
 
 /// Keeps the rows before a moment (`test` is false), or from it on.
 #[derive(Debug, Clone, PartialEq)]
@@ -39,11 +39,29 @@ impl TimeFilter {
     /// Whether the filter keeps a row with this integer. The bound is no date.
     pub(crate) fn keeps_integer(&self, time: i64) -> bool {
         self.keeps(match &self.test_from {
-            // Floats hold the bound, so rounding moves no integer across it.
-            TimeBound::Number(bound) => time as f64 >= *bound,
+            TimeBound::Number(bound) => is_from(time, *bound),
             TimeBound::Integer(bound) => time >= *bound,
             TimeBound::Date(_) => false,
         })
+    }
+
+    /// Whether the filter keeps a row with this integer. The bound is no date.
+    pub(crate) fn keeps_unsigned(&self, time: u64) -> bool {
+        match (i64::try_from(time), &self.test_from) {
+            (Ok(time), _) => self.keeps_integer(time),
+            (Err(_), TimeBound::Number(bound)) => self.keeps(time as f64 >= *bound),
+            // It is beyond every bound that is an `i64`.
+            (Err(_), _) => self.keeps(true),
+        }
+    }
+
+    /// The filter for a column of floats, which hold a bound as `held` says.
+    pub(crate) fn for_floats(&self, held: impl Fn(f64) -> f64) -> Self {
+        let test_from = match &self.test_from {
+            TimeBound::Number(bound) => TimeBound::Number(held(*bound)),
+            other => other.clone(),
+        };
+        Self { test_from, test: self.test }
     }
 
     /// Whether the filter keeps a row at this moment. A bound that is a number counts seconds since
@@ -70,6 +88,14 @@ impl TimeFilter {
     }
 }
 
+/// Whether an integer is at least `bound`. Exact: no integer is rounded to a float.
+fn is_from(time: i64, bound: f64) -> bool {
+    const BEYOND: f64 = (1_u64 << 63) as f64;
+    let first = bound.ceil();
+    // The conversion saturates below -2^63.
+    first < BEYOND && time >= first as i64
+}
+
 #[cfg(test)]
 mod tests {
     use rectrain_kinds::Date;
@@ -91,6 +117,20 @@ mod tests {
         assert_eq!(nanoseconds.keeps_text(b"1700000000000000000"), Some(false));
         assert_eq!(nanoseconds.keeps_text(b"1700000000000000001"), Some(true));
         assert!(nanoseconds.keeps_integer(bound) && !nanoseconds.keeps_integer(bound - 1));
+        assert!(nanoseconds.keeps_unsigned(bound as u64) && !nanoseconds.keeps_unsigned(bound as u64 - 1));
+        assert!(nanoseconds.keeps_unsigned(u64::MAX));
+    }
+
+    #[test]
+    fn integers_are_not_rounded_before_a_number() {
+        let keeps = |bound, time| from(TimeBound::Number(bound)).keeps_integer(time);
+        // 2^53 + 3 is 2^53 + 4 as a 64-bit float.
+        let bound = (1_i64 << 53) + 4;
+        assert!(keeps(bound as f64, bound) && !keeps(bound as f64, bound - 1));
+        assert!(keeps(0.5, 1) && !keeps(0.5, 0) && keeps(-0.5, 0) && !keeps(-0.5, -1));
+        assert!(keeps(-1e30, i64::MIN) && !keeps(1e30, i64::MAX));
+        let unsigned = from(TimeBound::Number(1e19));
+        assert!(unsigned.keeps_unsigned(10_000_000_000_000_000_000) && !unsigned.keeps_unsigned(1 << 63));
     }
 
     #[test]

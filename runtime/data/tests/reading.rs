@@ -3,10 +3,11 @@
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
-use arrow_array::types::{Float64Type, Int64Type, TimestampMillisecondType};
+use arrow_array::builder::{ListBuilder, StringBuilder};
+use arrow_array::types::{Float16Type, Float64Type, Int64Type, TimestampMillisecondType};
 use arrow_array::{
-    ArrayRef, BooleanArray, Date32Array, Float32Array, Float64Array, Int32Array, Int64Array, ListArray, NullArray,
-    RecordBatch, StringArray, TimestampMillisecondArray, UInt64Array,
+    ArrayRef, ArrowPrimitiveType, BooleanArray, Date32Array, Float16Array, Float32Array, Float64Array, Int32Array,
+    Int64Array, ListArray, NullArray, RecordBatch, StringArray, TimestampMillisecondArray, UInt64Array,
 };
 use object_store::memory::InMemory;
 use object_store::{ObjectStore, PutPayload};
@@ -448,6 +449,82 @@ fn a_split_by_nanoseconds_is_exact() {
         let train = Dataset::open(config, labels_only(None)).unwrap();
         assert_eq!(all(&train).unwrap().labels, [0.0; 2]);
         assert_eq!(all(&train.subset(Subset::Test).unwrap()).unwrap().labels, [1.0; 2]);
+    }
+}
+
+/// Pages of such a column refer to a dictionary of its texts.
+#[test]
+fn a_time_column_of_texts_may_be_a_sparse_feature() {
+    let (folder, day) = (Folder::new(), TableSeed::of("day"));
+    let days = ["2024-10-31", "2024-11-01", "2024-10-31", "2024-11-02"];
+    let lines: String = days.iter().map(|day| format!("1,{day}\n")).collect();
+    let columns = vec![
+        ("y", Arc::new(Int64Array::from(vec![1; 4])) as ArrayRef),
+        ("day", Arc::new(StringArray::from(days.to_vec())) as ArrayRef),
+    ];
+    let schema = Schema { sparse: vec![sparse("day", None, MissingValue::Token)], ..labels_only(None) };
+    let files = [folder.put("a.csv", format!("y,day\n{lines}")), folder.put("a.parquet", parquet_of(columns, 10))];
+    for file in files {
+        let test_from = TimeBound::Date(Date::read("2024-11-01", None).unwrap());
+        let split = Some(Split::Time { column: "day".into(), test_from });
+        let config = SourceConfig { split, subset: Subset::Train, ..config(&[&file]) };
+        let train = Dataset::open(config, schema.clone()).unwrap();
+        let keys = |dataset: &Dataset| all(dataset).unwrap().sparse[0].keys.clone();
+        assert_eq!(keys(&train), [day.text(b"2024-10-31"); 2]);
+        assert_eq!(keys(&train.subset(Subset::Test).unwrap()), [day.text(b"2024-11-01"), day.text(b"2024-11-02")]);
+    }
+}
+
+/// 0.7 as a 32-bit or a 16-bit float.
+fn narrow_floats() -> [(&'static str, ArrayRef); 2] {
+    let half = <Float16Type as ArrowPrimitiveType>::Native::from_f32;
+    // The 16-bit float of 0.1 is below the 64-bit one, and so is the 32-bit float of 0.7.
+    [
+        ("singles.parquet", Arc::new(Float32Array::from(vec![0.5, 0.7, 0.75]))),
+        ("halves.parquet", Arc::new(Float16Array::from_iter_values([0.05, 0.1, 0.15].map(half)))),
+    ]
+}
+
+#[test]
+fn a_bound_includes_its_narrow_floats_in_parquet() {
+    let folder = Folder::new();
+    for ((name, values), bound) in narrow_floats().into_iter().zip([0.7, 0.1]) {
+        let path = folder.put(name, parquet_of(vec![("y", Arc::clone(&values)), ("at", values)], 10));
+        let labels = all(&Dataset::open(config(&[&path]), labels_only(Some(bound))).unwrap()).unwrap().labels;
+        assert_eq!(labels, [0.0, 1.0, 1.0], "{name}");
+        let split = Some(Split::Time { column: "at".into(), test_from: TimeBound::Number(bound) });
+        let config = SourceConfig { split, subset: Subset::Test, ..config(&[&path]) };
+        let test = all(&Dataset::open(config, labels_only(Some(bound))).unwrap()).unwrap();
+        assert_eq!(test.labels, [1.0; 2], "{name}");
+    }
+}
+
+#[test]
+fn unsigned_times_are_compared_exactly() {
+    let folder = Folder::new();
+    let bound = 1_700_000_000_000_000_001_u64;
+    let columns = vec![
+        ("y", Arc::new(Int64Array::from(vec![0, 1, 1])) as ArrayRef),
+        ("at", Arc::new(UInt64Array::from(vec![bound - 1, bound, u64::MAX])) as ArrayRef),
+    ];
+    let path = folder.put("a.parquet", parquet_of(columns, 10));
+    let split = Some(Split::Time { column: "at".into(), test_from: TimeBound::Integer(bound as i64) });
+    let config = SourceConfig { split, subset: Subset::Train, ..config(&[&path]) };
+    let train = Dataset::open(config, labels_only(None)).unwrap();
+    assert_eq!(all(&train).unwrap().labels, [0.0]);
+    assert_eq!(all(&train.subset(Subset::Test).unwrap()).unwrap().labels, [1.0; 2]);
+}
+
+/// The 32-bit float of the number is 1.
+#[test]
+fn a_label_is_checked_before_it_is_rounded() {
+    let folder = Folder::new();
+    let values: ArrayRef = Arc::new(Float64Array::from(vec![0.5, 1.000_000_01]));
+    let files =
+        [folder.put("a.csv", "y\n0.5\n1.00000001\n"), folder.put("a.parquet", parquet_of(vec![("y", values)], 10))];
+    for file in files {
+        let error = all(&Dataset::open(config(&[&file]), labels_only(None)).unwrap()).unwrap_err();
+        assert!(error.to_string().contains("column `y`: found \"1.00000001\", expected 0 or 1"), "{error}");
     }
 }
 
@@ -982,6 +1059,12 @@ fn ids_meet_in_every_form_and_format() {
     ]));
     for (name, bytes) in [
         ("plain.csv", text(&["1,5,7|8,1,1", "1,0,,1,1", "1,12,,1,1", "1,,,1,1"]).into_bytes()),
+        ("points.csv", text(&["1,5.,7.|8.,1,1", "1,0.,,1,1", "1,12.,,1,1", "1,,,1,1"]).into_bytes()),
+        (
+            "exponents.csv",
+            text(&["1,5.000e+00,7.0E0|8.0e+0,1,1", "1,0.0e+00,,1,1", "1,1.2E1,,1,1", "1,,,1,1"]).into_bytes(),
+        ),
+        ("f.parquet", columns(words(["5.", "0.0e+00", "1.2E1", ""]), words(["7.|8.0e+00", "", "", ""]))),
         ("floats.csv", text(&["1,5.0,7.0|8.0,1,1", "1,-0.0,,1,1", "1,12.00,,1,1", "1,,,1,1"]).into_bytes()),
         ("blanks.csv", text(&["1, 5, 7 | 8,1,1", "1,\t0, ,1,1", "1,\" 12 \",,1,1", "1, ,|,1,1"]).into_bytes()),
         ("a.parquet", columns(words(["5", "0", "12", ""]), words(["7|8", "", "", ""]))),
@@ -1005,6 +1088,75 @@ fn ids_meet_in_every_form_and_format() {
         assert!(matches!(&error, DataError::BadRow { column, at: Place::Row(2), .. } if column == "user"), "{error}");
         assert!(error.to_string().contains(limit), "{error}");
     }
+}
+
+/// Floats of 2^53 and beyond may have lost digits of the ids that they were.
+#[test]
+fn floats_with_lost_digits_are_bad_rows_in_every_format() {
+    let folder = Folder::new();
+    let text =
+        |user: &str, tags: &str| format!("y,user,tags,price,when\n1,5,7,1,1\n1,{user},{tags},1,1\n").into_bytes();
+    let ones = || -> ArrayRef { Arc::new(Int64Array::from(vec![1; 2])) };
+    let columns = |user: ArrayRef, tags: ArrayRef| {
+        parquet_of(vec![("y", ones()), ("user", user), ("tags", tags), ("price", ones()), ("when", ones())], 10)
+    };
+    let words = |words: [&str; 2]| -> ArrayRef { Arc::new(StringArray::from(words.to_vec())) };
+    let mut lists = ListBuilder::new(StringBuilder::new());
+    lists.append_value([Some("7")]);
+    lists.append_value([Some("8"), Some("1.8e+19")]);
+    let lists: ArrayRef = Arc::new(lists.finish());
+    for (name, bytes, column) in [
+        ("a.csv", text("9007199254740992.0", "7"), "user"),
+        ("b.csv", text("1.2345678901234567e+16", "7"), "user"),
+        ("c.csv", text("5", "8|9007199254740993."), "tags"),
+        ("a.parquet", columns(words(["5", "9007199254740992.0"]), ones()), "user"),
+        ("b.parquet", columns(words(["5", "1.2345678901234567e+16"]), ones()), "user"),
+        ("c.parquet", columns(ones(), words(["7", "8|9007199254740993."])), "tags"),
+        ("d.parquet", columns(ones(), lists), "tags"),
+    ] {
+        let path = folder.put(name, bytes);
+        let error = open_and_read(config(&[&path])).unwrap_err();
+        assert!(matches!(&error, DataError::BadRow { column: found, .. } if found == column), "{name}: {error}");
+        assert!(error.to_string().contains("expected ids that are integers, which 64-bit floats hold"), "{error}");
+        let skip = SourceConfig { bad_rows: BadRows::Skip { limit: 1 }, ..config(&[&path]) };
+        assert_eq!(open_and_read(skip).unwrap().samples, 1, "{name}");
+    }
+    // Such a column is no feature here, but the group.
+    let group = Schema { group: Some("user".into()), ..labels_only(None) };
+    for path in [
+        folder.put("g.csv", text("9007199254740992.0", "7")),
+        folder.put("g.parquet", columns(words(["5", "9007199254740992.0"]), ones())),
+    ] {
+        let error = all(&Dataset::open(config(&[&path]), group.clone()).unwrap()).unwrap_err();
+        assert!(matches!(&error, DataError::BadRow { column, .. } if column == "user"), "{error}");
+    }
+}
+
+#[test]
+fn a_parquet_column_of_nulls_reads_as_missing() {
+    let (folder, user) = (Folder::new(), TableSeed::of("user"));
+    let ones = || -> ArrayRef { Arc::new(Int64Array::from(vec![1; 2])) };
+    let nulls = || -> ArrayRef { Arc::new(NullArray::new(2)) };
+    let columns = vec![("y", ones()), ("user", nulls()), ("tags", nulls()), ("price", nulls()), ("when", ones())];
+    let batch = open_and_read(config(&[&folder.put("a.parquet", parquet_of(columns, 10))])).unwrap();
+    assert_eq!(batch.sparse[0].keys, [user.missing(); 2]);
+    assert_eq!(batch.groups, Some(batch.sparse[0].keys.clone()));
+    assert!(batch.sparse[1].keys.is_empty() && batch.sparse[2].keys.is_empty());
+    assert_eq!(batch.sparse[1].offsets.as_deref(), Some(&[0, 0, 0][..]));
+    assert_eq!((batch.dense, batch.labels), (vec![-1.0; 2], vec![1.0; 2]));
+    let columns = vec![("y", nulls()), ("user", ones()), ("tags", ones()), ("price", ones()), ("when", ones())];
+    let error = Dataset::open(config(&[&folder.put("b.parquet", parquet_of(columns, 10))]), schema()).unwrap_err();
+    assert!(error.to_string().contains("a label must be numbers"), "{error}");
+}
+
+#[test]
+fn a_parquet_file_without_rows_may_have_other_columns() {
+    let (folder, rows) = (Folder::new(), rows(5));
+    let nothing: ArrayRef = Arc::new(Int64Array::from(Vec::<i64>::new()));
+    folder.put("day/0.parquet", parquet_of(vec![("other", nothing)], 10));
+    folder.put("day/1.parquet", parquet(&rows, 10));
+    let config = config(&[&folder.0.path().join("day/*.parquet")]);
+    assert_eq!(open_and_read(config).unwrap(), expected(&rows));
 }
 
 #[test]
@@ -1033,14 +1185,17 @@ fn lists_may_be_quoted_and_brackets_are_refused() {
         let batch = all(&Dataset::open(source, schema(separator)).unwrap()).unwrap();
         assert_eq!(batch.sparse[0].keys, [tags.text(b"a"), tags.text(b"b"), tags.integer(7)], "{name}");
     }
-    let lists: ArrayRef = Arc::new(StringArray::from(vec!["1", "[1, 2]"]));
-    for (name, bytes) in [
-        ("list.csv", b"y,tags\n1,1\n1,\"[1, 2]\"\n".to_vec()),
-        ("list.parquet", parquet_of(vec![("y", ones()), ("tags", lists)], 10)),
-    ] {
-        let error = all(&Dataset::open(config(&[&folder.put(name, bytes)]), schema(",")).unwrap()).unwrap_err();
-        assert!(matches!(&error, DataError::BadRow { column, .. } if column == "tags"), "{error}");
-        assert!(error.to_string().contains("found \"[1, 2]\", expected values with the separator"), "{error}");
+    for list in ["[1, 2]", "[a, b]", "(1, 2)", "{1,2}"] {
+        let lists: ArrayRef = Arc::new(StringArray::from(vec!["1", list]));
+        for (name, bytes) in [
+            ("list.csv", format!("y,tags\n1,1\n1,\"{list}\"\n").into_bytes()),
+            ("list.parquet", parquet_of(vec![("y", ones()), ("tags", lists)], 10)),
+        ] {
+            let error = all(&Dataset::open(config(&[&folder.put(name, bytes)]), schema(",")).unwrap()).unwrap_err();
+            assert!(matches!(&error, DataError::BadRow { column, .. } if column == "tags"), "{error}");
+            let sentence = format!("found \"{list}\", expected values with the separator");
+            assert!(error.to_string().contains(&sentence), "{error}");
+        }
     }
 }
 

@@ -173,7 +173,7 @@ const COMPARED: &[Compared] = &[
     Compared(
         "spec.features.dense.limit",
         FILES,
-        &[],
+        SKIP,
         &["spec.features.dense[0].limit=9"],
         "spec.features.dense.I1.limit",
     ),
@@ -397,6 +397,7 @@ const MIN_MAX: &[&str] =
     &["spec.features.dense[0].transform=minMax", "spec.features.dense[0].min=0", "spec.features.dense[0].max=2"];
 const COLUMNS: &[&str] = &["spec.data.csv.columns={label,C1,C2,I1}"];
 const TIME: &[&str] = &["spec.data.split.time.column=time", "spec.data.split.time.testFrom=7"];
+const SKIP: &[&str] = &["spec.data.badRows.action=skip"];
 const MONTH_FIRST: &str = "spec.data.split.time.order=monthFirst";
 const FTRL: &[&str] = &["spec.training.optimizer.sparse.kind=ftrl"];
 
@@ -509,16 +510,20 @@ fn fields_that_may_change_make_no_difference() {
         "spec.roles.ps.replicas=3",
         "spec.checkpoint.path=elsewhere",
         "spec.data.test.paths={test.csv}",
-        "spec.data.nullValues={NaN}",
+        "spec.data.nullValues={NaN,Null,\\\\n}",
         // The cell of a multi-valued feature has no id where it has no values.
         "spec.features.sparse[1].missing=skip",
         // A run that ends at a bad row may be continued without it.
         "spec.data.badRows.action=skip",
+        // A limit only says at which row such a run ends.
+        "spec.features.dense[0].limit=9",
     ] {
         assert_eq!(difference(FILES, &[], &[change]), None, "{change}");
     }
-    let skip: &[&str] = &["spec.data.badRows.action=skip"];
-    assert_eq!(difference(FILES, skip, &["spec.data.badRows.limit=9"]), None);
+    assert_eq!(difference(FILES, SKIP, &["spec.data.badRows.limit=9"]), None);
+    assert_eq!(difference(FILES, &[], &["spec.data.badRows.action=skip", "spec.features.dense[0].limit=9"]), None);
+    let limit = difference(FILES, SKIP, &["spec.features.dense[0].limit=9"]).unwrap().to_string();
+    assert!(limit.starts_with("spec.features.dense.I1.limit is `") && limit.ends_with("`9.0` in the job"), "{limit}");
     assert_eq!(difference(SYNTHETIC, &[], &["spec.data.synthetic.testRows=9"]), None);
 }
 

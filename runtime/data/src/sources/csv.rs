@@ -13,11 +13,11 @@ use crate::blocking::Stop;
 use crate::blocks::{Blocks, Compression, Decoded};
 use crate::error::{DataError, Place, shown};
 use crate::identity::Identity;
-use crate::key::trim;
 use crate::null::NullValues;
 use crate::number::{parse_f32, parse_f64};
-use crate::schema::{Encoder, Layout, NO_BRACKETS, dense_input, expected_label, is_bracketed_list};
+use crate::schema::{Encoder, FLOAT_IDS, Layout, NO_BRACKETS, dense_input, expected_label, is_bracketed_list};
 use crate::source::{Rows, Source, Tally, View, offset};
+use crate::spelling::trim;
 use crate::storage::{SourceFile, identity_of};
 use crate::text::{Cells, MAX_RECORD_BYTES, Span, cell, find_record};
 use crate::time::TimeFilter;
@@ -589,34 +589,34 @@ impl Row<'_> {
         let columns = batch.sparse.iter_mut().zip(&self.layout.sparse);
         for ((into, &column), sparse) in columns.zip(&encoder.sparse) {
             let cell = self.cell(column);
-            if sparse.separator.is_some() && is_bracketed_list(cell) {
+            if sparse.separator.as_ref().is_some_and(|separator| is_bracketed_list(cell, separator)) {
                 return self.fault(column, NO_BRACKETS);
             }
-            sparse.push_text(cell, &mut into.keys);
+            if !sparse.push_text(cell, &mut into.keys) {
+                return self.fault(column, FLOAT_IDS);
+            }
             if let Some(offsets) = &mut into.offsets {
                 let name = &self.layout.names[column];
                 offsets.push(offset(into.keys.len(), name).map_err(Fault::TooManyKeys)?);
             }
         }
         if let (Some(groups), Some(column), Some(group)) = (&mut batch.groups, self.layout.group, &encoder.group) {
-            group.push_text(self.cell(column), groups);
+            if !group.push_text(self.cell(column), groups) {
+                return self.fault(column, FLOAT_IDS);
+            }
         }
         batch.samples += 1;
         Ok(())
     }
 
-    /// The label, or `None` if the cell is not one. Labels without a threshold are rounded once.
+    /// The label, or `None` if the cell is not one.
     #[inline]
     fn label(&self, field: &LabelField) -> Option<f32> {
         let cell = self.cell(self.layout.label);
         if !field.values.is_empty() {
             return field.label_of_word(cell);
         }
-        let value = match field.positive_from {
-            Some(_) => parse_f64(cell)?,
-            None => f64::from(parse_f32(cell)?),
-        };
-        field.label_of(value)
+        field.label_of(parse_f64(cell)?)
     }
 
     #[inline]

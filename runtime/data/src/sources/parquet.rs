@@ -8,6 +8,7 @@
 
 mod damage;
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::sync::Arc;
@@ -28,7 +29,7 @@ use parquet::basic::{Compression, Encoding};
 use parquet::errors::ParquetError;
 use parquet::file::metadata::ParquetMetaData;
 use parquet::file::reader::{ChunkReader, Length};
-use rectrain_kinds::{LabelField, Moment, Position, Schema, SparseField, TimeBound};
+use rectrain_kinds::{LabelField, Moment, Position, Schema, TimeBound};
 
 use self::damage::BadColumn;
 use super::{Opening, open_each};
@@ -36,9 +37,11 @@ use crate::batch::Batch;
 use crate::blocking::{Pending, Stop};
 use crate::error::{DataError, Place, shown};
 use crate::identity::Identity;
+use crate::number::{as_half, as_single};
 use crate::pace;
-use crate::schema::{Encoder, Layout, NO_BRACKETS, SparseEncoder, dense_input, expected_label, is_bracketed_list};
+use crate::schema::{Encoder, FLOAT_IDS, Layout, SparseEncoder, dense_input, expected_label};
 use crate::source::{Rows, Source, Tally, View, offset};
+use crate::spelling::Id;
 use crate::storage::{FilePlace, Object, SourceFile, identity_of};
 use crate::time::TimeFilter;
 
@@ -115,8 +118,9 @@ struct ParquetFile {
 }
 
 impl ParquetFile {
-    /// Reads the footer, and finds the columns. `None` if there is not even a column. The types of
-    /// a file without rows do not count: some writers know none for a column without values.
+    /// Reads the footer, and finds the columns. `None` if the file has no rows and lacks a column,
+    /// or has no column at all. The types of a file without rows do not count: some writers know
+    /// none for a column without values.
     fn open(file: SourceFile, schema: &Schema, time: Option<(&str, &TimeBound)>) -> Result<Option<Self>, DataError> {
         if file.size == 0 {
             return Ok(None);
@@ -128,7 +132,10 @@ impl ParquetFile {
             return Ok(None);
         }
         let names = fields.iter().map(|field| field.name().clone()).collect();
-        let layout = Layout::bind(&file.name, names, schema, time.map(|(name, _)| name))?;
+        let layout = match Layout::bind(&file.name, names, schema, time.map(|(name, _)| name)) {
+            Err(_) if rows == 0 => return Ok(None),
+            layout => layout?,
+        };
         let types: Vec<&DataType> = fields.iter().map(|field| field.data_type()).collect();
         if rows > 0 {
             check_types(&file.name, &layout, &types, schema, time.map(|(_, bound)| bound))?;
@@ -630,21 +637,27 @@ fn is_number(found: &DataType) -> bool {
     found.is_numeric() || matches!(found, DataType::Boolean)
 }
 
+/// Whether a column may hold ids. One without a type has nothing but nulls.
 fn is_id(found: &DataType) -> bool {
-    found.is_integer() || found.is_floating() || matches!(found, DataType::Utf8 | DataType::Binary)
+    found.is_integer() || found.is_floating() || matches!(found, DataType::Utf8 | DataType::Binary | DataType::Null)
 }
 
-/// Whether the ids of a column are floats, or lists of floats.
-fn has_float_ids(found: &DataType) -> bool {
+/// Whether a value of a column may be no id: a float or a text.
+fn may_be_no_id(found: &DataType) -> bool {
     match found {
-        DataType::List(item) => item.data_type().is_floating(),
-        found => found.is_floating(),
+        DataType::List(item) => may_be_no_id(item.data_type()),
+        found => found.is_floating() || matches!(found, DataType::Utf8 | DataType::Binary),
     }
 }
 
-/// The ids that a column of floats may have, for an error message.
-const FLOAT_IDS: &str = "ids that are integers, which 64-bit floats hold below 2^53, 32-bit floats below 2^24 and \
-                         16-bit floats below 2^11; write integers or text";
+/// A bound as the values of a column are compared with it, which are widened to 64 bits.
+fn bound_in(found: &DataType, bound: f64) -> f64 {
+    match found {
+        DataType::Float16 => as_half(bound),
+        DataType::Float32 => as_single(bound),
+        _ => bound,
+    }
+}
 
 fn is_time(found: &DataType, bound: &TimeBound) -> bool {
     let date = matches!(found, DataType::Timestamp(_, _) | DataType::Date32 | DataType::Date64);
@@ -670,7 +683,7 @@ fn check_types(
         })
     };
     for &column in &layout.dense {
-        if !is_number(types[column]) {
+        if !is_number(types[column]) && *types[column] != DataType::Null {
             return refuse(column, "a dense feature must be numbers");
         }
     }
@@ -757,18 +770,23 @@ impl Columns<'_> {
         time: Option<&TimeFilter>,
         dictionaries: &mut Dictionaries,
     ) -> Result<Decoded, DataError> {
-        let mut decoded = self.decode_numbers(&encoder.schema, time)?;
+        let mut decoded = self.decode_numbers(encoder, time, dictionaries)?;
         self.decode_ids(encoder, dictionaries, &mut decoded)?;
         Ok(decoded)
     }
 
     /// Finds the rows that are selected and good, and decodes their labels and dense features.
-    fn decode_numbers(&self, schema: &Schema, time: Option<&TimeFilter>) -> Result<Decoded, DataError> {
-        let layout = &self.file.layout;
-        let labels = self.labels(&schema.label)?;
+    fn decode_numbers(
+        &self,
+        encoder: &Encoder,
+        time: Option<&TimeFilter>,
+        dictionaries: &mut Dictionaries,
+    ) -> Result<Decoded, DataError> {
+        let (layout, schema) = (&self.file.layout, &encoder.schema);
+        let (labels, rule) = (self.labels(&schema.label)?, self.label_rule(&schema.label)?);
         let dense: Vec<Float32Array> =
             layout.dense.iter().map(|&column| self.floats(column)).collect::<Result<_, _>>()?;
-        let (selected, checked) = (self.selected(time)?, self.checked_ids(schema)?);
+        let (selected, checked) = (self.selected(time)?, self.checked_ids(encoder, dictionaries)?);
         let mut rows = Batch::of_schema(schema);
         rows.reserve(self.batch.num_rows());
         let (mut places, mut bad) = (Vec::new(), VecDeque::new());
@@ -788,12 +806,12 @@ impl Columns<'_> {
                 Some(Some(true)) | None => {}
             }
             let value = if labels.is_null(place) { f64::NAN } else { labels.value(place) };
-            let Some(label) = schema.label.label_of(value) else {
+            let Some(label) = rule.label_of(value) else {
                 fault(layout.label, expected_label(&schema.label))?;
                 continue;
             };
-            if let Some(ids) = checked.iter().find(|checked| !checked.ids.are_ids(place)) {
-                fault(ids.column, ids.expected)?;
+            if let Some((column, expected)) = checked.iter().find_map(|checked| checked.fault(place)) {
+                fault(column, expected)?;
                 continue;
             }
             if let Err((column, expected)) = push_dense(&dense, place, schema, layout, &mut rows.dense) {
@@ -819,21 +837,34 @@ impl Columns<'_> {
         Ok(words.iter().map(label).collect())
     }
 
-    /// The columns with values that may be no ids: floats, and texts with several values.
-    fn checked_ids(&self, schema: &Schema) -> Result<Vec<CheckedIds>, DataError> {
+    /// The rule for the values of [`Columns::labels`], with a threshold as the column holds it.
+    fn label_rule(&self, field: &LabelField) -> Result<LabelField, DataError> {
+        let found = self.column(self.file.layout.label)?.data_type();
+        let threshold = field.positive_from.map(|threshold| bound_in(found, threshold));
+        Ok(LabelField::of_numbers(&field.name, threshold))
+    }
+
+    /// The columns with values that may be no ids: floats and texts.
+    fn checked_ids<'a>(
+        &self,
+        encoder: &'a Encoder,
+        dictionaries: &mut Dictionaries,
+    ) -> Result<Vec<CheckedIds<'a>>, DataError> {
         let layout = &self.file.layout;
-        let has_several = |field: &SparseField| field.multi_value.is_some();
-        let sparse = layout.sparse.iter().zip(schema.sparse.iter().map(has_several));
+        let sparse = layout.sparse.iter().zip(&encoder.sparse);
         let mut found = Vec::new();
-        for (&column, has_several) in sparse.chain(layout.group.iter().map(|column| (column, false))) {
+        for (&column, sparse) in sparse.chain(layout.group.iter().zip(&encoder.group)) {
             let values = self.column(column)?;
-            let expected = match values.data_type() {
-                found if has_float_ids(found) => FLOAT_IDS,
-                DataType::Utf8 | DataType::Binary if has_several => NO_BRACKETS,
-                _ => continue,
+            let damaged = |error: ArrowError| self.file.damaged(&error);
+            let ids = match (values.as_dictionary_opt::<Int32Type>(), &sparse.separator) {
+                (Some(rows), None) => {
+                    let Some(rounded) = dictionaries.rounded(column, rows.values()).map_err(damaged)? else { continue };
+                    MaybeIds::Dictionary(rows.clone(), rounded)
+                }
+                (None, _) if !may_be_no_id(values.data_type()) => continue,
+                _ => MaybeIds::Values(Ids::of(values).map_err(damaged)?),
             };
-            let ids = Ids::of(values).map_err(|error| self.file.damaged(&error))?;
-            found.push(CheckedIds { column, ids, expected });
+            found.push(CheckedIds { column, ids, sparse });
         }
         Ok(found)
     }
@@ -897,16 +928,24 @@ impl Columns<'_> {
     /// For each row whether the filter keeps its text or number, or `None` if it is not a time.
     fn selected_by_value(&self, filter: &TimeFilter, column: usize) -> Result<Vec<Option<bool>>, DataError> {
         match self.column(column)?.data_type() {
-            DataType::Utf8 | DataType::Binary => {
+            // A column that is also a sparse feature may be a dictionary of texts.
+            DataType::Utf8 | DataType::Binary | DataType::Dictionary(_, _) => {
                 let times = self.cast(column, &DataType::Binary)?;
                 let times: &BinaryArray = times.as_binary();
                 Ok(times.iter().map(|time| filter.keeps_text(time?)).collect())
             }
-            found if found.is_integer() && *found != DataType::UInt64 => {
+            DataType::UInt64 => {
+                let times = self.column(column)?.as_primitive::<UInt64Type>();
+                Ok(times.iter().map(|time| time.map(|time| filter.keeps_unsigned(time))).collect())
+            }
+            found if found.is_integer() => {
                 let times = self.integers(column)?;
                 Ok(times.iter().map(|time| time.map(|time| filter.keeps_integer(time))).collect())
             }
-            _ => Ok(self.doubles(column)?.iter().map(|time| filter.keeps_number(time?)).collect()),
+            found => {
+                let filter = filter.for_floats(|bound| bound_in(found, bound));
+                Ok(self.doubles(column)?.iter().map(|time| filter.keeps_number(time?)).collect())
+            }
         }
     }
 
@@ -945,22 +984,50 @@ fn push_dense(
     Ok(())
 }
 
-/// Keys of the texts of dictionaries, by column. Many batches share a dictionary.
+/// Findings about the texts of dictionaries, by column. Many batches share a dictionary.
 #[derive(Default)]
-struct Dictionaries(HashMap<usize, (ArrayData, Vec<u64>)>);
+struct Dictionaries {
+    keys: HashMap<usize, (ArrayData, Vec<u64>)>,
+    rounded: HashMap<usize, (ArrayData, Option<Arc<[bool]>>)>,
+}
 
 impl Dictionaries {
     /// The keys of these texts, in order.
     fn keys(&mut self, column: usize, texts: &ArrayRef, sparse: &SparseEncoder) -> Result<&[u64], ArrowError> {
-        let data = texts.to_data();
-        if self.0.get(&column).is_none_or(|(known, _)| !known.ptr_eq(&data)) {
-            let values = Ids::of(texts)?;
+        let keys = of_dictionary(&mut self.keys, column, texts, |values| {
             let mut keys = Vec::with_capacity(texts.len());
             (0..texts.len()).for_each(|text| values.push(text, sparse, &mut keys));
-            self.0.insert(column, (data, keys));
-        }
-        Ok(self.0.get(&column).map_or(&[], |(_, keys)| keys))
+            keys
+        })?;
+        Ok(keys)
     }
+
+    /// For each of these texts whether it is a float that may have lost digits. `None` if none is.
+    fn rounded(&mut self, column: usize, texts: &ArrayRef) -> Result<Option<Arc<[bool]>>, ArrowError> {
+        let rounded = of_dictionary(&mut self.rounded, column, texts, |values| {
+            let rounded: Arc<[bool]> = (0..texts.len()).map(|text| values.is_rounded(text)).collect();
+            rounded.contains(&true).then_some(rounded)
+        })?;
+        Ok(rounded.clone())
+    }
+}
+
+/// The finding about the texts of a dictionary: the known one, or a new one.
+fn of_dictionary<'a, T>(
+    known: &'a mut HashMap<usize, (ArrayData, T)>,
+    column: usize,
+    texts: &ArrayRef,
+    find: impl FnOnce(&Ids) -> T,
+) -> Result<&'a T, ArrowError> {
+    let data = texts.to_data();
+    let (_, found) = match known.entry(column) {
+        Entry::Occupied(entry) if entry.get().0.ptr_eq(&data) => entry.into_mut(),
+        entry => {
+            let found = find(&Ids::of(texts)?);
+            entry.insert_entry((data, found)).into_mut()
+        }
+    };
+    Ok(found)
 }
 
 /// Appends the keys of `rows`. Their texts are in a dictionary with these `keys`.
@@ -983,10 +1050,32 @@ fn from_dictionary(
 }
 
 /// A column with values that may be no ids.
-struct CheckedIds {
+struct CheckedIds<'a> {
     column: usize,
-    ids: Ids,
-    expected: &'static str,
+    ids: MaybeIds,
+    sparse: &'a SparseEncoder,
+}
+
+/// Values that may be no ids.
+enum MaybeIds {
+    /// Texts of a dictionary, and for each of them whether it is a float that may have lost digits.
+    Dictionary(DictionaryArray<Int32Type>, Arc<[bool]>),
+    /// All others.
+    Values(Ids),
+}
+
+impl CheckedIds<'_> {
+    /// The column and the expected values, if row `row` holds none.
+    fn fault(&self, row: usize) -> Option<(usize, &'static str)> {
+        let expected = match &self.ids {
+            MaybeIds::Values(ids) => ids.fault(row, self.sparse)?,
+            MaybeIds::Dictionary(rows, rounded) => {
+                let is_rounded = rows.key(row).and_then(|text| rounded.get(text));
+                is_rounded.is_some_and(|is_rounded| *is_rounded).then_some(FLOAT_IDS)?
+            }
+        };
+        Some((self.column, expected))
+    }
 }
 
 /// The values of a sparse column, in one of the types of ids.
@@ -1022,25 +1111,38 @@ impl Ids {
         })
     }
 
-    /// Whether the floats of row `row` are integers, null or NaN, and its text is no list in
-    /// brackets.
-    fn are_ids(&self, row: usize) -> bool {
+    /// The expected values, if row `row` holds others: floats that are no integers, or may be
+    /// rounded, or a list in brackets.
+    fn fault(&self, row: usize, sparse: &SparseEncoder) -> Option<&'static str> {
         match self {
-            Self::Lists(lists, items) => {
+            Self::Lists(lists, items) if lists.is_valid(row) => {
                 let offsets = lists.value_offsets();
-                let mut items_of_row = offsets[row] as usize..offsets[row + 1] as usize;
-                lists.is_null(row) || items_of_row.all(|item| items.are_ids(item))
+                (offsets[row] as usize..offsets[row + 1] as usize).find_map(|item| items.item_fault(item, sparse))
             }
             Self::Floats(values, limit) if values.is_valid(row) => {
                 let value = values.value(row);
-                value.is_nan() || value.fract() == 0.0 && value.abs() < *limit
+                let is_id = value.is_nan() || value.fract() == 0.0 && value.abs() < *limit;
+                (!is_id).then_some(FLOAT_IDS)
             }
-            Self::Bytes(values) if values.is_valid(row) => !is_bracketed_list(values.value(row)),
-            _ => true,
+            Self::Bytes(values) if values.is_valid(row) => sparse.fault(values.value(row)),
+            _ => None,
         }
     }
 
-    /// Appends the keys of row `row`.
+    /// As [`Ids::fault`], for an item of a list. Its text is not split, and may have brackets.
+    fn item_fault(&self, item: usize, sparse: &SparseEncoder) -> Option<&'static str> {
+        match self {
+            Self::Bytes(_) => self.is_rounded(item).then_some(FLOAT_IDS),
+            _ => self.fault(item, sparse),
+        }
+    }
+
+    /// Whether the text of row `row` is a float that may have lost digits.
+    fn is_rounded(&self, row: usize) -> bool {
+        matches!(self, Self::Bytes(values) if values.is_valid(row) && Id::read(values.value(row)).is_rounded())
+    }
+
+    /// Appends the keys of row `row`. It has no [`Ids::fault`].
     fn push(&self, row: usize, sparse: &SparseEncoder, keys: &mut Vec<u64>) {
         match self {
             Self::Lists(lists, items) => {
@@ -1051,7 +1153,9 @@ impl Ids {
                     }
                 }
             }
-            Self::Bytes(values) if values.is_valid(row) => sparse.push_text(values.value(row), keys),
+            Self::Bytes(values) if values.is_valid(row) => {
+                sparse.push_text(values.value(row), keys);
+            }
             Self::Integers(values) if values.is_valid(row) => {
                 keys.push(sparse.seed.integer(values.value(row)));
             }
@@ -1059,7 +1163,7 @@ impl Ids {
                 keys.push(sparse.seed.unsigned(values.value(row)));
             }
             Self::Floats(values, _) if values.is_valid(row) && !values.value(row).is_nan() => {
-                sparse.tell();
+                sparse.remarks.note_floats();
                 keys.push(sparse.seed.integer(values.value(row) as i64));
             }
             _ => keys.extend(sparse.missing),
@@ -1070,7 +1174,9 @@ impl Ids {
     /// item is not split at separators.
     fn push_item(&self, item: usize, sparse: &SparseEncoder, keys: &mut Vec<u64>) {
         match self {
-            Self::Bytes(values) if values.is_valid(item) => keys.extend(sparse.key(values.value(item))),
+            Self::Bytes(values) if values.is_valid(item) => {
+                sparse.push_item(values.value(item), keys);
+            }
             Self::Bytes(_) => {}
             _ => self.push(item, sparse, keys),
         }

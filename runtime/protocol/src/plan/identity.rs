@@ -51,23 +51,16 @@ impl JobPlan {
             ),
             ("spec.features.label", json!(self.schema.label)),
             ("spec.features.sparse", self.cells().into()),
-            ("spec.features.dense", self.limits().into()),
             ("spec.features.group", json!(self.schema.group)),
             ("spec.data", self.data_identity()),
         ];
-        let sections = sections.into_iter().chain(self.bad_rows()).chain(self.null_values());
+        let sections = sections.into_iter().chain(self.skipping()).chain(self.null_values());
         Identity::new(sections.map(|(name, section)| (name.to_owned(), section)))
     }
 
     /// How the cells of each sparse feature become ids.
     fn cells(&self) -> Map<String, Value> {
         self.schema.sparse.iter().map(|field| (field.name.clone(), cell(field))).collect()
-    }
-
-    /// Which numbers of each dense feature make a row a bad one.
-    fn limits(&self) -> Map<String, Value> {
-        let limit = |field: &DenseField| (field.name.clone(), json!({ "limit": field.limit }));
-        self.schema.dense.iter().map(limit).collect()
     }
 
     /// How the files become rows, and which of the rows train.
@@ -92,14 +85,23 @@ impl JobPlan {
         }
     }
 
-    /// The treatment of bad rows if it skips them. Positions then count good rows only, so a later
-    /// run must skip them too. There is no section if a bad row ends the run. A later run may then
-    /// skip bad rows, because there are none before the position.
-    fn bad_rows(&self) -> Option<(&'static str, Value)> {
+    /// The treatment of bad rows if it skips them, and the limits of numbers, which make rows bad.
+    /// Positions then count good rows only, so a later run must skip the same rows. There are no
+    /// such sections if a bad row ends the run. A later run may then skip bad rows or change a
+    /// limit, because there are no bad rows before the position.
+    fn skipping(&self) -> Vec<(&'static str, Value)> {
         match self.train.bad_rows {
-            BadRows::Fail => None,
-            BadRows::Skip { .. } => Some(("spec.data.badRows", json!({ "action": "skip" }))),
+            BadRows::Fail => Vec::new(),
+            BadRows::Skip { .. } => {
+                vec![("spec.data.badRows", json!({ "action": "skip" })), ("spec.features.dense", self.limits().into())]
+            }
         }
+    }
+
+    /// Which numbers of each dense feature make a row a bad one.
+    fn limits(&self) -> Map<String, Value> {
+        let limit = |field: &DenseField| (field.name.clone(), json!({ "limit": field.limit }));
+        self.schema.dense.iter().map(limit).collect()
     }
 
     /// The markers of missing values, in one order and case. Synthetic rows have none.
