@@ -67,7 +67,8 @@ impl Coordinator {
         if self.is_recovered {
             self.change(State::recover)?;
         }
-        Ok(())
+        // A superseded coordinator learns that here, before it calls any server.
+        self.confirmed().await
     }
 
     /// Adds the traffic of all members that still answer.
