@@ -73,6 +73,10 @@ pub use self::recovery::recover_copy;
 pub use self::refused::{ResizeRefused, SaveRefused};
 use self::state::State;
 
+/// How long a coordinator that ends, or whose job has failed, waits until parameter servers have the
+/// last image.
+const LAST_COPY: Duration = Duration::from_secs(10);
+
 /// The coordinator of one attempt of a job.
 pub struct Coordinator {
     plan: Arc<JobPlan>,
@@ -274,15 +278,21 @@ impl Coordinator {
                     self.events.push(JobEvent::Summary(Box::new(summary.clone())));
                 }
                 self.lock().end();
+                // The last image says how the job ended.
+                if let Some(journal) = &self.journal {
+                    self.write_journal(journal).await;
+                }
             }
             Err(error) => {
                 self.lock().fail(error.into());
+                if self.copy_failure().await.is_err() {
+                    return Err(self.step_down());
+                }
                 self.events.push(JobFailure::from(error).into());
             }
         }
-        // The last image says how the job ended.
+        // Replies that say how the job ended leave from now on.
         if let Some(journal) = &self.journal {
-            self.write_journal(journal).await;
             journal.close();
         }
         self.changed.notify_waiters();
@@ -295,6 +305,30 @@ impl Coordinator {
         match error {
             RoleError::Superseded => error,
             error => self.lock().check_failure().err().unwrap_or(error),
+        }
+    }
+
+    /// Writes and copies the last image of a failed job, before members learn of the failure. The
+    /// job has not failed if another coordinator leads it. Does not wait for long, because the job
+    /// may have failed with its parameter servers.
+    ///
+    /// # Errors
+    /// [`RoleError::Superseded`] if another coordinator leads the job.
+    async fn copy_failure(&self) -> Result<(), RoleError> {
+        let (Some(journal), Some(copies)) = (&self.journal, &self.copies) else { return Ok(()) };
+        let written = if journal.is_closed() { None } else { self.write_journal(journal).await };
+        let copying = async {
+            match written {
+                Some((sequence, image)) => copies.put(sequence, image).await,
+                None => copies.void(u64::MAX).await,
+            }
+        };
+        match tokio::time::timeout(LAST_COPY, copying).await {
+            Ok(copied) => copied,
+            Err(_late) => {
+                tracing::warn!("no parameter server has acknowledged the failure of the job within {LAST_COPY:?}");
+                Ok(())
+            }
         }
     }
 
