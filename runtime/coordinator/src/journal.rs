@@ -16,6 +16,7 @@ use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -260,8 +261,10 @@ pub(super) fn install(directory: &Path, image: &OwnedImage, owner: u64, sequence
     })
 }
 
-/// Identifies a run and its plan. A coordinator ignores the journal of another run or plan.
+/// Identifies a run and its plan. A coordinator ignores the journal of another run or plan. The
+/// limits of waits and restarts do not count: the options of a process change them.
 pub(super) fn job(plan: &JobPlan, run: &str) -> String {
+    let plan = JobPlan { stall: Duration::ZERO, max_restarts: 0, backoff: Duration::ZERO, ..plan.clone() };
     let hash = Sha256::digest(format!("{run}\n{plan:?}"));
     hash.iter().map(|byte| format!("{byte:02x}")).collect()
 }

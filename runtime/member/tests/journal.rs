@@ -75,7 +75,8 @@ async fn only_a_coordinator_of_the_same_run_and_plan_recovers() {
     drop(first);
 
     let events = EventLog::default();
-    let second = start("a", plan(&[]), &journal, &events).await.unwrap();
+    let other_limits = plan(&["spec.faultTolerance.stallSeconds=77", "spec.faultTolerance.maxRestarts=9"]);
+    let second = start("a", other_limits, &journal, &events).await.unwrap();
     assert!(second.is_recovered());
     assert_eq!(answer_and_die(&second).await, attempt, "members hold state of its attempt");
     assert_eq!(events.after(0, 9).last().unwrap().event, JobEvent::CoordinatorTakenUp { step: 0 });

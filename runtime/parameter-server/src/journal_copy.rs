@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use rectrain_proto::v1;
 use rectrain_protocol::error::RoleError;
 use rectrain_protocol::limits::MAX_JOURNAL_COPY_BYTES;
-use rectrain_protocol::message::COORDINATOR_SUPERSEDED;
+use rectrain_protocol::message::{COORDINATOR_SUPERSEDED, OTHER_JOURNAL};
 use rectrain_wire::{Refusal, RefusalCode};
 
 /// The copy of one job's journal.
@@ -54,7 +54,7 @@ impl JournalCopy {
     /// Makes this coordinator the owner of the copy, and returns the copy.
     ///
     /// # Errors
-    /// The copy belongs to another job or attempt, so this server does too.
+    /// [`OTHER_JOURNAL`] if the copy belongs to another job or attempt, so this server does too.
     pub(crate) fn claim(&self, claim: v1::ClaimJournal) -> Result<(v1::JournalHead, Vec<u8>), Refusal> {
         let v1::ClaimJournal { job, owner } = claim;
         let mut kept = self.0.lock();
@@ -64,7 +64,7 @@ impl JournalCopy {
                 kept.head.owner = owner;
                 Ok(found)
             }
-            Some(_) => Err(Refusal::new(RefusalCode::NotFound, "this server belongs to another attempt or job")),
+            Some(_) => Err(Refusal::new(OTHER_JOURNAL, "this server belongs to another attempt or job")),
             None => {
                 let head = v1::JournalHead { job, owner, ..v1::JournalHead::default() };
                 *kept = Some(Kept { head, image: Vec::new() });
@@ -126,7 +126,8 @@ mod tests {
     fn the_copy_of_another_attempt_is_not_returned() {
         let copy = JournalCopy::default();
         copy.put(Some(head("a", 7, 5)), b"five".to_vec()).unwrap();
-        assert!(copy.claim(v1::ClaimJournal { job: "b".to_owned(), owner: 8 }).is_err());
+        let refused = copy.claim(v1::ClaimJournal { job: "b".to_owned(), owner: 8 }).unwrap_err();
+        assert_eq!(refused.code, OTHER_JOURNAL);
         copy.put(Some(head("a", 7, 6)), b"six".to_vec()).unwrap();
         assert_eq!(claim(&copy, "a", 8), (6, b"six".to_vec()));
     }

@@ -106,6 +106,9 @@ requests! {
 /// superseded and must end.
 pub const COORDINATOR_SUPERSEDED: RefusalCode = RefusalCode::Application(300);
 
+/// The refusal of a claim by a parameter server that has the journal of another attempt or job.
+pub const OTHER_JOURNAL: RefusalCode = RefusalCode::Application(301);
+
 /// Numbers that no message may use again, with their former names.
 pub const RETIRED: [(u16, &str); 2] = [(21, "put_dense"), (39, "unassigned")];
 
