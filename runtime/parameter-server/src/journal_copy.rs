@@ -1,7 +1,8 @@
 //! A copy of the coordinator's journal, kept in this server's memory. A coordinator that starts on
 //! another machine continues from it.
 //!
-//! The copy with the highest sequence wins. A new coordinator claims the copy before it reads it.
+//! The copy with the highest sequence wins. A coordinator whose sequence is behind has restarted from
+//! an outdated file, and the server refuses it. A new coordinator claims the copy before it reads it.
 //! From then on the server refuses copies from earlier coordinators, so a coordinator that only
 //! seems dead cannot change the job's state behind the new one.
 
@@ -23,10 +24,11 @@ struct Kept {
 }
 
 impl JournalCopy {
-    /// Keeps this copy, unless a newer one is here. Returns the bytes of the copy that is kept.
+    /// Keeps this copy, unless the same one is here. Returns the bytes of the copy that is kept.
     ///
     /// # Errors
-    /// - [`COORDINATOR_SUPERSEDED`] if another coordinator has claimed the copy.
+    /// - [`COORDINATOR_SUPERSEDED`] if another coordinator has claimed the copy, or if a newer copy
+    ///   is here.
     /// - The image is too large.
     pub(crate) fn put(&self, head: Option<v1::JournalHead>, image: Vec<u8>) -> Result<usize, Refusal> {
         let head = head.ok_or_else(|| inconsistent("its head is missing".to_owned()))?;
@@ -41,7 +43,12 @@ impl JournalCopy {
             Some(kept) if kept.head.job == head.job && kept.head.owner != head.owner => {
                 return Err(Refusal::new(COORDINATOR_SUPERSEDED, "another coordinator leads the job now"));
             }
-            Some(kept) if kept.head.job == head.job && kept.head.sequence >= head.sequence => {
+            Some(kept) if kept.head.job == head.job && kept.head.sequence > head.sequence => {
+                let (kept, sent) = (kept.head.sequence, head.sequence);
+                let reason = format!("copy {sent} of the journal is outdated: this server has copy {kept}");
+                return Err(Refusal::new(COORDINATOR_SUPERSEDED, reason));
+            }
+            Some(kept) if kept.head.job == head.job && kept.head.sequence == head.sequence => {
                 return Ok(kept.image.len());
             }
             _ => {}
@@ -96,9 +103,19 @@ mod tests {
     #[test]
     fn the_newest_copy_wins() {
         let copy = JournalCopy::default();
-        for (sequence, image) in [(2, "two"), (1, "one"), (3, "three"), (3, "again")] {
+        for (sequence, image) in [(2, "two"), (3, "three"), (3, "again")] {
             copy.put(Some(head("a", 7, sequence)), image.into()).unwrap();
         }
+        assert_eq!(claim(&copy, "a", 8), (3, b"three".to_vec()));
+    }
+
+    #[test]
+    fn a_coordinator_with_an_outdated_file_is_refused() {
+        let copy = JournalCopy::default();
+        copy.put(Some(head("a", 7, 3)), b"three".to_vec()).unwrap();
+        let refused = copy.put(Some(head("a", 7, 2)), b"two".to_vec()).unwrap_err();
+        assert_eq!(refused.code, COORDINATOR_SUPERSEDED);
+        assert!(refused.message.contains("copy 2") && refused.message.contains("copy 3"), "{}", refused.message);
         assert_eq!(claim(&copy, "a", 8), (3, b"three".to_vec()));
     }
 
