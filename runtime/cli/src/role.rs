@@ -30,6 +30,9 @@ use crate::{job, parent, signal};
 
 /// How long the coordinator waits at the end until members and followers have learned of the end.
 const FAREWELL: Duration = Duration::from_secs(5);
+/// How long an interrupted coordinator with a journal lets replies leave. Its replacement answers
+/// the requests that wait.
+const HANDOVER: Duration = Duration::from_secs(1);
 /// The time from the last heartbeat of a killed run until its lease has surely expired.
 const LEASE_EXPIRY: Duration = Duration::from_secs(40);
 /// The pause between two attempts to get the lease of another run.
@@ -102,6 +105,8 @@ pub(crate) fn coordinate(args: &CoordinatorArgs) -> Result<(), Failure> {
             () = &mut signalled => {
                 let saving = async { coordinator.leave().await.map_err(|error| error.to_string()) };
                 let saved = save_while(&mut running, saving, args.patience.grace_seconds).await;
+                // This process cannot tell whether the run continues elsewhere or is suspended, so
+                // other runs may get the path. A replacement of the same run gets it at once.
                 let _late = tokio::time::timeout(FAREWELL, coordinator.release_path()).await;
                 Err(saved)
             }
@@ -110,7 +115,8 @@ pub(crate) fn coordinate(args: &CoordinatorArgs) -> Result<(), Failure> {
             log_stay(&result);
             signalled.await;
         }
-        let all_informed = serving.stop(FAREWELL).await;
+        let continues = args.journal.is_some() && matches!(result, Err(Failure::Interrupted(_)));
+        let all_informed = serving.stop(if continues { HANDOVER } else { FAREWELL }).await;
         tracing::info!(all_informed, traffic = ?counters.snapshot(), "the coordinator ends");
         // A follower that has not read the last event by then reconnects and finds no coordinator.
         let _followers = tokio::time::timeout(Duration::from_millis(500), control).await;
