@@ -126,8 +126,8 @@ pub enum CheckpointError {
         /// The run that has the lease.
         held_by: String,
     },
-    /// Another process of the same run has the lease on the checkpoint path: the replacement of this
-    /// one.
+    /// Another process of the same run has the lease on the checkpoint path: the replacement of
+    /// this one.
     #[error("{path} is in use by another process of this run, which has replaced this one")]
     Replaced {
         /// The checkpoint path.

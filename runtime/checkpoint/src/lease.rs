@@ -3,8 +3,8 @@
 //!
 //! Another run may take over a lease whose last heartbeat is at least [`EXPIRY_INTERVALS`]
 //! intervals old. It may also take over one whose process ran on this machine and has ended. A
-//! process of the same run may always take it over. A writer replaces only the version that it has read, so of two runs
-//! that start at the same time one gets the lease.
+//! process of the same run may always take it over. A writer replaces only the version that it has
+//! read, so of two runs that start at the same time one gets the lease.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

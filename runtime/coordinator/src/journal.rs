@@ -8,7 +8,8 @@
 //! The files outlive the process but not the machine. After a reset of the machine they may be
 //! outdated, so an image of another boot is ignored. Parameter servers keep copies of each image
 //! ([`super::copies`]), from which a coordinator on another machine recovers
-//! ([`super::recovery`]). A coordinator without a journal restarts the job from its last checkpoint.
+//! ([`super::recovery`]). A coordinator without a journal restarts the job from its last
+//! checkpoint.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::hash::{BuildHasher, RandomState};

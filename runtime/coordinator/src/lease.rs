@@ -97,9 +97,9 @@ impl PathLease {
     /// Checks that this process still has the lease, and renews it.
     ///
     /// # Errors
-    /// [`RoleError::Leased`] if another run has it, and [`RoleError::Superseded`] if another process
-    /// of this run has it. [`Self::keep`] then ends, too. Otherwise [`RoleError::Checkpoint`] if
-    /// the storage fails.
+    /// [`RoleError::Leased`] if another run has it, and [`RoleError::Superseded`] if another
+    /// process of this run has it. [`Self::keep`] then ends, too. Otherwise
+    /// [`RoleError::Checkpoint`] if the storage fails.
     pub(super) async fn confirm(&self) -> Result<(), RoleError> {
         if let Some(lost) = &*self.lost.borrow() {
             return Err(lost.error());

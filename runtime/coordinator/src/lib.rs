@@ -73,8 +73,8 @@ pub use self::recovery::recover_copy;
 pub use self::refused::{ResizeRefused, SaveRefused};
 use self::state::State;
 
-/// How long a coordinator that ends, or whose job has failed, waits until parameter servers have the
-/// last image.
+/// How long a coordinator that ends, or whose job has failed, waits until parameter servers have
+/// the last image.
 const LAST_COPY: Duration = Duration::from_secs(10);
 
 /// The coordinator of one attempt of a job.
@@ -352,9 +352,9 @@ impl Coordinator {
         lease.keep(&self.events, &self.metrics).await
     }
 
-    /// Gets the lease that the coordinator before had. Another process of this run may have it, and
-    /// lead the job. So this one waits until it is [`Self::confirmed`]. While the storage fails it
-    /// continues without the lease, and gets it at a later renewal.
+    /// Gets the lease that the coordinator before had. Another process of this run may have it,
+    /// and lead the job. So this one waits until it is [`Self::confirmed`]. While the storage
+    /// fails it continues without the lease, and gets it at a later renewal.
     async fn take_lease_back(&self, lease: &PathLease) -> Result<(), RoleError> {
         if self.wait_until(WHOLE_JOB, |_| Ok(self.placement().ok())).await.is_err() || self.confirmed().await.is_err() {
             // The job has failed, and ends without the lease.

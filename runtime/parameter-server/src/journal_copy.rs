@@ -1,10 +1,10 @@
 //! A copy of the coordinator's journal, kept in this server's memory. A coordinator that starts on
 //! another machine continues from it.
 //!
-//! The copy with the highest sequence wins. A coordinator whose sequence is behind has restarted from
-//! an outdated file, and the server refuses it. A new coordinator claims the copy before it reads it.
-//! From then on the server refuses copies from earlier coordinators, so a coordinator that only
-//! seems dead cannot change the job's state behind the new one.
+//! The copy with the highest sequence wins. A coordinator whose sequence is behind has restarted
+//! from an outdated file, and the server refuses it. A new coordinator claims the copy before it
+//! reads it. From then on the server refuses copies from earlier coordinators, so a coordinator that
+//! only seems dead cannot change the job's state behind the new one.
 
 use parking_lot::Mutex;
 use rectrain_proto::v1;

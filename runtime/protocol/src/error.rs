@@ -85,8 +85,8 @@ pub enum RoleError {
         "dense workers 0 and {rank} ended with different parameters: they must be equal in this mode, so the result is not trustworthy"
     )]
     Diverged { rank: u32 },
-    /// A replacement of this coordinator leads the job, or its journal is outdated. Parameter servers
-    /// refuse copies of the journal from this one.
+    /// A replacement of this coordinator leads the job, or its journal is outdated. Parameter
+    /// servers refuse copies of the journal from this one.
     #[error(
         "another coordinator leads the job now, or this one's journal is outdated, because its node or network seemed lost"
     )]
