@@ -126,6 +126,13 @@ pub enum CheckpointError {
         /// The run that has the lease.
         held_by: String,
     },
+    /// Another process of the same run has the lease on the checkpoint path: the replacement of
+    /// this one.
+    #[error("{path} is in use by another process of this run, which has replaced this one")]
+    Replaced {
+        /// The checkpoint path.
+        path: String,
+    },
     /// The files passed to `commit` do not form a checkpoint.
     #[error("cannot finish checkpoint {checkpoint}: {problem}")]
     Incomplete {
@@ -176,6 +183,7 @@ impl CheckpointError {
             Self::Storage(_)
                 | Self::OtherJob { .. }
                 | Self::Leased { .. }
+                | Self::Replaced { .. }
                 | Self::Save(_)
                 | Self::Task { .. }
                 | Self::Incomplete { .. }

@@ -3,8 +3,8 @@
 //!
 //! Another run may take over a lease whose last heartbeat is at least [`EXPIRY_INTERVALS`]
 //! intervals old. It may also take over one whose process ran on this machine and has ended. A
-//! process of the same run may always take it over. A writer replaces only the version that it has read, so of two runs
-//! that start at the same time one gets the lease.
+//! process of the same run may always take it over. A writer replaces only the version that it has
+//! read, so of two runs that start at the same time one gets the lease.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -121,7 +121,8 @@ impl Lease {
     /// Renews the lease. Gets it first if this was not possible before.
     ///
     /// # Errors
-    /// [`CheckpointError::Leased`] if another process has it now, and errors of the storage.
+    /// [`CheckpointError::Leased`] if another run has it now, [`CheckpointError::Replaced`] if
+    /// another process of this run has it, and errors of the storage.
     pub async fn renew(&mut self, now: SystemTime) -> Result<(), CheckpointError> {
         let version = match &self.state {
             State::Held(version) => version,
@@ -140,6 +141,9 @@ impl Lease {
                 Some(record) if record.holder == self.holder => {
                     self.state = State::Held(version);
                     Ok(())
+                }
+                Some(record) if record.run == self.claim.run => {
+                    Err(CheckpointError::Replaced { path: self.directory.name().to_owned() })
                 }
                 Some(record) => Err(self.refused(&record.describe(now))),
                 None => Err(self.refused("an unknown run")),
@@ -340,7 +344,8 @@ mod tests {
             let mut second = Lease::new(directory.clone(), claim("a"));
             first.acquire(at(0)).await.unwrap();
             assert_eq!(second.acquire(at(1)).await.unwrap(), Acquired::Free);
-            assert!(first.renew(at(2)).await.is_err(), "the older process has lost it");
+            let lost = first.renew(at(2)).await.unwrap_err();
+            assert!(matches!(lost, CheckpointError::Replaced { .. }), "the older process has lost it: {lost}");
             second.renew(at(3)).await.unwrap();
         });
     }

@@ -30,6 +30,9 @@ use crate::{job, parent, signal};
 
 /// How long the coordinator waits at the end until members and followers have learned of the end.
 const FAREWELL: Duration = Duration::from_secs(5);
+/// How long an interrupted coordinator with a journal lets replies leave. Its replacement answers
+/// the requests that wait.
+const HANDOVER: Duration = Duration::from_secs(1);
 /// The time from the last heartbeat of a killed run until its lease has surely expired.
 const LEASE_EXPIRY: Duration = Duration::from_secs(40);
 /// The pause between two attempts to get the lease of another run.
@@ -91,7 +94,7 @@ pub(crate) fn coordinate(args: &CoordinatorArgs) -> Result<(), Failure> {
             taken_up: coordinator.is_recovered(),
         };
         println!("{}", serde_json::to_string(&addresses).map_err(|error| Failure::Failed(error.to_string()))?);
-        let mut running = pin!(async { tokio::join!(coordinator.run(&transport), print(events, args.json)).0 });
+        let mut running = pin!(lead(coordinator.run(&transport), print(events, args.json)));
         let result = tokio::select! {
             result = &mut running => match result {
                 // Members must find the coordinator that leads the job now, so their connections
@@ -102,6 +105,8 @@ pub(crate) fn coordinate(args: &CoordinatorArgs) -> Result<(), Failure> {
             () = &mut signalled => {
                 let saving = async { coordinator.leave().await.map_err(|error| error.to_string()) };
                 let saved = save_while(&mut running, saving, args.patience.grace_seconds).await;
+                // This process cannot tell whether the run continues elsewhere or is suspended, so
+                // other runs may get the path. A replacement of the same run gets it at once.
                 let _late = tokio::time::timeout(FAREWELL, coordinator.release_path()).await;
                 Err(saved)
             }
@@ -110,7 +115,8 @@ pub(crate) fn coordinate(args: &CoordinatorArgs) -> Result<(), Failure> {
             log_stay(&result);
             signalled.await;
         }
-        let all_informed = serving.stop(FAREWELL).await;
+        let continues = args.journal.is_some() && matches!(result, Err(Failure::Interrupted(_)));
+        let all_informed = serving.stop(if continues { HANDOVER } else { FAREWELL }).await;
         tracing::info!(all_informed, traffic = ?counters.snapshot(), "the coordinator ends");
         // A follower that has not read the last event by then reconnects and finds no coordinator.
         let _followers = tokio::time::timeout(Duration::from_millis(500), control).await;
@@ -163,6 +169,23 @@ async fn journal_place<'a>(
         metrics.journal_copies_recovered.inc_by(u64::from(is_recovered));
     }
     Ok(Some(place))
+}
+
+/// Leads the job until it has ended and its last event is printed. A superseded coordinator pushes
+/// no last event, so its process ends at once.
+async fn lead<T>(
+    run: impl Future<Output = Result<T, RoleError>>,
+    printing: impl Future<Output = ()>,
+) -> Result<T, RoleError> {
+    let (mut run, mut printing) = (pin!(run), pin!(printing));
+    let result = tokio::select! {
+        result = &mut run => result,
+        () = &mut printing => return run.await,
+    };
+    if !matches!(result, Err(RoleError::Superseded)) {
+        printing.await;
+    }
+    result
 }
 
 /// Prints the job's events as lines of JSON, up to the last, if `json` is true.
@@ -273,5 +296,30 @@ impl Network {
         };
         let transport = TcpTransport::new(config, Arc::clone(&counters));
         Ok(Self { metrics, counters, transport, credentials })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_superseded_coordinator_does_not_wait_for_a_last_event() {
+        let superseded = lead::<()>(async { Err(RoleError::Superseded) }, std::future::pending()).await;
+        assert!(matches!(superseded, Err(RoleError::Superseded)));
+    }
+
+    #[tokio::test]
+    async fn the_last_event_is_printed_before_the_process_ends() {
+        let mut is_printed = false;
+        let run = async { Err::<(), _>(RoleError::Stopped) };
+        let stopped = lead(run, async {
+            tokio::task::yield_now().await;
+            is_printed = true;
+        })
+        .await;
+        assert!(matches!(stopped, Err(RoleError::Stopped)));
+        assert!(is_printed);
+        assert!(matches!(lead(async { Ok(7) }, async {}).await, Ok(7)));
     }
 }

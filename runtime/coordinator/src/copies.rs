@@ -3,13 +3,15 @@
 //! Each image that was written is sent to every server of the slot map before a reply leaves. So
 //! every server that answers has all that members know. One task for each server sends the newest
 //! image only. A server that cannot be reached does not delay replies; it gets the newest image as
-//! soon as it answers again. [`super::recovery`] needs the copies of all servers, and takes the
-//! newest.
+//! soon as it answers again. If no server can be reached, replies wait: another coordinator may
+//! lead the job, and this one would not learn of it. [`super::recovery`] needs the copies of all
+//! servers, and takes the newest.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use futures::stream::{FuturesUnordered, StreamExt};
 use parking_lot::Mutex;
 use rectrain_proto::v1;
 use rectrain_protocol::error::RoleError;
@@ -73,6 +75,10 @@ impl Drop for Holder {
     }
 }
 
+type StateOfHolder = watch::Receiver<HolderState>;
+/// A condition on the state of a server and a sequence.
+type IsReached = fn(HolderState, u64) -> bool;
+
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum HolderState {
     /// It has acknowledged the copy with this sequence.
@@ -85,9 +91,15 @@ enum HolderState {
 impl HolderState {
     /// Whether a reply need not wait for this server to get the copy with this sequence.
     fn is_settled(self, sequence: u64) -> bool {
+        self == Self::Unreachable || self.has_answered(sequence)
+    }
+
+    /// Whether this server has accepted or refused the copy with this sequence.
+    fn has_answered(self, sequence: u64) -> bool {
         match self {
             Self::Has(newest) => newest >= sequence,
-            Self::Unreachable | Self::Superseded => true,
+            Self::Unreachable => false,
+            Self::Superseded => true,
         }
     }
 }
@@ -137,7 +149,8 @@ impl Copies {
     }
 
     /// Sends the image with this sequence to all servers, and waits until each has it or cannot be
-    /// reached. An image that is too large voids the copies.
+    /// reached, and until at least one has it. Returns at once if no server gets copies yet. An
+    /// image that is too large voids the copies.
     ///
     /// # Errors
     /// [`RoleError::Superseded`] if another coordinator has claimed the copies.
@@ -158,25 +171,31 @@ impl Copies {
     }
 
     async fn send(&self, sequence: u64, image: Bytes) -> Result<(), RoleError> {
-        let states = self.hand_over(sequence, image);
         let started = Instant::now();
-        let mut behind = 0;
-        for mut state in states {
-            let settled = state.wait_for(|state| state.is_settled(sequence)).await.map(|state| *state);
-            match settled {
-                Ok(HolderState::Has(_)) => {}
-                Ok(HolderState::Superseded) => return Err(RoleError::Superseded),
-                // The sender is gone if the slot map changed meanwhile.
-                Ok(HolderState::Unreachable) | Err(_) => behind += 1,
+        loop {
+            let states = self.hand_over(sequence, image.clone());
+            let acknowledged = self.acknowledged(&states, sequence).await?;
+            // If the slot map changed so that all these servers left it, the others get the image.
+            if acknowledged > 0 || states.is_empty() {
+                self.sender.metrics.journal_copy_time.observe(started.elapsed().as_secs_f64());
+                return Ok(());
             }
         }
-        self.sender.metrics.journal_copies_behind.set(behind);
-        self.sender.metrics.journal_copy_time.observe(started.elapsed().as_secs_f64());
-        Ok(())
+    }
+
+    /// Waits until each server has the copy or cannot be reached, and at least one has it. Returns
+    /// how many have it; 0 if all have left the slot map.
+    async fn acknowledged(&self, states: &[StateOfHolder], sequence: u64) -> Result<usize, RoleError> {
+        let acknowledged = count_copies(states, HolderState::is_settled, sequence, usize::MAX).await?;
+        self.sender.metrics.journal_copies_behind.set(states.len().saturating_sub(acknowledged) as i64);
+        if acknowledged > 0 {
+            return Ok(acknowledged);
+        }
+        count_copies(states, HolderState::has_answered, sequence, 1).await
     }
 
     /// Gives the image to the tasks. Returns the states of their servers.
-    fn hand_over(&self, sequence: u64, image: Bytes) -> Vec<watch::Receiver<HolderState>> {
+    fn hand_over(&self, sequence: u64, image: Bytes) -> Vec<StateOfHolder> {
         let holders = self.holders.lock();
         let numbers: Vec<u32> = holders.iter().map(|holder| holder.number).collect();
         if !numbers.is_empty() {
@@ -184,6 +203,39 @@ impl Copies {
         }
         holders.iter().map(|holder| holder.state.subscribe()).collect()
     }
+}
+
+/// Waits until each state `is_reached`, or until `enough` servers have the copy. Returns how many
+/// have it. Servers that left the slot map do not count.
+///
+/// # Errors
+/// [`RoleError::Superseded`] as soon as one server refuses this coordinator. The others may be cut
+/// off.
+async fn count_copies(
+    states: &[StateOfHolder],
+    is_reached: IsReached,
+    sequence: u64,
+    enough: usize,
+) -> Result<usize, RoleError> {
+    let mut reaching: FuturesUnordered<_> =
+        states.iter().map(|state| reached(state.clone(), is_reached, sequence)).collect();
+    let mut copies = 0;
+    while copies < enough
+        && let Some(reached) = reaching.next().await
+    {
+        match reached {
+            Some(HolderState::Has(_)) => copies += 1,
+            Some(HolderState::Superseded) => return Err(RoleError::Superseded),
+            Some(HolderState::Unreachable) | None => {}
+        }
+    }
+    Ok(copies)
+}
+
+/// Waits until the state is reached. Returns `None` if the server left the slot map.
+async fn reached(mut state: StateOfHolder, is_reached: IsReached, sequence: u64) -> Option<HolderState> {
+    let reached = state.wait_for(|state| is_reached(*state, sequence)).await.map(|state| *state);
+    reached.ok()
 }
 
 impl Sender {
@@ -205,6 +257,7 @@ impl Sender {
                         break;
                     }
                     Err(error) if is_superseded(&error) => {
+                        tracing::warn!(%error, "a parameter server refuses the copy of the journal");
                         state.send_replace(HolderState::Superseded);
                         return;
                     }
@@ -248,6 +301,8 @@ fn is_superseded(error: &RoleError) -> bool {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 mod tests {
+    use std::pin::pin;
+
     use prometheus::Registry;
     use rectrain_modes::migration::{Epoch, SlotMap};
     use rectrain_protocol::message::Request;
@@ -339,6 +394,54 @@ mod tests {
         assert_eq!((one.last(), one.0.lock().len()), (Some((3, vec![0, 1], 5)), 1));
         copies.put(4, Bytes::from_static(b"image")).await.unwrap();
         assert_eq!(copies.sender.metrics.journal_copies_behind.get(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_copy_waits_until_one_server_has_it() {
+        let transport = transport();
+        let copies = copies(7);
+        copies.follow(&placement(&transport, &[0, 1]));
+        let mut putting = pin!(copies.put(1, Bytes::from_static(b"image")));
+        let waits = tokio::time::timeout(Duration::from_millis(500), &mut putting).await;
+        assert!(waits.is_err(), "no server has the copy");
+        let (one, _serving) = serve(&transport, "1");
+        putting.await.unwrap();
+        assert_eq!(one.last(), Some((1, vec![0, 1], 5)));
+        copies.void(2).await.unwrap();
+        assert_eq!((one.last(), copies.sender.metrics.journal_copies_behind.get()), (Some((2, vec![0, 1], 0)), 1));
+    }
+
+    #[tokio::test]
+    async fn a_copy_that_waits_goes_to_the_servers_of_the_next_map() {
+        let transport = transport();
+        let (one, _serving) = serve(&transport, "1");
+        let copies = copies(7);
+        copies.follow(&placement(&transport, &[0]));
+        let mut putting = pin!(copies.put(1, Bytes::from_static(b"image")));
+        assert!(tokio::time::timeout(Duration::from_millis(500), &mut putting).await.is_err());
+        copies.follow(&placement(&transport, &[1]));
+        putting.await.unwrap();
+        assert_eq!(one.last(), Some((1, vec![1], 5)));
+    }
+
+    /// A server that accepts connections and never answers.
+    struct Hung;
+
+    impl Service for Hung {
+        fn call<'a>(&'a self, _peer: &'a Peer, _frame: Frame) -> BoxFuture<'a, Result<Frame, Refusal>> {
+            Box::pin(std::future::pending())
+        }
+    }
+
+    #[tokio::test]
+    async fn one_refusal_is_enough_while_another_server_hangs() {
+        let transport = transport();
+        let _hung = transport.serve(Arc::new(Hung) as Arc<dyn Service>, &Address::local("0")).unwrap();
+        let (_server, _serving) = serve(&transport, "1");
+        let copies = copies(1);
+        copies.follow(&placement(&transport, &[0, 1]));
+        let put = tokio::time::timeout(Duration::from_secs(20), copies.put(1, Bytes::new())).await;
+        assert!(matches!(put, Ok(Err(RoleError::Superseded))), "{put:?}");
     }
 
     #[tokio::test]

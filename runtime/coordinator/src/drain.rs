@@ -10,8 +10,8 @@ use rectrain_protocol::events::JobEvent;
 use rectrain_protocol::message;
 use rectrain_wire::Frame;
 
-use super::Coordinator;
 use super::refused::{DrainRefused, SaveRefused};
+use super::{Coordinator, LAST_COPY};
 
 /// How long other members of the same node have to report that they are about to end too.
 const SAME_NODE: Duration = Duration::from_secs(1);
@@ -90,8 +90,8 @@ impl Coordinator {
     pub async fn leave(&self) -> Result<String, SaveRefused> {
         let (saved, ()) = tokio::join!(self.save_now(), self.let_members_hand_over());
         // A checkpoint that a member waits for may be under way since. The state is in the copies
-        // before this process ends.
-        self.journaled().await;
+        // before this process ends. All parameter servers may have left by now.
+        let _late = tokio::time::timeout(LAST_COPY, self.journaled()).await;
         saved
     }
 

@@ -36,17 +36,19 @@ impl Service for Coordinator {
             if is_superseded {
                 return Err(refuse(SUPERSEDED));
             }
-            let needs_journal = ![v1::JobEndRequest::KIND, v1::EvaluationPart::KIND].contains(&frame.kind);
+            // Callers repeat parts of a share, and a request for the attempt changes nothing. These
+            // two replies need no journal. A parameter server asks for the attempt before it can
+            // get a copy of the journal.
+            let needs_journal = ![v1::AttemptRequest::KIND, v1::EvaluationPart::KIND].contains(&frame.kind);
             let reply = match earlier_reply {
-                Some(reply) => reply,
-                None => self.answer(&caller, frame).await?,
+                Some(reply) => Ok(reply),
+                None => self.answer(&caller, frame).await,
             };
-            // The end of the job is in the journal when it is known, and callers repeat parts of a
-            // share. These two replies need no journal.
-            if needs_journal {
+            // A refusal may report a failure of the job. A superseded coordinator must not send it.
+            if needs_journal || reply.is_err() {
                 self.journaled().await;
             }
-            Ok(reply)
+            reply
         })
     }
 }

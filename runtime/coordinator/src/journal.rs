@@ -5,9 +5,11 @@
 //! writing it whole is cheap. One write serves many replies.
 //!
 //! Writes alternate between two files, so that one of them is complete whenever the process dies.
-//! The files outlive the process but not the machine. Parameter servers keep copies of each image
+//! The files outlive the process but not the machine. After a reset of the machine they may be
+//! outdated, so an image of another boot is ignored. Parameter servers keep copies of each image
 //! ([`super::copies`]), from which a coordinator on another machine recovers
-//! ([`super::recovery`]). A coordinator without a journal restarts the job from its last checkpoint.
+//! ([`super::recovery`]). A coordinator without a journal restarts the job from its last
+//! checkpoint.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::hash::{BuildHasher, RandomState};
@@ -16,6 +18,7 @@ use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -74,6 +77,8 @@ pub(super) struct Journal {
     /// The incarnation of this coordinator. A replacement that continues from the files has the
     /// same one, because its predecessor has surely ended.
     owner: u64,
+    /// The boot of this machine; empty if it is unknown.
+    boot: String,
     /// Writes requested so far.
     requested: AtomicU64,
     wake: Notify,
@@ -95,6 +100,8 @@ struct Image<'a> {
     attempt: u64,
     owner: u64,
     events: u64,
+    /// The boot of the machine that writes the image; empty if it is unknown.
+    boot: &'a str,
     state: &'a State,
 }
 
@@ -107,6 +114,8 @@ pub(super) struct OwnedImage {
     owner: u64,
     #[serde(default)]
     events: u64,
+    #[serde(default)]
+    boot: String,
     pub(super) state: State,
 }
 
@@ -127,10 +136,23 @@ impl OwnedImage {
         }
     }
 
-    /// Encodes this image for the coordinator of incarnation `owner`.
+    /// As [`Self::decode`], for an image in a file. `None` also if the machine has restarted since
+    /// the file was written. Newer writes may then be lost.
+    fn decode_file(image: &[u8], job: &str, directory: &Path) -> Option<Self> {
+        let place = directory.display().to_string();
+        let image = Self::decode(image, job, &place)?;
+        let boot = boot();
+        let is_of_another_boot = !boot.is_empty() && !image.boot.is_empty() && image.boot != boot;
+        if is_of_another_boot {
+            tracing::warn!("the journal in {place} was written before the machine restarted: it is ignored");
+        }
+        (!is_of_another_boot).then_some(image)
+    }
+
+    /// Encodes this image for the coordinator of incarnation `owner` on this machine.
     fn encode_for(&self, owner: u64) -> Result<Vec<u8>, RoleError> {
         let Self { job, attempt, events, state, .. } = self;
-        encode(&Image { job, attempt: *attempt, owner, events: *events, state })
+        encode(&Image { job, attempt: *attempt, owner, events: *events, boot: &boot(), state })
     }
 }
 
@@ -152,7 +174,7 @@ impl Journal {
         };
         let (files, image) = Files::open(directory).map_err(cannot)?;
         let job = job(plan, run);
-        let image = image.and_then(|image| OwnedImage::decode(&image, &job, &directory.display().to_string()));
+        let image = image.and_then(|image| OwnedImage::decode_file(&image, &job, directory));
         let owner = image.as_ref().map(|image| image.owner).filter(|owner| *owner != 0);
         let recovered = image.map(|OwnedImage { attempt, events, state, .. }| Recovered { attempt, events, state });
         let journal = Self {
@@ -160,6 +182,7 @@ impl Journal {
             copies: place.copies_of(&job),
             job,
             owner: owner.unwrap_or(place.owner),
+            boot: boot(),
             requested: AtomicU64::new(0),
             wake: Notify::new(),
             written: watch::Sender::new(0),
@@ -194,7 +217,8 @@ impl Journal {
 
     /// Encodes the state. `events` is the number of the last event.
     pub(super) fn image(&self, attempt: u64, events: u64, state: &State) -> Result<Bytes, RoleError> {
-        encode(&Image { job: &self.job, attempt, owner: self.owner, events, state }).map(Bytes::from)
+        let Self { job, owner, boot, .. } = self;
+        encode(&Image { job, attempt, owner: *owner, events, boot, state }).map(Bytes::from)
     }
 
     /// Writes an image. Returns its sequence, which increases with each write of this coordinator
@@ -239,7 +263,7 @@ fn encode(image: &Image<'_>) -> Result<Vec<u8>, RoleError> {
 /// The directory cannot be created or read.
 pub(super) fn is_in(directory: &Path, job: &str) -> io::Result<bool> {
     let (_, image) = Files::open(directory)?;
-    Ok(image.is_some_and(|image| OwnedImage::decode(&image, job, &directory.display().to_string()).is_some()))
+    Ok(image.is_some_and(|image| OwnedImage::decode_file(&image, job, directory).is_some()))
 }
 
 /// Writes the copy of an image, with its sequence, to the directory. The coordinator that opens the
@@ -251,6 +275,8 @@ pub(super) fn install(directory: &Path, image: &OwnedImage, owner: u64, sequence
     let image = image.encode_for(owner)?;
     let write = || {
         let (mut files, _) = Files::open(directory)?;
+        // Files that are ignored may have a higher number.
+        files.clear()?;
         files.number = sequence.saturating_sub(1);
         files.write(&image).map(drop)
     };
@@ -260,10 +286,18 @@ pub(super) fn install(directory: &Path, image: &OwnedImage, owner: u64, sequence
     })
 }
 
-/// Identifies a run and its plan. A coordinator ignores the journal of another run or plan.
+/// Identifies a run and its plan. A coordinator ignores the journal of another run or plan. The
+/// limits of waits and restarts do not count: the options of a process change them.
 pub(super) fn job(plan: &JobPlan, run: &str) -> String {
+    let plan = JobPlan { stall: Duration::ZERO, max_restarts: 0, backoff: Duration::ZERO, ..plan.clone() };
     let hash = Sha256::digest(format!("{run}\n{plan:?}"));
     hash.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Identifies the boot of this machine; empty where `/proc` does not say.
+fn boot() -> String {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    boot.trim().to_owned()
 }
 
 /// The two files of the journal.
@@ -304,6 +338,11 @@ impl Files {
         Ok(self.number)
     }
 
+    /// Empties the files.
+    fn clear(&self) -> io::Result<()> {
+        self.files.iter().try_for_each(|file| file.set_len(0))
+    }
+
     fn remove(&mut self) {
         for path in &self.paths {
             if let Err(error) = std::fs::remove_file(path) {
@@ -328,7 +367,18 @@ fn sum(head: &[u8], image: &[u8]) -> [u8; 32] {
 
 #[cfg(test)]
 mod tests {
+    use rectrain_protocol::plan::small_plan;
+
     use super::*;
+
+    #[test]
+    fn limits_of_waits_and_restarts_do_not_change_the_job() {
+        let key = |changes: &[&str]| job(&small_plan(changes), "run");
+        let limits = ["spec.faultTolerance.stallSeconds=77", "spec.faultTolerance.maxRestarts=9"];
+        assert_eq!(key(&limits), key(&[]));
+        assert_ne!(key(&["spec.training.seed=7"]), key(&[]));
+        assert_ne!(job(&small_plan(&[]), "other"), key(&[]));
+    }
 
     #[test]
     fn the_newest_whole_image_is_found() {
@@ -354,6 +404,34 @@ mod tests {
         }
         std::fs::write(&path, &after).unwrap();
         assert_eq!(found().as_deref(), Some("the fourth"));
+    }
+
+    /// An image of a state at the start of a job, written at this boot.
+    fn image_of(plan: &JobPlan, job: &str, boot: &str) -> Vec<u8> {
+        let state = State::new(plan, None).unwrap();
+        encode(&Image { job, attempt: 1, owner: 2, events: 3, boot, state: &state }).unwrap()
+    }
+
+    #[test]
+    fn a_file_of_another_boot_is_ignored() {
+        let (directory, plan) = (tempfile::tempdir().unwrap(), small_plan(&[]));
+        for (boot, is_read) in [(&*boot(), true), ("", true), ("another", boot().is_empty())] {
+            let image = image_of(&plan, "job", boot);
+            assert_eq!(OwnedImage::decode_file(&image, "job", directory.path()).is_some(), is_read, "{boot}");
+        }
+    }
+
+    #[test]
+    fn an_installed_copy_replaces_files_with_higher_numbers() {
+        let (directory, plan) = (tempfile::tempdir().unwrap(), small_plan(&[]));
+        let (mut files, _) = Files::open(directory.path()).unwrap();
+        for _ in 0..7 {
+            files.write(&image_of(&plan, "job", "another")).unwrap();
+        }
+        let copy = OwnedImage::decode(&image_of(&plan, "job", "another"), "job", "a test").unwrap();
+        install(directory.path(), &copy, 9, 5).unwrap();
+        assert!(is_in(directory.path(), "job").unwrap());
+        assert_eq!(Files::open(directory.path()).unwrap().0.number, 5);
     }
 
     #[test]

@@ -35,8 +35,35 @@ impl Clock for SystemClock {
 pub(super) struct PathLease {
     lease: Mutex<Lease>,
     clock: Arc<dyn Clock>,
-    /// Why this run must not write any more.
-    lost: watch::Sender<Option<String>>,
+    /// Why this process must not write any more.
+    lost: watch::Sender<Option<Lost>>,
+}
+
+/// The process that has the lease now.
+#[derive(Debug, Clone)]
+enum Lost {
+    /// A process of another run, described by this error.
+    Run(String),
+    /// A replacement of this coordinator.
+    Replacement,
+}
+
+impl Lost {
+    /// `None` if the error does not mean that the lease is lost.
+    fn by(error: &RoleError) -> Option<Self> {
+        match error {
+            RoleError::Leased(reason) => Some(Self::Run(reason.clone())),
+            RoleError::Superseded => Some(Self::Replacement),
+            _ => None,
+        }
+    }
+
+    fn error(&self) -> RoleError {
+        match self {
+            Self::Run(reason) => RoleError::Leased(reason.clone()),
+            Self::Replacement => RoleError::Superseded,
+        }
+    }
 }
 
 impl PathLease {
@@ -67,18 +94,19 @@ impl PathLease {
         Ok(())
     }
 
-    /// Checks that this run still has the lease, and renews it.
+    /// Checks that this process still has the lease, and renews it.
     ///
     /// # Errors
-    /// [`RoleError::Leased`] if another process has it. [`Self::keep`] then ends, too. Otherwise
+    /// [`RoleError::Leased`] if another run has it, and [`RoleError::Superseded`] if another
+    /// process of this run has it. [`Self::keep`] then ends, too. Otherwise
     /// [`RoleError::Checkpoint`] if the storage fails.
     pub(super) async fn confirm(&self) -> Result<(), RoleError> {
-        if let Some(reason) = &*self.lost.borrow() {
-            return Err(RoleError::Leased(reason.clone()));
+        if let Some(lost) = &*self.lost.borrow() {
+            return Err(lost.error());
         }
         let renewed = self.lease.lock().await.renew(self.clock.now()).await.map_err(refused);
-        if let Err(RoleError::Leased(reason)) = &renewed {
-            self.lost.send_replace(Some(reason.clone()));
+        if let Some(lost) = renewed.as_ref().err().and_then(Lost::by) {
+            self.lost.send_replace(Some(lost));
         }
         renewed
     }
@@ -98,7 +126,7 @@ impl PathLease {
                     is_failing = false;
                     metrics.lease_heartbeats.inc();
                 }
-                Err(error @ RoleError::Leased(_)) => {
+                Err(error @ (RoleError::Leased(_) | RoleError::Superseded)) => {
                     metrics.lost_leases.inc();
                     return error;
                 }
@@ -137,6 +165,7 @@ impl Drop for ReleaseOnDrop {
 fn refused(error: CheckpointError) -> RoleError {
     match error {
         CheckpointError::Leased { .. } => RoleError::Leased(format!("spec.checkpoint.path: {error}")),
+        CheckpointError::Replaced { .. } => RoleError::Superseded,
         error => RoleError::Checkpoint(Box::new(error)),
     }
 }
@@ -170,6 +199,7 @@ mod tests {
 
     struct Two {
         _folder: tempfile::TempDir,
+        directory: Directory,
         clock: Arc<SetClock>,
         events: EventLog,
         metrics: CoordinatorMetrics,
@@ -185,7 +215,7 @@ mod tests {
         let lease = |run: &str| PathLease::with_clock(&directory, run, "job", Arc::clone(&clock) as Arc<dyn Clock>);
         let metrics = CoordinatorMetrics::of(&RoleMetrics::new(prometheus::Registry::new()).unwrap(), 0);
         let (a, b) = (lease("a"), lease("b"));
-        Two { _folder: folder, clock, events: EventLog::default(), metrics, a, b }
+        Two { _folder: folder, directory, clock, events: EventLog::default(), metrics, a, b }
     }
 
     #[tokio::test]
@@ -216,6 +246,18 @@ mod tests {
         assert_eq!((two.metrics.lost_leases.get(), two.metrics.lease_heartbeats.get()), (1, 0));
         two.a.release().await;
         two.b.confirm().await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_lease_lost_to_the_same_run_supersedes_the_coordinator() {
+        let two = two();
+        two.a.acquire(&two.events).await.unwrap();
+        let replacement = PathLease::with_clock(&two.directory, "a", "job", Arc::clone(&two.clock) as Arc<dyn Clock>);
+        replacement.acquire(&two.events).await.unwrap();
+        assert!(matches!(two.a.confirm().await, Err(RoleError::Superseded)));
+        assert!(matches!(two.a.keep(&two.events, &two.metrics).await, RoleError::Superseded));
+        assert_eq!(two.metrics.lost_leases.get(), 1);
+        replacement.confirm().await.unwrap();
     }
 
     #[tokio::test]

@@ -74,6 +74,10 @@ pub use self::recovery::recover_copy;
 pub use self::refused::{ResizeRefused, SaveRefused};
 use self::state::State;
 
+/// How long a coordinator that ends, or whose job has failed, waits until parameter servers have
+/// the last image.
+const LAST_COPY: Duration = Duration::from_secs(10);
+
 /// The coordinator of one attempt of a job.
 pub struct Coordinator {
     plan: Arc<JobPlan>,
@@ -122,7 +126,8 @@ impl Coordinator {
     /// - [`RoleError::Input`] if files in the checkpoint path cannot be written, read or deleted,
     ///   if it holds checkpoints of another run or another job, or if all its checkpoints are
     ///   damaged.
-    /// - [`RoleError::Leased`] if another run uses the checkpoint path now.
+    /// - [`RoleError::Leased`] if another run uses the checkpoint path now. A coordinator that
+    ///   continues learns that in [`Self::run`].
     /// - [`RoleError::Checkpoint`] if the storage fails.
     /// - [`RoleError::System`] if the journal cannot be written.
     pub async fn start(
@@ -138,8 +143,9 @@ impl Coordinator {
         let recovered = recovered.flatten();
         let lease = checkpoints.as_ref().map(Checkpoints::lease);
         let coordinator = Self { lease: lease.clone(), ..Self::new(plan, journal, events, metrics)? };
-        if let Some(checkpoints) = &checkpoints {
-            claim_path(checkpoints, recovered.is_some(), &coordinator.events).await?;
+        if let (Some(checkpoints), None) = (&checkpoints, &recovered) {
+            checkpoints.probe().await?;
+            checkpoints.lease().acquire(&coordinator.events).await?;
         }
         let started = match recovered {
             Some(recovered) => Ok(coordinator.recover(recovered, checkpoints)),
@@ -243,6 +249,10 @@ impl Coordinator {
 
     /// Leads the job to its end: waits for training, collects the digest of the model, and pushes
     /// the last event.
+    ///
+    /// # Errors
+    /// The failure of the job. [`RoleError::Superseded`] if another coordinator leads it: this one
+    /// then neither answers members nor pushes a last event.
     pub async fn run(&self, transport: &dyn Transport) -> Result<Summary, RoleError> {
         let _release = ReleaseOnDrop(self.lease.clone());
         let summarizing = async {
@@ -255,26 +265,35 @@ impl Coordinator {
         let result = tokio::select! {
             // Once a member has failed, the others end, and calls to them fail. The first failure
             // is the cause.
-            result = summarizing => result.map_err(|error| self.lock().check_failure().err().unwrap_or(error)),
-            superseded = self.run_journal() => return Err(superseded),
+            result = summarizing => result.map_err(|error| self.cause_of(error)),
+            superseded = self.run_journal() => Err(superseded),
             never = self.poll_server_progress() => never,
             error = self.keep_lease() => Err(error),
         };
+        if let Err(RoleError::Superseded) = &result {
+            return Err(self.step_down());
+        }
         match &result {
             Ok(summary) => {
                 if !self.lock().has_ended() {
                     self.events.push(JobEvent::Summary(Box::new(summary.clone())));
                 }
                 self.lock().end();
+                // The last image says how the job ended.
+                if let Some(journal) = &self.journal {
+                    self.write_journal(journal).await;
+                }
             }
             Err(error) => {
                 self.lock().fail(error.into());
+                if self.copy_failure().await.is_err() {
+                    return Err(self.step_down());
+                }
                 self.events.push(JobFailure::from(error).into());
             }
         }
-        // The last image says how the job ended.
+        // Replies that say how the job ended leave from now on.
         if let Some(journal) = &self.journal {
-            self.write_journal(journal).await;
             journal.close();
         }
         self.changed.notify_waiters();
@@ -282,11 +301,85 @@ impl Coordinator {
         result
     }
 
-    /// Renews the lease on the checkpoint path. Returns an error when another run has it.
+    /// The first failure of a member, if there is one. It is the cause of `error`.
+    fn cause_of(&self, error: RoleError) -> RoleError {
+        match error {
+            RoleError::Superseded => error,
+            error => self.lock().check_failure().err().unwrap_or(error),
+        }
+    }
+
+    /// Writes and copies the last image of a failed job, before members learn of the failure. The
+    /// job has not failed if another coordinator leads it. Does not wait for long, because the job
+    /// may have failed with its parameter servers.
+    ///
+    /// # Errors
+    /// [`RoleError::Superseded`] if another coordinator leads the job.
+    async fn copy_failure(&self) -> Result<(), RoleError> {
+        let (Some(journal), Some(copies)) = (&self.journal, &self.copies) else { return Ok(()) };
+        let written = if journal.is_closed() { None } else { self.write_journal(journal).await };
+        let copying = async {
+            match written {
+                Some((sequence, image)) => copies.put(sequence, image).await,
+                None => copies.void(u64::MAX).await,
+            }
+        };
+        match tokio::time::timeout(LAST_COPY, copying).await {
+            Ok(copied) => copied,
+            Err(_late) => {
+                tracing::warn!("no parameter server has acknowledged the failure of the job within {LAST_COPY:?}");
+                Ok(())
+            }
+        }
+    }
+
+    /// Removes the journal, because another coordinator leads the job. A restart of this process
+    /// must not continue from it.
+    fn step_down(&self) -> RoleError {
+        if let Some(journal) = &self.journal {
+            journal.discard();
+        }
+        RoleError::Superseded
+    }
+
+    /// Renews the lease on the checkpoint path. Returns an error when another process has it.
     async fn keep_lease(&self) -> RoleError {
-        match &self.lease {
-            Some(lease) => lease.keep(&self.events, &self.metrics).await,
-            None => std::future::pending().await,
+        let Some(lease) = &self.lease else { return std::future::pending().await };
+        if self.is_recovered
+            && let Err(error) = self.take_lease_back(lease).await
+        {
+            return error;
+        }
+        lease.keep(&self.events, &self.metrics).await
+    }
+
+    /// Gets the lease that the coordinator before had. Another process of this run may have it,
+    /// and lead the job. So this one waits until it is [`Self::confirmed`]. While the storage
+    /// fails it continues without the lease, and gets it at a later renewal.
+    async fn take_lease_back(&self, lease: &PathLease) -> Result<(), RoleError> {
+        if self.wait_until(WHOLE_JOB, |_| Ok(self.placement().ok())).await.is_err() || self.confirmed().await.is_err() {
+            // The job has failed, and ends without the lease.
+            return std::future::pending().await;
+        }
+        match lease.acquire(&self.events).await {
+            Err(error) if !error.is_user_error() => {
+                warn_all(&self.events, [format!("the lease on spec.checkpoint.path cannot be renewed yet: {error}")]);
+                Ok(())
+            }
+            acquired => acquired,
+        }
+    }
+
+    /// Waits until a parameter server has a copy of the present state. It would have refused the
+    /// copy if another coordinator led the job. Needs a placement.
+    ///
+    /// # Errors
+    /// The job has failed.
+    async fn confirmed(&self) -> Result<(), RoleError> {
+        tokio::select! {
+            () = self.journaled() => Ok(()),
+            // Only a failure ends this wait.
+            failed = self.wait_until(WHOLE_JOB, |_| Ok(None::<()>)) => failed,
         }
     }
 
@@ -480,22 +573,6 @@ impl Coordinator {
         self.publish(events);
         self.changed.notify_waiters();
         result
-    }
-}
-
-/// Checks that the checkpoint path can be used, and gets the lease on it. A coordinator that
-/// recovers continues without a probe. While the storage fails it continues without the lease, and
-/// gets it at a later renewal.
-async fn claim_path(checkpoints: &Checkpoints, recovers: bool, events: &EventLog) -> Result<(), RoleError> {
-    if !recovers {
-        checkpoints.probe().await?;
-    }
-    match checkpoints.lease().acquire(events).await {
-        Err(error) if recovers && !error.is_user_error() => {
-            warn_all(events, [format!("the lease on spec.checkpoint.path cannot be renewed yet: {error}")]);
-            Ok(())
-        }
-        acquired => acquired,
     }
 }
 

@@ -8,7 +8,8 @@
 //!
 //! The coordinator claims the copy of each server that calls. It recovers only if every server that
 //! got the newest copy still has a copy. Then no coordinator has told any member more than the
-//! newest copy knows. Otherwise the attempt is lost, as without copies.
+//! newest copy knows. Otherwise the attempt is lost, as without copies. It is also lost if servers
+//! call and none returns a copy for some time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -19,7 +20,7 @@ use parking_lot::Mutex;
 use rectrain_proto::v1;
 use rectrain_protocol::connect;
 use rectrain_protocol::error::RoleError;
-use rectrain_protocol::message::{self, Request};
+use rectrain_protocol::message::{self, OTHER_JOURNAL, Request};
 use rectrain_protocol::plan::JobPlan;
 use rectrain_wire::{Address, BoxFuture, Frame, Peer, Refusal, Service, Transport};
 use tokio::sync::Notify;
@@ -31,8 +32,8 @@ const CLAIM: Duration = Duration::from_secs(5);
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
 /// How long the address may take to be free again.
 const CLOSING: Duration = Duration::from_millis(50);
-/// How long servers of an attempt may take to call, while as many new ones call. Their calls to the
-/// coordinator before fail within a minute.
+/// How long servers of an attempt may take to call and to return their copies, counted from the
+/// first call. Their calls to the coordinator before fail within a minute.
 const PATIENCE: Duration = Duration::from_secs(75);
 
 /// Recovers the journal from a copy, if the directory is empty and the attempt is under way. Serves
@@ -119,8 +120,8 @@ struct Claims {
     claim: v1::ClaimJournal,
     heads: BTreeMap<u32, v1::JournalHead>,
     images: BTreeMap<u32, Vec<u8>>,
-    /// When the first copy was found.
-    found: Option<Instant>,
+    /// When the first server called.
+    called: Option<Instant>,
 }
 
 /// The result of the claims.
@@ -134,7 +135,7 @@ enum Verdict {
 
 impl Claims {
     fn new(servers: u32, claim: v1::ClaimJournal) -> Self {
-        Self { servers, claim, heads: BTreeMap::new(), images: BTreeMap::new(), found: None }
+        Self { servers, claim, heads: BTreeMap::new(), images: BTreeMap::new(), called: None }
     }
 
     /// Claims copies until there is a verdict. Returns the newest copy and its sequence, if the
@@ -144,7 +145,10 @@ impl Claims {
             let changed = callers.changed.notified();
             let seen = callers.seen.lock().clone();
             self.claim_from(&seen.serving, transport).await;
-            let waited = self.found.map_or(Duration::ZERO, |found| found.elapsed());
+            if !seen.serving.is_empty() || !seen.new.is_empty() {
+                self.called.get_or_insert_with(Instant::now);
+            }
+            let waited = self.called.map(|called| called.elapsed());
             match verdict(&self.heads, seen.new.len(), self.servers, waited) {
                 Some(Verdict::Anew) => return None,
                 Some(Verdict::Recover(server)) => {
@@ -169,11 +173,12 @@ impl Claims {
             match claimed {
                 Ok((head, image)) => {
                     tracing::info!(ps = server, sequence = head.sequence, "claimed a copy of the journal");
-                    if head.sequence > 0 {
-                        self.found.get_or_insert_with(Instant::now);
-                    }
                     self.heads.insert(server, head);
                     self.images.insert(server, image);
+                }
+                Err(error) if is_of_another_job(&error) => {
+                    tracing::warn!(ps = server, %error, "a parameter server has no copy of the journal");
+                    self.heads.insert(server, v1::JournalHead::default());
                 }
                 Err(error) => tracing::warn!(ps = server, %error, "cannot claim the copy of the journal yet"),
             }
@@ -192,19 +197,29 @@ async fn claim_at(
     Ok((head, image.expect_u8("image")?))
 }
 
+fn is_of_another_job(error: &RoleError) -> bool {
+    matches!(error, RoleError::Wire(error) if error.refusal().is_some_and(|refusal| refusal.code == OTHER_JOURNAL))
+}
+
 /// Decides by the copies of servers that serve, and the number of new servers. `None`: it is not
 /// clear yet. `servers` is the number at the start of an attempt. `waited` counts from the first
-/// copy.
-fn verdict(heads: &BTreeMap<u32, v1::JournalHead>, new: usize, servers: u32, waited: Duration) -> Option<Verdict> {
+/// call, and is `None` before it.
+fn verdict(
+    heads: &BTreeMap<u32, v1::JournalHead>,
+    new: usize,
+    servers: u32,
+    waited: Option<Duration>,
+) -> Option<Verdict> {
+    let is_late = waited.is_some_and(|waited| waited >= PATIENCE);
     let with_copies = heads.iter().filter(|(_, head)| head.sequence > 0);
     let Some((server, newest)) = with_copies.max_by_key(|(_, head)| head.sequence) else {
-        return (heads.len() + new >= servers as usize).then_some(Verdict::Anew);
+        return (is_late || heads.len() + new >= servers as usize).then_some(Verdict::Anew);
     };
     let sequence = |holder: &u32| heads.get(holder).map(|head| head.sequence);
     let missing = newest.holders.iter().filter(|&holder| sequence(holder).is_none()).count();
     if missing > 0 {
         // A new server may replace a missing one, or may be about to join for the first time.
-        return (new >= missing && waited >= PATIENCE).then_some(Verdict::Anew);
+        return (is_late && new >= missing).then_some(Verdict::Anew);
     }
     let is_complete = newest.holders.iter().all(|holder| sequence(holder) > Some(0));
     Some(if is_complete { Verdict::Recover(*server) } else { Verdict::Anew })
@@ -215,7 +230,7 @@ mod tests {
     use super::*;
 
     /// The copies of servers: number, sequence, holders.
-    fn judge(copies: &[(u32, u64, &[u32])], new: usize, waited: Duration) -> Option<Verdict> {
+    fn judge(copies: &[(u32, u64, &[u32])], new: usize, waited: impl Into<Option<Duration>>) -> Option<Verdict> {
         let head = |sequence, holders: &[u32]| v1::JournalHead {
             job: "job".to_owned(),
             owner: 1,
@@ -223,13 +238,13 @@ mod tests {
             holders: holders.to_vec(),
         };
         let heads = copies.iter().map(|(server, sequence, holders)| (*server, head(*sequence, holders))).collect();
-        verdict(&heads, new, 2, waited)
+        verdict(&heads, new, 2, waited.into())
     }
 
     #[test]
     fn an_attempt_begins_when_all_servers_are_new() {
-        assert_eq!(judge(&[], 0, PATIENCE), None);
-        assert_eq!(judge(&[], 1, PATIENCE), None);
+        assert_eq!(judge(&[], 0, None::<Duration>), None);
+        assert_eq!(judge(&[], 1, Duration::ZERO), None);
         assert_eq!(judge(&[], 2, Duration::ZERO), Some(Verdict::Anew));
         assert_eq!(judge(&[(0, 0, &[])], 1, Duration::ZERO), Some(Verdict::Anew), "members were still joining");
     }
@@ -243,6 +258,14 @@ mod tests {
         assert_eq!(judge(&[(2, 4, &[0, 1, 2])], 0, PATIENCE), None);
         let copies: [(u32, u64, &[u32]); 3] = [(2, 4, &[0, 1, 2]), (0, 6, both), (1, 5, both)];
         assert_eq!(judge(&copies, 0, Duration::ZERO), Some(Verdict::Recover(0)));
+    }
+
+    #[test]
+    fn an_attempt_begins_if_no_copy_is_found_for_long() {
+        assert_eq!(judge(&[], 1, PATIENCE), Some(Verdict::Anew));
+        assert_eq!(judge(&[], 0, PATIENCE), Some(Verdict::Anew), "a server called and cannot be reached");
+        assert_eq!(judge(&[(0, 0, &[])], 0, Duration::ZERO), None);
+        assert_eq!(judge(&[(0, 0, &[])], 0, PATIENCE), Some(Verdict::Anew));
     }
 
     #[test]

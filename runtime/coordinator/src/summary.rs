@@ -14,7 +14,7 @@ use rectrain_protocol::placement::Placement;
 use rectrain_wire::Transport;
 
 use super::state::State;
-use super::{Coordinator, digest};
+use super::{Coordinator, LAST_COPY, digest};
 
 /// How long the coordinator waits at the end for farewells of members that it released shortly
 /// before.
@@ -42,6 +42,9 @@ impl Coordinator {
             // rows.
             failed = self.wait_until(WHOLE_JOB, |_| Ok(None::<()>)) => failed?,
         }
+        // A superseded coordinator learns that here, before members learn of the end. The servers
+        // may die now without harm, so the wait is short.
+        let _late = tokio::time::timeout(LAST_COPY, self.confirmed()).await;
         // A released member that died never says farewell. The deadline is no error.
         let _late = self.wait_until(FAREWELL, |state| Ok(state.all_have_left().then_some(()))).await;
         summary.bytes_on_wire = self.lock().left_traffic();
@@ -67,7 +70,8 @@ impl Coordinator {
         if self.is_recovered {
             self.change(State::recover)?;
         }
-        Ok(())
+        // A superseded coordinator learns that here, before it calls any server.
+        self.confirmed().await
     }
 
     /// Adds the traffic of all members that still answer.

@@ -5,6 +5,7 @@
 mod common;
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -15,12 +16,14 @@ use rectrain_kinds::Role;
 use rectrain_proto::v1;
 use rectrain_protocol::RoleError;
 use rectrain_protocol::events::{EventLog, JobEvent};
+use rectrain_protocol::message::COORDINATOR_SUPERSEDED;
 use rectrain_protocol::metrics::{CoordinatorMetrics, RoleMetrics};
 use rectrain_protocol::plan::JobPlan;
 use rectrain_wire::{
-    Address, BoxFuture, Frame, InProcess, InProcessConfig, Peer, Refusal, Service, Tensor, Transport, WireCounters,
-    WireError,
+    Address, BoxFuture, Frame, InProcess, InProcessConfig, Peer, Refusal, Service, Serving, Tensor, Transport,
+    WireCounters, WireError,
 };
+use tempfile::TempDir;
 use tokio::sync::mpsc;
 
 use crate::common::plan;
@@ -72,7 +75,8 @@ async fn only_a_coordinator_of_the_same_run_and_plan_recovers() {
     drop(first);
 
     let events = EventLog::default();
-    let second = start("a", plan(&[]), &journal, &events).await.unwrap();
+    let other_limits = plan(&["spec.faultTolerance.stallSeconds=77", "spec.faultTolerance.maxRestarts=9"]);
+    let second = start("a", other_limits, &journal, &events).await.unwrap();
     assert!(second.is_recovered());
     assert_eq!(answer_and_die(&second).await, attempt, "members hold state of its attempt");
     assert_eq!(events.after(0, 9).last().unwrap().event, JobEvent::CoordinatorTakenUp { step: 0 });
@@ -147,10 +151,9 @@ impl Service for Server {
     }
 }
 
-/// A coordinator that does not know of the migration would reuse its number. Servers would then
-/// take changed rows for repeated ones.
-#[tokio::test(flavor = "multi_thread")]
-async fn no_coordinator_recovers_without_a_migration_that_servers_know() {
+/// Adds a parameter server to a job. Before it joins, the coordinator is about to end if `leaves`.
+/// Returns whether a coordinator could recover when the first slot moves; `None` if none moves.
+async fn add_server(leaves: bool) -> Option<bool> {
     let folder = tempfile::tempdir().unwrap();
     let coordinator = start("a", plan(&[]), folder.path(), &EventLog::default()).await.unwrap();
     let transport = transport();
@@ -175,32 +178,55 @@ async fn no_coordinator_recovers_without_a_migration_that_servers_know() {
         let others = [v1::Role::Ps, v1::Role::EmbeddingWorker, v1::Role::DenseWorker, v1::Role::Loader];
         futures::future::try_join_all(others.map(|role| join(role, 0))).await.unwrap();
         coordinator.request_scale(Role::Ps, 2).unwrap();
+        if leaves {
+            assert!(coordinator.leave().await.is_err(), "the job saves no checkpoints");
+        }
         join(v1::Role::Ps, 1).await.unwrap();
-        looked.recv().await.unwrap()
+        let patience = Duration::from_secs(if leaves { 2 } else { 60 });
+        tokio::time::timeout(patience, looked.recv()).await.ok().map(Option::unwrap)
     };
-    let is_recovered = tokio::select! {
+    tokio::select! {
         ended = coordinator.run(&transport) => panic!("the job has ended: {:?}", ended.map(|summary| summary.steps)),
         is_recovered = resizing => is_recovered,
-    };
-    assert!(!is_recovered);
+    }
+}
+
+/// A coordinator that does not know of the migration would reuse its number. Servers would then
+/// take changed rows for repeated ones.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_coordinator_recovers_without_a_migration_that_servers_know() {
+    assert_eq!(add_server(false).await, Some(false));
+}
+
+/// No replacement of the coordinator could continue while slots move.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_slots_begin_to_move_while_the_coordinator_ends() {
+    assert_eq!(add_server(true).await, None);
 }
 
 /// A parameter server that keeps a copy of the journal, and only confirms all other requests.
 #[derive(Default)]
-struct Keeper(Mutex<Option<(v1::JournalHead, Vec<u8>)>>);
+struct Keeper {
+    copy: Mutex<Option<(v1::JournalHead, Vec<u8>)>>,
+    /// Whether another coordinator has claimed the copy.
+    is_claimed: AtomicBool,
+}
 
 impl Service for Keeper {
     fn call<'a>(&'a self, _peer: &'a Peer, frame: Frame) -> BoxFuture<'a, Result<Frame, Refusal>> {
         Box::pin(async move {
             let reply = Frame { kind: frame.kind, ..Frame::default() };
             match frame.kind {
+                PUT_JOURNAL if self.is_claimed.load(Ordering::Relaxed) => {
+                    return Err(Refusal::new(COORDINATOR_SUPERSEDED, "another coordinator leads the job now"));
+                }
                 PUT_JOURNAL => {
                     let head = v1::PutJournal::decode(frame.meta).unwrap().head.unwrap();
-                    *self.0.lock().unwrap() = Some((head, frame.tensors[0].as_u8("image").unwrap().to_vec()));
+                    *self.copy.lock().unwrap() = Some((head, frame.tensors[0].as_u8("image").unwrap().to_vec()));
                 }
                 CLAIM_JOURNAL => {
                     let claim = v1::ClaimJournal::decode(frame.meta).unwrap();
-                    let (head, image) = self.0.lock().unwrap().clone().unwrap();
+                    let (head, image) = self.copy.lock().unwrap().clone().unwrap();
                     assert_eq!(claim.job, head.job);
                     let (meta, tensors) = (head.encode_to_vec().into(), vec![Tensor::from(image)]);
                     return Ok(Frame { meta, tensors, ..reply });
@@ -212,54 +238,123 @@ impl Service for Keeper {
     }
 }
 
-/// The loss of the coordinator's machine: the next one finds no journal there.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_coordinator_with_an_empty_folder_recovers_from_a_copy() {
+/// A job whose members have joined and whose coordinator died after the first copy of its journal.
+struct Begun {
+    transport: InProcess,
+    keeper: Arc<Keeper>,
+    _server: Serving,
+    folder: TempDir,
+    /// The reply to a request for the attempt.
+    attempt: Vec<u8>,
+}
+
+/// The address of the coordinator.
+fn coordinator() -> Address {
+    Address::local("coordinator")
+}
+
+/// The address of the parameter server.
+fn server() -> Address {
+    Address::local("Ps-0")
+}
+
+/// Sends a request of the member `id` to the coordinator.
+async fn ask(transport: &InProcess, id: u64, kind: u16, request: Vec<u8>, attempt: u64) -> Result<Frame, WireError> {
+    let caller = v1::Caller { id, number: u64::from(kind), unanswered: vec![u64::from(kind)], attempt };
+    let frame = Frame { kind, meta: [request, caller.encode_to_vec()].concat().into(), tensors: Vec::new() };
+    transport.connect(&coordinator()).unwrap().call(frame, Duration::from_secs(20)).await
+}
+
+async fn begun() -> Begun {
     let transport = transport();
-    let (keeper, server) = (Arc::new(Keeper::default()), Address::local("Ps-0"));
-    let _server = transport.serve(Arc::clone(&keeper) as Arc<dyn Service>, &server).unwrap();
-    let address = Address::local("coordinator");
-    let ask = |id: u64, kind: u16, request: Vec<u8>, attempt: u64| {
-        let caller = v1::Caller { id, number: u64::from(kind), unanswered: vec![u64::from(kind)], attempt };
-        let frame = Frame { kind, meta: [request, caller.encode_to_vec()].concat().into(), tensors: Vec::new() };
-        let channel = transport.connect(&address).unwrap();
-        async move { channel.call(frame, Duration::from_secs(20)).await }
-    };
+    let keeper = Arc::new(Keeper::default());
+    let server = transport.serve(Arc::clone(&keeper) as Arc<dyn Service>, &server()).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let first = start("a", plan(&[]), folder.path(), &EventLog::default()).await.unwrap();
-    let serving = transport.serve(Arc::clone(&first) as Arc<dyn Service>, &address).unwrap();
+    let serving = transport.serve(Arc::clone(&first) as Arc<dyn Service>, &coordinator()).unwrap();
     let training = async {
         let joining = [v1::Role::Ps, v1::Role::EmbeddingWorker, v1::Role::DenseWorker, v1::Role::Loader].map(|role| {
             let address = format!("local://{role:?}-0");
             let join = v1::Join { role: role.into(), index: 0, address, attempt: 0 };
-            ask(10 * (role as u64), JOIN, join.encode_to_vec(), 0)
+            ask(&transport, 10 * (role as u64), JOIN, join.encode_to_vec(), 0)
         });
         futures::future::try_join_all(joining).await.unwrap();
         loop {
-            let attempt = ask(1, ATTEMPT, Vec::new(), 0).await.unwrap().meta;
-            if keeper.0.lock().unwrap().is_some() {
-                return attempt;
+            let attempt = ask(&transport, 1, ATTEMPT, Vec::new(), 0).await.unwrap().meta;
+            if keeper.copy.lock().unwrap().is_some() {
+                return attempt.to_vec();
             }
+            tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
     let attempt = tokio::select! {
         ended = first.run(&transport) => panic!("the job has ended: {:?}", ended.map(|summary| summary.steps)),
         attempt = training => attempt,
     };
-    drop((serving, first, folder));
+    drop((serving, first));
+    Begun { transport, keeper, _server: server, folder, attempt }
+}
 
-    let number = v1::Attempt::decode(attempt.clone()).unwrap().attempt;
-    let end = v1::JobEndRequest { role: v1::Role::Ps.into(), index: 0, address: server.to_string() };
+/// The loss of the coordinator's machine: the next one finds no journal there.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_coordinator_with_an_empty_folder_recovers_from_a_copy() {
+    let Begun { transport, attempt, folder: _lost, keeper: _keeper, _server } = begun().await;
+    let number = v1::Attempt::decode(&*attempt).unwrap().attempt;
+    let end = v1::JobEndRequest { role: v1::Role::Ps.into(), index: 0, address: server().to_string() };
     let folder = tempfile::tempdir().unwrap();
     let place = JournalPlace::new(folder.path(), 0);
-    let plan = plan(&[]);
+    let (plan, address) = (plan(&[]), coordinator());
     let recovering = recover_copy(place, &plan, "a", &transport, &address);
-    let (is_recovered, closed) = tokio::join!(recovering, ask(10, JOB_END, end.encode_to_vec(), number));
+    let asking = ask(&transport, 10, JOB_END, end.encode_to_vec(), number);
+    let (is_recovered, closed) = tokio::join!(recovering, asking);
     assert!(is_recovered.unwrap());
     assert!(matches!(closed, Err(WireError::Closed { .. })), "{closed:?}");
     let second = start("a", plan, folder.path(), &EventLog::default()).await.unwrap();
     assert!(second.is_recovered() && second.status().recovered);
-    assert_eq!(answer_and_die(&second).await, attempt.to_vec());
+    assert_eq!(answer_and_die(&second).await, attempt);
+}
+
+/// The old coordinator restarts on its node while another one leads the job.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_superseded_coordinator_gives_up_its_journal() {
+    let begun = begun().await;
+    begun.keeper.is_claimed.store(true, Ordering::Relaxed);
+    let events = EventLog::default();
+    let second = start("a", plan(&[]), begun.folder.path(), &events).await.unwrap();
+    assert!(second.is_recovered());
+    let ended = second.run(&begun.transport).await;
+    assert!(matches!(ended, Err(RoleError::Superseded)), "{:?}", ended.map(|summary| summary.steps));
+    assert!(!format!("{:?}", events.after(0, 99)).contains("Failed"), "the job has not failed");
+    let third = start("a", plan(&[]), begun.folder.path(), &EventLog::default()).await.unwrap();
+    assert!(!third.is_recovered());
+}
+
+/// A member fails because it is cut off from the others, together with its coordinator.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_superseded_coordinator_does_not_report_a_failure() {
+    let Begun { transport, keeper, _server, folder, attempt } = begun().await;
+    let sequence = || keeper.copy.lock().unwrap().as_ref().map(|(head, _)| head.sequence);
+    let first = sequence();
+    let events = EventLog::default();
+    let second = start("a", plan(&[]), folder.path(), &events).await.unwrap();
+    let _serving = transport.serve(Arc::clone(&second) as Arc<dyn Service>, &coordinator()).unwrap();
+    let number = v1::Attempt::decode(&*attempt).unwrap().attempt;
+    let end = v1::JobEndRequest { role: v1::Role::Loader.into(), index: 0, address: "local://Loader-0".to_owned() };
+    let learning = async {
+        while sequence() == first {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        keeper.is_claimed.store(true, Ordering::Relaxed);
+        second.fail("for the test".to_owned(), false);
+        ask(&transport, 10 * (v1::Role::Loader as u64), JOB_END, end.encode_to_vec(), number).await
+    };
+    tokio::select! {
+        end = learning => panic!("a member learned of a failure: {end:?}"),
+        ended = second.run(&transport) => {
+            assert!(matches!(ended, Err(RoleError::Superseded)), "{:?}", ended.map(|summary| summary.steps));
+        }
+    }
+    assert!(!format!("{:?}", events.after(0, 99)).contains("Failed"), "the job has not failed");
 }
 
 /// All servers of a first attempt, or of one after a restart of all roles, are new.

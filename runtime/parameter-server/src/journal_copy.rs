@@ -1,15 +1,16 @@
 //! A copy of the coordinator's journal, kept in this server's memory. A coordinator that starts on
 //! another machine continues from it.
 //!
-//! The copy with the highest sequence wins. A new coordinator claims the copy before it reads it.
-//! From then on the server refuses copies from earlier coordinators, so a coordinator that only
-//! seems dead cannot change the job's state behind the new one.
+//! The copy with the highest sequence wins. A coordinator whose sequence is behind has restarted
+//! from an outdated file, and the server refuses it. A new coordinator claims the copy before it
+//! reads it. From then on the server refuses copies from earlier coordinators, so a coordinator that
+//! only seems dead cannot change the job's state behind the new one.
 
 use parking_lot::Mutex;
 use rectrain_proto::v1;
 use rectrain_protocol::error::RoleError;
 use rectrain_protocol::limits::MAX_JOURNAL_COPY_BYTES;
-use rectrain_protocol::message::COORDINATOR_SUPERSEDED;
+use rectrain_protocol::message::{COORDINATOR_SUPERSEDED, OTHER_JOURNAL};
 use rectrain_wire::{Refusal, RefusalCode};
 
 /// The copy of one job's journal.
@@ -23,10 +24,11 @@ struct Kept {
 }
 
 impl JournalCopy {
-    /// Keeps this copy, unless a newer one is here. Returns the bytes of the copy that is kept.
+    /// Keeps this copy, unless the same one is here. Returns the bytes of the copy that is kept.
     ///
     /// # Errors
-    /// - [`COORDINATOR_SUPERSEDED`] if another coordinator has claimed the copy.
+    /// - [`COORDINATOR_SUPERSEDED`] if another coordinator has claimed the copy, or if a newer copy
+    ///   is here.
     /// - The image is too large.
     pub(crate) fn put(&self, head: Option<v1::JournalHead>, image: Vec<u8>) -> Result<usize, Refusal> {
         let head = head.ok_or_else(|| inconsistent("its head is missing".to_owned()))?;
@@ -41,7 +43,12 @@ impl JournalCopy {
             Some(kept) if kept.head.job == head.job && kept.head.owner != head.owner => {
                 return Err(Refusal::new(COORDINATOR_SUPERSEDED, "another coordinator leads the job now"));
             }
-            Some(kept) if kept.head.job == head.job && kept.head.sequence >= head.sequence => {
+            Some(kept) if kept.head.job == head.job && kept.head.sequence > head.sequence => {
+                let (kept, sent) = (kept.head.sequence, head.sequence);
+                let reason = format!("copy {sent} of the journal is outdated: this server has copy {kept}");
+                return Err(Refusal::new(COORDINATOR_SUPERSEDED, reason));
+            }
+            Some(kept) if kept.head.job == head.job && kept.head.sequence == head.sequence => {
                 return Ok(kept.image.len());
             }
             _ => {}
@@ -54,7 +61,7 @@ impl JournalCopy {
     /// Makes this coordinator the owner of the copy, and returns the copy.
     ///
     /// # Errors
-    /// The copy belongs to another job or attempt, so this server does too.
+    /// [`OTHER_JOURNAL`] if the copy belongs to another job or attempt, so this server does too.
     pub(crate) fn claim(&self, claim: v1::ClaimJournal) -> Result<(v1::JournalHead, Vec<u8>), Refusal> {
         let v1::ClaimJournal { job, owner } = claim;
         let mut kept = self.0.lock();
@@ -64,7 +71,7 @@ impl JournalCopy {
                 kept.head.owner = owner;
                 Ok(found)
             }
-            Some(_) => Err(Refusal::new(RefusalCode::NotFound, "this server belongs to another attempt or job")),
+            Some(_) => Err(Refusal::new(OTHER_JOURNAL, "this server belongs to another attempt or job")),
             None => {
                 let head = v1::JournalHead { job, owner, ..v1::JournalHead::default() };
                 *kept = Some(Kept { head, image: Vec::new() });
@@ -96,9 +103,19 @@ mod tests {
     #[test]
     fn the_newest_copy_wins() {
         let copy = JournalCopy::default();
-        for (sequence, image) in [(2, "two"), (1, "one"), (3, "three"), (3, "again")] {
+        for (sequence, image) in [(2, "two"), (3, "three"), (3, "again")] {
             copy.put(Some(head("a", 7, sequence)), image.into()).unwrap();
         }
+        assert_eq!(claim(&copy, "a", 8), (3, b"three".to_vec()));
+    }
+
+    #[test]
+    fn a_coordinator_with_an_outdated_file_is_refused() {
+        let copy = JournalCopy::default();
+        copy.put(Some(head("a", 7, 3)), b"three".to_vec()).unwrap();
+        let refused = copy.put(Some(head("a", 7, 2)), b"two".to_vec()).unwrap_err();
+        assert_eq!(refused.code, COORDINATOR_SUPERSEDED);
+        assert!(refused.message.contains("copy 2") && refused.message.contains("copy 3"), "{}", refused.message);
         assert_eq!(claim(&copy, "a", 8), (3, b"three".to_vec()));
     }
 
@@ -126,7 +143,8 @@ mod tests {
     fn the_copy_of_another_attempt_is_not_returned() {
         let copy = JournalCopy::default();
         copy.put(Some(head("a", 7, 5)), b"five".to_vec()).unwrap();
-        assert!(copy.claim(v1::ClaimJournal { job: "b".to_owned(), owner: 8 }).is_err());
+        let refused = copy.claim(v1::ClaimJournal { job: "b".to_owned(), owner: 8 }).unwrap_err();
+        assert_eq!(refused.code, OTHER_JOURNAL);
         copy.put(Some(head("a", 7, 6)), b"six".to_vec()).unwrap();
         assert_eq!(claim(&copy, "a", 8), (6, b"six".to_vec()));
     }

@@ -85,9 +85,11 @@ pub enum RoleError {
         "dense workers 0 and {rank} ended with different parameters: they must be equal in this mode, so the result is not trustworthy"
     )]
     Diverged { rank: u32 },
-    /// A replacement of this coordinator leads the job. Parameter servers refuse copies of the
-    /// journal from this one.
-    #[error("another coordinator leads the job now, because this one's node or network seemed lost")]
+    /// A replacement of this coordinator leads the job, or its journal is outdated. Parameter
+    /// servers refuse copies of the journal from this one.
+    #[error(
+        "another coordinator leads the job now, or this one's journal is outdated, because its node or network seemed lost"
+    )]
     Superseded,
     /// The system refused a port, a file or a thread.
     #[error("cannot {attempt}: {source}")]

@@ -102,9 +102,12 @@ requests! {
     55 "claim_journal" ClaimJournal => v1::JournalHead;
 }
 
-/// The refusal of a parameter server that another coordinator has claimed. The caller was
-/// superseded and must end.
+/// The refusal of a parameter server that another coordinator has claimed, or that has a newer copy
+/// of the journal. The caller was superseded or has an outdated journal, and must end.
 pub const COORDINATOR_SUPERSEDED: RefusalCode = RefusalCode::Application(300);
+
+/// The refusal of a claim by a parameter server that has the journal of another attempt or job.
+pub const OTHER_JOURNAL: RefusalCode = RefusalCode::Application(301);
 
 /// Numbers that no message may use again, with their former names.
 pub const RETIRED: [(u16, &str); 2] = [(21, "put_dense"), (39, "unassigned")];

@@ -158,7 +158,7 @@ metrics! {
         failed_checkpoints: counter = "rectrain_coordinator_checkpoints_failed_total", "Checkpoints aborted because a part could not be written.";
         lease_heartbeats: counter = "rectrain_coordinator_lease_heartbeats_total", "Renewals of the lease on the checkpoint path.";
         failed_heartbeats: counter = "rectrain_coordinator_lease_heartbeats_failed_total", "Renewals of the lease that the storage refused. The lease expires 30 s after the last renewal.";
-        lost_leases: counter = "rectrain_coordinator_leases_lost_total", "Leases that another run took over. This run then ends without another checkpoint.";
+        lost_leases: counter = "rectrain_coordinator_leases_lost_total", "Leases that another run, or a replacement of this coordinator, took over. This process then ends without another checkpoint.";
         journal_writes: counter = "rectrain_coordinator_journal_writes_total", "Writes of the journal, from which a replacement of the coordinator recovers.";
         journal_copies: counter = "rectrain_coordinator_journal_copies_total", "Copies of the journal that parameter servers acknowledged.";
         journal_copy_bytes: counter = "rectrain_coordinator_journal_copy_bytes_total", "Bytes of these copies.";

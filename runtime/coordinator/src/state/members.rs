@@ -333,9 +333,10 @@ impl State {
         if !is_drained && self.training.ended() { Err(DrainRefused::Ended) } else { Ok(is_drained) }
     }
 
-    /// The servers of the next migration, once all of them have joined.
+    /// The servers of the next migration, once all of them have joined. None begins while the
+    /// coordinator ends, because no replacement can continue while slots move.
     pub(crate) fn resize_to_begin(&mut self) -> Result<Option<ResizeToBegin>, RoleError> {
-        if self.training.restoring() || self.training.ended() {
+        if self.training.restoring() || self.training.ended() || self.members.all_may_leave {
             return Ok(None);
         }
         Ok(self.members.servers.resize_to_begin())
