@@ -203,8 +203,8 @@ pub struct FeaturesSpec {
     pub dense: Vec<DenseFeature>,
 
     /// Column whose value groups the rows for GAUC, such as `user_id`. GAUC is the mean over groups
-    /// of the AUC within each. The column may also be a sparse feature. A row whose group is missing
-    /// counts for all metrics but GAUC. Without this field, GAUC is not computed.
+    /// of the AUC within each. The column may also be a sparse feature. A row whose group is
+    /// missing counts for all metrics but GAUC. Without this field, GAUC is not computed.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 128), regex(pattern = r"^[^{}]+$"), extend("x-default" = "no GAUC"))]
     pub group: Option<String>,

@@ -1,5 +1,5 @@
-//! Checks a table whose offsets do not fit 32 bits: more than 2³¹ values, slots and a rows file of
-//! more than 4 GiB, and more than 2³¹ ids in all look-ups.
+//! Checks a table whose offsets do not fit 32 bits. It has more than 2³¹ values, slots and a rows
+//! file of more than 4 GiB, and look-ups of more than 2³¹ ids.
 //!
 //! Each row's right value follows from arithmetic. Its values begin at the group's initial value,
 //! and each of its one to three updates has the gradient 1. A second group has other values, so a

@@ -1,8 +1,8 @@
 //! Properties that hold for any bytes. Each check gives bytes to a reader, which accepts or refuses
 //! them. It must not panic, loop or take memory out of proportion. Noise never passes a checksum.
-//! So checks try the bytes as they are, and once more with valid checksums. A check returns the kind
-//! of its outcome. Two drivers share the checks: `tests/fuzz.rs` in every test run, and cargo-fuzz,
-//! which is guided by coverage.
+//! So checks try the bytes as they are, and once more with valid checksums. A check returns the
+//! kind of its outcome. Two drivers share the checks: `tests/fuzz.rs` in every test run, and
+//! cargo-fuzz, which is guided by coverage.
 
 #![allow(dead_code, reason = "each target of cargo-fuzz uses one check")]
 

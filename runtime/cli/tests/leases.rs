@@ -1,5 +1,5 @@
-//! Two runs on one checkpoint path: the second is refused while the first lives, and takes over when
-//! it is dead.
+//! Two runs on one checkpoint path: the second is refused while the first lives, and takes over
+//! when it is dead.
 
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]

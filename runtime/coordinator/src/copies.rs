@@ -313,7 +313,7 @@ mod tests {
 
     use super::*;
 
-    /// A server that keeps the copies it got, in order. It refuses those of incarnation 1.
+    /// A server that keeps the copies it got, in order. It refuses copies of incarnation 1.
     #[derive(Default)]
     struct Server(Mutex<Vec<(v1::JournalHead, usize)>>);
 

@@ -383,8 +383,8 @@ impl Coordinator {
         }
     }
 
-    /// Releases the checkpoint path for the next run. For a process that ends without the end of the
-    /// job.
+    /// Releases the checkpoint path for the next run. For a process that ends without the end of
+    /// the job.
     pub async fn release_path(&self) {
         if let Some(lease) = &self.lease {
             lease.release().await;

@@ -4,10 +4,11 @@
 //!
 //! - A text is first read as an id: blanks around it do not count, and a float such as `5.0` or
 //!   `5.0e+00` is its integer. The rule is the same in all files, whatever their other rows hold.
-//! - An integer gets `mix(value XOR table_seed)`. Integers are the values of an integer Parquet
-//!   column, the whole values of a Parquet column of floats, and texts that are a *canonical*
-//!   decimal `i64` such as `12` or `-3`. A canonical decimal has no plus sign and no leading zero,
-//!   and is not `-0`. Both steps are bijections of 64-bit words, so two integers of one table
+//! - An integer gets `mix(value XOR table_seed)`. A value of an integer Parquet column is an
+//!   integer, and so is a whole value of a Parquet column of floats. A text is one if it is a
+//!   *canonical* decimal `i64` such as `12` or `-3`. A canonical decimal has no plus sign and no
+//! leading zero, and is not `-0`. Both steps are bijections of 64-bit words, so two integers of one
+//! table
 //!   **never** share a key.
 //! - Any other value gets `mix(XXH3_64(bytes, seed = table_seed))`. With n distinct strings in a
 //!   table, two of them share a key with a probability of about n² / 2⁶⁵. That is 3 · 10⁻⁸ for a

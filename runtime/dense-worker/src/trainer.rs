@@ -132,7 +132,8 @@ impl Trainer {
     }
 
     /// Runs the forward and backward pass. `scale` is the factor of each sample's gradient in the
-    /// sum. `number` is the seed of dropout, and `step` is the number of the global batch in errors.
+    /// sum. `number` is the seed of dropout, and `step` is the number of the global batch in
+    /// errors.
     ///
     /// # Errors
     /// [`RoleError::Exploded`] if a value is not finite, or if the loss has grown too large.

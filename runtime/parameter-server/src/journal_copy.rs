@@ -3,8 +3,8 @@
 //!
 //! The copy with the highest sequence wins. A coordinator whose sequence is behind has restarted
 //! from an outdated file, and the server refuses it. A new coordinator claims the copy before it
-//! reads it. From then on the server refuses copies from earlier coordinators, so a coordinator that
-//! only seems dead cannot change the job's state behind the new one.
+//! reads it. From then on the server refuses copies from earlier coordinators, so a coordinator
+//! that only seems dead cannot change the job's state behind the new one.
 
 use parking_lot::Mutex;
 use rectrain_proto::v1;

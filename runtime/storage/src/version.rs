@@ -40,9 +40,10 @@ impl Directory {
         Ok(Some((bytes.into(), Version(Kind::Bucket(version)))))
     }
 
-    /// Replaces the version `expected` of a file, or makes the file if `expected` is `None`. Returns
-    /// the new version; `None` if the file has another version. The content must differ from that
-    /// of every other version. A store without conditional writes replaces any version.
+    /// Replaces the version `expected` of a file, or makes the file if `expected` is `None`.
+    /// Returns the new version; `None` if the file has another version. The content must differ
+    /// from the content of every other version. A store without conditional writes replaces any
+    /// version.
     ///
     /// # Errors
     /// [`StorageError::Io`] on this machine and [`StorageError::Store`] in a bucket.

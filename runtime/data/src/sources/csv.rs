@@ -600,10 +600,10 @@ impl Row<'_> {
                 offsets.push(offset(into.keys.len(), name).map_err(Fault::TooManyKeys)?);
             }
         }
-        if let (Some(groups), Some(column), Some(group)) = (&mut batch.groups, self.layout.group, &encoder.group) {
-            if !group.push_text(self.cell(column), groups) {
-                return self.fault(column, FLOAT_IDS);
-            }
+        if let (Some(groups), Some(column), Some(group)) = (&mut batch.groups, self.layout.group, &encoder.group)
+            && !group.push_text(self.cell(column), groups)
+        {
+            return self.fault(column, FLOAT_IDS);
         }
         batch.samples += 1;
         Ok(())

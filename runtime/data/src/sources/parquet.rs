@@ -31,7 +31,7 @@ use parquet::file::metadata::ParquetMetaData;
 use parquet::file::reader::{ChunkReader, Length};
 use rectrain_kinds::{LabelField, Moment, Position, Schema, TimeBound};
 
-use self::damage::BadColumn;
+use self::damage::{BadColumn, caught};
 use super::{Opening, open_each};
 use crate::batch::Batch;
 use crate::blocking::{Pending, Stop};
@@ -224,17 +224,6 @@ fn is_in_dictionaries(metadata: &ParquetMetaData, column: &str) -> bool {
             chunk.dictionary_page_offset().is_some()
                 && (only(Encoding::RLE_DICTIONARY) || only(Encoding::PLAIN_DICTIONARY))
         })
-    })
-}
-
-/// Runs a piece of the Parquet decoder, which panics on some damaged files. A panic becomes an
-/// error. The caller must then drop the values that the piece worked on.
-fn caught<T>(decode: impl FnOnce() -> T) -> Result<T, ParquetError> {
-    std::panic::catch_unwind(std::panic::AssertUnwindSafe(decode)).map_err(|panic| {
-        let said = panic.downcast_ref::<&str>().map(|said| (*said).to_owned());
-        let said = said.or_else(|| panic.downcast_ref::<String>().cloned());
-        let said = said.unwrap_or_else(|| "no message".to_owned());
-        ParquetError::General(format!("its pages cannot be decoded ({said})"))
     })
 }
 
@@ -984,11 +973,14 @@ fn push_dense(
     Ok(())
 }
 
+/// For each text of a dictionary, whether it is a rounded number; `None` if no text is.
+type Rounded = Option<Arc<[bool]>>;
+
 /// Findings about the texts of dictionaries, by column. Many batches share a dictionary.
 #[derive(Default)]
 struct Dictionaries {
     keys: HashMap<usize, (ArrayData, Vec<u64>)>,
-    rounded: HashMap<usize, (ArrayData, Option<Arc<[bool]>>)>,
+    rounded: HashMap<usize, (ArrayData, Rounded)>,
 }
 
 impl Dictionaries {

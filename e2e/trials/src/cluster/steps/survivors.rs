@@ -47,8 +47,8 @@ pub(in crate::cluster) fn survivors(cluster: &TestCluster) -> Result<(), TrialEr
 /// Deletes a pod whose process continues after a replacement has joined.
 fn lives_on(jobs: &Jobs, pod: &str, node: &str) -> Result<(), HarnessError> {
     let uid = jobs.pods(JOB)?.get(pod).cloned();
-    // Values are dropped in reverse order: first the process continues, then the kubelet, which ends
-    // it.
+    // Values are dropped in reverse order: first the process continues, then the kubelet, which
+    // ends it.
     let kubelet = Stopped::kubelet_of(node)?;
     let process = Stopped::process_of(jobs, pod)?;
     jobs.kill_pod(pod)?;

@@ -9,10 +9,19 @@ use parquet::file::metadata::ParquetMetaData;
 use parquet::file::reader::ChunkReader;
 use parquet::file::serialized_reader::SerializedPageReader;
 
-use super::caught;
-
 /// The message of the decoder for a page with a checksum that its bytes do not have.
 const WRONG_CHECKSUM: &str = "Page CRC checksum mismatch";
+
+/// Runs a piece of the Parquet decoder, which panics on some damaged files. A panic becomes an
+/// error. The caller must then drop the values that the piece worked on.
+pub(super) fn caught<T>(decode: impl FnOnce() -> T) -> Result<T, ParquetError> {
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(decode)).map_err(|panic| {
+        let said = panic.downcast_ref::<&str>().map(|said| (*said).to_owned());
+        let said = said.or_else(|| panic.downcast_ref::<String>().cloned());
+        let said = said.unwrap_or_else(|| "no message".to_owned());
+        ParquetError::General(format!("its pages cannot be decoded ({said})"))
+    })
+}
 
 /// A column with a page that cannot be read.
 pub(super) struct BadColumn {
@@ -21,7 +30,8 @@ pub(super) struct BadColumn {
 }
 
 impl BadColumn {
-    /// The first column of a row group, among those of `mask`, with a page that cannot be read.
+    /// The first column of a row group, among the columns of `mask`, with a page that cannot be
+    /// read.
     pub(super) fn find<R: ChunkReader>(
         input: R,
         metadata: &ParquetMetaData,
