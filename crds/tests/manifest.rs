@@ -100,7 +100,8 @@ fn a_ten_line_manifest_is_enough_and_takes_every_default() {
                 "kind": "adam", "learningRate": 0.001, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "weightDecay": 0.0,
             },
             "sparseOptimizer": {"kind": "adam", "learningRate": 0.001, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8},
-            "embeddingValueType": "f32", "precision": "fp32", "compression": "none", "evaluation": "end",
+            "divergenceFactor": 1000.0, "embeddingValueType": "f32", "precision": "fp32", "compression": "none",
+            "evaluation": "end",
         },
         "roles": {
             "ps": {"replicas": 1, "threads": null},

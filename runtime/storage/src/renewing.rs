@@ -151,9 +151,11 @@ fn with_origin(error: Error, origin: String) -> Error {
 type Listing = BoxStream<'static, Result<ObjectMeta>>;
 
 /// Waits for the first entry, so that a refusal shows.
-async fn first_of(mut found: Listing) -> Result<(Option<ObjectMeta>, Listing)> {
+/// The first object, and the others. A listing that has ended must not be polled again.
+async fn first_of(found: Listing) -> Result<(Option<ObjectMeta>, Listing)> {
+    let mut found = found.fuse();
     let first = found.next().await.transpose()?;
-    Ok((first, found))
+    Ok((first, found.boxed()))
 }
 
 fn failed<T: Send + 'static>(error: Error) -> BoxStream<'static, Result<T>> {

@@ -57,13 +57,19 @@ fn tags(row: u64) -> &'static str {
     ["a|b;c", "b", "c|a"][(row % 3) as usize]
 }
 
-/// Every `label` is 1 and every `other` is 0.
+/// The label of a row. A constant label would be refused.
+fn label(row: u64) -> u64 {
+    row % 2
+}
+
+/// Every `other` is the opposite of the `label`.
 fn text(rows: &[u64], delimiter: char) -> String {
     let mut text = String::new();
     let mut line = |cells: [&str; 5]| writeln!(text, "{}", cells.join(&delimiter.to_string())).unwrap();
     line(["label", "other", "row", "tags", "age"]);
     for row in rows {
-        line(["1", "0", &row.to_string(), tags(*row), &(row % 7).to_string()]);
+        let (label, other) = (label(*row).to_string(), (1 - label(*row)).to_string());
+        line([&label, &other, &row.to_string(), tags(*row), &(row % 7).to_string()]);
     }
     text
 }
@@ -73,8 +79,8 @@ fn parquet(rows: &[u64]) -> Vec<u8> {
         Arc::new(Int64Array::from_iter_values(rows.iter().map(|row| of(*row))))
     };
     let columns: [(&str, ArrayRef); 5] = [
-        ("label", integers(&|_| 1)),
-        ("other", integers(&|_| 0)),
+        ("label", integers(&|row| label(row) as i64)),
+        ("other", integers(&|row| 1 - label(row) as i64)),
         ("row", integers(&|row| row as i64)),
         ("tags", Arc::new(StringArray::from_iter_values(rows.iter().map(|row| tags(*row))))),
         ("age", Arc::new(Float32Array::from_iter_values(rows.iter().map(|row| (row % 7) as f32)))),

@@ -12,7 +12,7 @@ use crate::oracle::Saved;
 /// Rows of a global batch.
 pub const BATCH_ROWS: u64 = 4;
 /// Each time a row is trained, its weight moves by this much: Adam without memory divides the
-/// gradient by its size. The labels are all equal, so it always moves in the same direction.
+/// gradient by its size. The label of a row never changes, so its weight always moves in the same direction.
 pub const WEIGHT_STEP: f32 = 1.0 / 1024.0;
 /// The feature whose ids are the rows.
 pub const ROW_FEATURE: &str = "row";
