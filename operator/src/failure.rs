@@ -397,7 +397,7 @@ mod tests {
         let message = |pod: &PodFacts| waiting(&[pod], now).map(|problem| problem.message).unwrap_or_default();
         let with = message(&waiting_for(&["regcred", "mirror"]));
         assert!(with.contains("j-ps-2") && with.contains("pulls with (regcred, mirror)"), "{with}");
-        assert!(!message(&waiting_for(&[])).contains("Secrets"));
+        assert!(!message(&waiting_for(&[])).contains("the Secrets"));
     }
 
     #[test]
