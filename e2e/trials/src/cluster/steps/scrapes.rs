@@ -31,7 +31,8 @@ pub(in crate::cluster) fn scrapes(cluster: &TestCluster) -> Result<(), TrialErro
     let _measures = MetricsServer::start(&cluster.paths)?;
     let (jobs, name) = (&cluster.jobs, "scraped");
     // Some metrics need a barrier, others need a mode without one.
-    jobs.submit(name, &merged(endless(), json!({"training": {"switchAt": [{"step": 20, "mode": "gba"}]}})))?;
+    let training = json!({"switchAt": [{"step": 20, "mode": "gba"}], "evaluation": {"every": "steps", "steps": 10}});
+    jobs.submit(name, &merged(endless(), json!({"training": training})))?;
     submit_others(jobs)?;
     jobs.until_phase(name, "Training")?;
     let folder = cluster.paths.run().join("prometheus");
