@@ -7,9 +7,8 @@
 //! - An integer gets `mix(value XOR table_seed)`. A value of an integer Parquet column is an
 //!   integer, and so is a whole value of a Parquet column of floats. A text is one if it is a
 //!   *canonical* decimal `i64` such as `12` or `-3`. A canonical decimal has no plus sign and no
-//! leading zero, and is not `-0`. Both steps are bijections of 64-bit words, so two integers of one
-//! table
-//!   **never** share a key.
+//!   leading zero, and is not `-0`. Both steps are bijections of 64-bit words, so two integers of
+//!   one table **never** share a key.
 //! - Any other value gets `mix(XXH3_64(bytes, seed = table_seed))`. With n distinct strings in a
 //!   table, two of them share a key with a probability of about n² / 2⁶⁵. That is 3 · 10⁻⁸ for a
 //!   million strings, and 2.7 % for a billion. The same bound holds for a string against an
