@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
 mod binary;
+mod children;
 mod common;
 
 use std::io::{BufRead, BufReader, Lines};
@@ -12,8 +13,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use binary::{JOB, folder_with, rectrain, training, training_with};
-use common::{children_of, events};
+use binary::{JOB, folder_with, training, training_with};
+use children::children_of;
+use common::{events, rectrain};
 
 #[test]
 fn processes_train_the_same_model_as_one_process() {

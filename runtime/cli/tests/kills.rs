@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
 mod binary;
+mod children;
 mod common;
 
 use std::process::Command;
@@ -10,8 +11,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use binary::{JOB, folder_with, rectrain, training};
-use common::{children_of, events};
+use binary::{JOB, folder_with, training};
+use children::children_of;
+use common::{events, rectrain};
 
 /// The arguments of a job with this name that trains for some seconds.
 fn job_to_scale(name: &str) -> Vec<String> {

@@ -4,6 +4,7 @@
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
+mod children;
 mod common;
 
 use std::io::{BufRead, BufReader};
@@ -11,7 +12,8 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use common::{children_of, events};
+use children::children_of;
+use common::{events, rectrain};
 
 const JOB: &str = "
 apiVersion: rectrain.dev/v1alpha1
@@ -34,15 +36,14 @@ fn folder() -> tempfile::TempDir {
     folder
 }
 
-fn run(folder: &Path, arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_rectrain"));
-    command.args(["run", "job.yaml", "--json"]).args(arguments).current_dir(folder);
-    command
+fn run(folder: &Path, arguments: &[&str]) -> Output {
+    rectrain(folder, &[&["run", "job.yaml", "--json"], arguments].concat())
 }
 
 /// Starts a run and returns when it has saved a checkpoint.
 fn training(folder: &Path, arguments: &[&str]) -> Child {
-    let mut command = run(folder, arguments);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_rectrain"));
+    command.args(["run", "job.yaml", "--json"]).args(arguments).current_dir(folder);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     while !lines.next().unwrap().unwrap().contains("checkpointSaved") {}
@@ -70,7 +71,7 @@ fn a_second_run_is_refused_until_the_first_is_killed() {
     for arguments in
         [&[][..], &["--processes"], &["--set", "metadata.name=other"], &["--set", "spec.checkpoint.resume=none"]]
     {
-        let refused = run(folder.path(), arguments).output().unwrap();
+        let refused = run(folder.path(), arguments);
         assert_refused(&refused, &["job `leases`", &process, "s ago"]);
     }
     assert_eq!(first.try_wait().unwrap(), None, "the first run does not notice");
@@ -78,7 +79,7 @@ fn a_second_run_is_refused_until_the_first_is_killed() {
     first.wait().unwrap();
     assert!(folder.path().join("ck/lease.json").exists());
     let (started, sets) = (Instant::now(), ["--set", LONG, "--set", "spec.training.steps=1"]);
-    let told = events(&run(folder.path(), &sets).output().unwrap());
+    let told = events(&run(folder.path(), &sets));
     assert!(started.elapsed().as_secs() < 25, "it does not wait for the expiry");
     assert!(told.iter().any(|event| event["event"] == "resumed"));
     assert!(!folder.path().join("ck/lease.json").exists(), "a run that ends releases the lease");
@@ -88,11 +89,11 @@ fn a_second_run_is_refused_until_the_first_is_killed() {
 fn a_run_in_many_processes_holds_the_lease_too() {
     let folder = folder();
     let mut first = training(folder.path(), &["--processes", "--set", LONG]);
-    assert_refused(&run(folder.path(), &[]).output().unwrap(), &["job `leases`"]);
+    assert_refused(&run(folder.path(), &[]), &["job `leases`"]);
     // SIGTERM: it ends in order.
     Command::new("kill").arg(first.id().to_string()).status().unwrap();
     first.wait().unwrap();
-    let second = run(folder.path(), &["--set", LONG, "--set", "spec.training.steps=1"]).output().unwrap();
+    let second = run(folder.path(), &["--set", LONG, "--set", "spec.training.steps=1"]);
     assert!(second.status.success(), "{}", String::from_utf8_lossy(&second.stderr));
 }
 
@@ -115,7 +116,7 @@ fn the_processes_of_a_killed_launcher_end_and_free_the_path() {
         assert!(killed.elapsed().as_secs() < 20, "{processes:?}");
         std::thread::sleep(Duration::from_millis(50));
     }
-    let second = run(folder.path(), &["--set", LONG, "--set", "spec.training.steps=1"]).output().unwrap();
+    let second = run(folder.path(), &["--set", LONG, "--set", "spec.training.steps=1"]);
     assert!(!events(&second).is_empty());
 }
 
@@ -134,13 +135,13 @@ fn the_lease_of_another_machine_lasts_until_it_expires() {
         std::fs::write(folder.path().join("ck/lease.json"), text).unwrap();
     };
     lease(10);
-    assert_refused(&run(folder.path(), &[]).output().unwrap(), &["run r of job `far`", "process 1 on node-7"]);
+    assert_refused(&run(folder.path(), &[]), &["run r of job `far`", "process 1 on node-7"]);
     lease(31);
-    let taken = run(folder.path(), &[]).output().unwrap();
+    let taken = run(folder.path(), &[]);
     let told = String::from_utf8_lossy(&taken.stdout);
     assert!(taken.status.success(), "{}", String::from_utf8_lossy(&taken.stderr));
     assert!(told.contains("has expired and was taken over from run r of job `far`"), "{told}");
     // A file that is no lease is not replaced.
     std::fs::write(folder.path().join("ck/lease.json"), "{}").unwrap();
-    assert_refused(&run(folder.path(), &[]).output().unwrap(), &["an unknown run", "lease.json"]);
+    assert_refused(&run(folder.path(), &[]), &["an unknown run", "lease.json"]);
 }

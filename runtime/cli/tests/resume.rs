@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
+mod children;
 mod common;
 
 use std::fmt::Write as _;
@@ -11,7 +12,8 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{children_of, events};
+use children::children_of;
+use common::{events, rectrain};
 
 /// Trains 10 of the 25 steps of an epoch.
 const FIRST: &[&str] = &["spec.training.steps=10"];
@@ -52,8 +54,7 @@ fn write(folder: &Path, name: &str, users: std::ops::Range<u32>) {
 
 fn run(folder: &Path, sets: &[&str]) -> Output {
     let sets = sets.iter().flat_map(|set| ["--set", set]);
-    let mut command = Command::new(env!("CARGO_BIN_EXE_rectrain"));
-    command.args(["run", "job.yaml", "--json"]).args(sets).current_dir(folder).output().unwrap()
+    rectrain(folder, &["run", "job.yaml", "--json"].into_iter().chain(sets).collect::<Vec<_>>())
 }
 
 fn checkpoints(folder: &Path) -> Vec<String> {

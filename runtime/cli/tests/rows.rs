@@ -3,13 +3,12 @@
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
-#[allow(dead_code, reason = "this file uses a part of the common ground")]
 mod common;
 
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Output;
 
-use common::events;
+use common::{events, rectrain};
 
 const JOB: &str = "
 apiVersion: rectrain.dev/v1alpha1
@@ -25,8 +24,7 @@ spec:
 fn run(folder: &Path, job: &str, sets: &[&str]) -> Output {
     std::fs::write(folder.join("job.yaml"), job).unwrap();
     let sets = sets.iter().flat_map(|set| ["--set", set]);
-    let mut command = Command::new(env!("CARGO_BIN_EXE_rectrain"));
-    command.args(["run", "job.yaml", "--json"]).args(sets).current_dir(folder).output().unwrap()
+    rectrain(folder, &["run", "job.yaml", "--json"].into_iter().chain(sets).collect::<Vec<_>>())
 }
 
 /// The summary of a run on these rows.

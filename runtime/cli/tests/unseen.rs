@@ -3,16 +3,14 @@
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
-#[allow(dead_code, reason = "this file uses a part of the common ground")]
 mod common;
 
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::process::Command;
 
 use serde_json::Value;
 
-use common::events;
+use common::{events, rectrain};
 
 const JOB: &str = "
 apiVersion: rectrain.dev/v1alpha1
@@ -86,9 +84,8 @@ fn shares_of_unseen_ids_equal_a_naive_count() {
     for mode in ["sync", "gba"] {
         for processes in places {
             let set = format!("spec.training.mode={mode}");
-            let mut command = Command::new(env!("CARGO_BIN_EXE_rectrain"));
-            command.args(["run", "job.yaml", "--json", "--set", &set]).args(processes).current_dir(folder.path());
-            let events = events(&command.output().unwrap());
+            let run = ["run", "job.yaml", "--json", "--set", &set];
+            let events = events(&rectrain(folder.path(), &[&run[..], processes].concat()));
             let is = |name: &'static str| move |event: &&Value| event["event"] == name;
             let evaluations: Vec<_> = events.iter().filter(is("evaluation")).collect();
             assert_eq!(evaluations.len(), 2, "{events:#?}");
@@ -108,8 +105,7 @@ fn shares_of_unseen_ids_equal_a_naive_count() {
 fn a_person_sees_the_shares_of_unseen_ids() {
     let folder = tempfile::tempdir().unwrap();
     write_files(folder.path());
-    let mut command = Command::new(env!("CARGO_BIN_EXE_rectrain"));
-    let output = command.args(["run", "job.yaml"]).current_dir(folder.path()).output().unwrap();
+    let output = rectrain(folder.path(), &["run", "job.yaml"]);
     let (table, notes) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{notes}");
     let line = table.lines().find(|line| line.contains("unseen in training, user_id"));

@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader, Lines};
 use std::path::Path;
-use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 
 /// A job on synthetic clicks that trains in a second or two.
 pub const JOB: &str = "
@@ -18,10 +18,6 @@ spec:
     synthetic: {rows: 3000, testRows: 500, vocabulary: 1000}
   training: {globalBatchSize: 128}
 ";
-
-pub fn rectrain(folder: &Path, arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_rectrain")).args(arguments).current_dir(folder).output().unwrap()
-}
 
 /// Starts a run and waits until it trains. Returns it and the rest of its output.
 pub fn training(folder: &Path, arguments: &[&str]) -> (Child, Lines<BufReader<ChildStdout>>) {
