@@ -256,7 +256,7 @@ impl Sender {
                         state.send_replace(HolderState::Has(copy.sequence));
                         break;
                     }
-                    Err(error) if is_superseded(&error) => {
+                    Err(error) if error.is_refused_with(COORDINATOR_SUPERSEDED) => {
                         tracing::warn!(%error, "a parameter server refuses the copy of the journal");
                         state.send_replace(HolderState::Superseded);
                         return;
@@ -292,10 +292,6 @@ impl Sender {
         self.metrics.journal_copy_bytes.inc_by(image.len() as u64);
         Ok(())
     }
-}
-
-fn is_superseded(error: &RoleError) -> bool {
-    matches!(error, RoleError::Wire(error) if error.refusal().is_some_and(|refusal| refusal.code == COORDINATOR_SUPERSEDED))
 }
 
 #[cfg(test)]

@@ -176,7 +176,7 @@ impl Claims {
                     self.heads.insert(server, head);
                     self.images.insert(server, image);
                 }
-                Err(error) if is_of_another_job(&error) => {
+                Err(error) if error.is_refused_with(OTHER_JOURNAL) => {
                     tracing::warn!(ps = server, %error, "a parameter server has no copy of the journal");
                     self.heads.insert(server, v1::JournalHead::default());
                 }
@@ -195,10 +195,6 @@ async fn claim_at(
     let (head, tensors) = message::call(&server, claim.clone(), Vec::new(), CLAIM).await?;
     let [image] = message::take("claim_journal", tensors)?;
     Ok((head, image.expect_u8("image")?))
-}
-
-fn is_of_another_job(error: &RoleError) -> bool {
-    matches!(error, RoleError::Wire(error) if error.refusal().is_some_and(|refusal| refusal.code == OTHER_JOURNAL))
 }
 
 /// Decides by the copies of servers that serve, and the number of new servers. `None`: it is not

@@ -103,6 +103,15 @@ pub enum RoleError {
 }
 
 impl RoleError {
+    /// Whether a peer refused a request with this code.
+    #[must_use]
+    pub fn is_refused_with(&self, code: RefusalCode) -> bool {
+        match self {
+            Self::Wire(error) => error.refusal().is_some_and(|refusal| refusal.code == code),
+            _ => false,
+        }
+    }
+
     /// Whether the user's manifest or data is at fault, so that a retry cannot help.
     #[must_use]
     pub fn is_user_error(&self) -> bool {

@@ -66,7 +66,7 @@ impl Directory {
 
 /// Whether a server refused a request because the caller's slot map has another epoch than its own.
 pub fn is_stale(error: &RoleError) -> bool {
-    matches!(error, RoleError::Wire(error) if error.refusal().is_some_and(|refusal| refusal.code == RefusalCode::StaleEpoch))
+    error.is_refused_with(RefusalCode::StaleEpoch)
 }
 
 /// The slot map for a message.
