@@ -4,7 +4,7 @@
 
 use std::error::Error as StdError;
 use std::fmt::{self, Debug, Display, Formatter};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use futures::stream::{self, BoxStream};
@@ -14,6 +14,7 @@ use object_store::{
     CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
     PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
 };
+use parking_lot::Mutex;
 
 use crate::StorageError;
 
@@ -66,18 +67,14 @@ impl Renewing {
         Ok(Self(Arc::new(Shared { build, origin, client })))
     }
 
-    fn lock(&self) -> MutexGuard<'_, Client> {
-        self.0.client.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn client(&self) -> Client {
-        self.lock().clone()
+        self.0.client.lock().clone()
     }
 
     /// The store after one whose credentials were refused. Of several requests that were refused
     /// together, the first one builds it.
     fn after(&self, refused: u64) -> std::result::Result<Arc<dyn ObjectStore>, StorageError> {
-        let mut client = self.lock();
+        let mut client = self.0.client.lock();
         if client.generation == refused {
             *client = Client { store: (self.0.build)()?, generation: refused + 1 };
             tracing::info!("the object store refused the credentials; read them again: {}", self.0.origin);
@@ -150,8 +147,8 @@ fn with_origin(error: Error, origin: String) -> Error {
 
 type Listing = BoxStream<'static, Result<ObjectMeta>>;
 
-/// Waits for the first entry, so that a refusal shows.
-/// The first object, and the others. A listing that has ended must not be polled again.
+/// Waits for the first object, so that a refusal shows. Returns it and the others. A listing that
+/// has ended must not be polled again.
 async fn first_of(found: Listing) -> Result<(Option<ObjectMeta>, Listing)> {
     let mut found = found.fuse();
     let first = found.next().await.transpose()?;
@@ -363,7 +360,7 @@ mod tests {
         /// Gives the present client an expired key, and a new key to the next one.
         fn expire(&self) {
             let expired = Guarded { inner: Arc::clone(&self.inner), is_right: false };
-            self.store.lock().store = Arc::new(expired);
+            self.store.0.client.lock().store = Arc::new(expired);
         }
 
         fn built(&self) -> usize {
