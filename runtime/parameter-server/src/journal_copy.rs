@@ -39,19 +39,18 @@ impl JournalCopy {
             )));
         }
         let mut kept = self.0.lock();
-        match &*kept {
-            Some(kept) if kept.head.job == head.job && kept.head.owner != head.owner => {
+        if let Some(kept) = kept.as_ref().filter(|kept| kept.head.job == head.job) {
+            if kept.head.owner != head.owner {
                 return Err(Refusal::new(COORDINATOR_SUPERSEDED, "another coordinator leads the job now"));
             }
-            Some(kept) if kept.head.job == head.job && kept.head.sequence > head.sequence => {
-                let (kept, sent) = (kept.head.sequence, head.sequence);
-                let reason = format!("copy {sent} of the journal is outdated: this server has copy {kept}");
+            let (newest, sent) = (kept.head.sequence, head.sequence);
+            if newest > sent {
+                let reason = format!("copy {sent} of the journal is outdated: this server has copy {newest}");
                 return Err(Refusal::new(COORDINATOR_SUPERSEDED, reason));
             }
-            Some(kept) if kept.head.job == head.job && kept.head.sequence == head.sequence => {
+            if newest == sent {
                 return Ok(kept.image.len());
             }
-            _ => {}
         }
         let bytes = image.len();
         *kept = Some(Kept { head, image });
