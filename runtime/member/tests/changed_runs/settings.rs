@@ -138,6 +138,7 @@ impl Settings {
         if let Some(saved) = saved {
             settings.draw_start(random, saved);
             settings.draw_forbidden(random, format);
+            settings.draw_end(random, saved);
         }
         settings
     }
@@ -163,6 +164,21 @@ impl Settings {
                 self.resumes_latest = false;
             }
             _ => {}
+        }
+    }
+
+    /// Rarely a number of epochs, or no more steps than are trained.
+    fn draw_end(&mut self, random: &mut SplitMix64, saved: &Saved) {
+        let length = match random.remainder(8) {
+            0 => Length::Epochs(1 + random.remainder(saved.epochs() + 1)),
+            1 => Length::Steps(1 + random.remainder(saved.steps())),
+            _ => return,
+        };
+        self.length = length;
+        self.crash = None;
+        if saved.is_all_trained(length) {
+            // It may save a checkpoint, or keep the one that it resumed from.
+            self.skips_bad_rows = saved.skips_bad_rows();
         }
     }
 
