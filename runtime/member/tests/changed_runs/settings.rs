@@ -18,6 +18,9 @@ pub const WEIGHT_STEP: f32 = 1.0 / 1024.0;
 /// The feature whose ids are the rows.
 pub const ROW_FEATURE: &str = "row";
 
+/// Steps of an attempt that crashes, unless it crashes earlier.
+const UNTIL_CRASH: u64 = 1_000;
+
 const JOB: &str = "
 apiVersion: rectrain.dev/v1alpha1
 kind: RecTrainingJob
@@ -134,7 +137,7 @@ impl Settings {
         for _ in 0..random.remainder(4) {
             settings.allowed.push(ALLOWED[random.remainder(ALLOWED.len() as u64) as usize]);
         }
-        settings.draw_crash(random);
+        settings.draw_crash(random, saved);
         if let Some(saved) = saved {
             settings.draw_start(random, saved);
             settings.draw_forbidden(random, format);
@@ -143,14 +146,14 @@ impl Settings {
         settings
     }
 
-    fn draw_crash(&mut self, random: &mut SplitMix64) {
+    fn draw_crash(&mut self, random: &mut SplitMix64, saved: Option<&Saved>) {
         self.crash = match random.remainder(6) {
             0 | 1 => Some(Crash::AfterCheckpoints(1 + random.remainder(3))),
             2 => Some(Crash::AfterMilliseconds(random.remainder(40))),
             _ => None,
         };
         if self.crash.is_some() {
-            self.length = Length::Steps(1_000);
+            self.length = Length::Steps(saved.map_or(0, Saved::steps) + UNTIL_CRASH);
         }
     }
 
