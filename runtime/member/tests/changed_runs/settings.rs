@@ -18,8 +18,9 @@ pub const WEIGHT_STEP: f32 = 1.0 / 1024.0;
 /// The feature whose ids are the rows.
 pub const ROW_FEATURE: &str = "row";
 
-/// Steps of an attempt that crashes, unless it crashes earlier.
-const UNTIL_CRASH: u64 = 1_000;
+/// Steps of an attempt that crashes, unless it crashes earlier. In many more steps, predictions
+/// would become exact, and rows would no longer move.
+const UNTIL_CRASH: u64 = 200;
 
 const JOB: &str = "
 apiVersion: rectrain.dev/v1alpha1
@@ -33,7 +34,9 @@ spec:
   data: {train: {paths: [PATH]}}
   training:
     globalBatchSize: 4
-    optimizer: {sparse: {kind: adam, beta1: 0, beta2: 0, learningRate: 0.0009765625}}
+    optimizer:
+      sparse: {kind: adam, beta1: 0, beta2: 0, epsilon: 1.0e-12, learningRate: 0.0009765625}
+      dense: {learningRate: 0.00001}
 ";
 
 /// Changes that the guide forbids between two runs.
@@ -76,7 +79,7 @@ const ALLOWED: &[&str] = &[
     "spec.roles.denseWorker.replicas=2",
     "spec.training.mode=hybrid",
     "spec.training.mode=async",
-    "spec.training.optimizer.dense.learningRate=0.002",
+    "spec.training.optimizer.dense.learningRate=0.00002",
     "spec.training.localBatchSize=2",
     "spec.checkpoint.keep=1",
     "spec.checkpoint.fullEvery=1",
