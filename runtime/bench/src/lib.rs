@@ -7,6 +7,7 @@
 mod flat;
 mod job;
 mod large;
+mod managed;
 mod memory;
 mod step;
 mod store;
@@ -18,6 +19,7 @@ mod zipf;
 pub use flat::{FlatArgs, FlatFigures, bench_flat};
 pub use job::{JobArgs, JobFigures, RunFigures, bench_job};
 pub use large::{LargeArgs, LargeFigures, bench_large};
+pub use managed::ManagedFigures;
 pub use memory::{MemoryFigures, bench_memory};
 pub use step::{BenchedPrecision, BenchedTower, StepArgs, StepFigures, bench_step};
 pub use store::{StoreArgs, StoreFigures, bench_store};

@@ -371,8 +371,9 @@ mod tests {
             life: rectrain_embedding::LifePolicy::KeepAll,
             initializer,
             zero_columns: 1,
+            share: None,
         };
-        let config = StoreConfig { slots: 2, seed: 3, groups: vec![group(4), group(2)] };
+        let config = StoreConfig { slots: 2, seed: 3, groups: vec![group(4), group(2)], budget: None };
         let store = Arc::new(Store::new(config).unwrap());
         let metrics = PsMetrics::of(&RoleMetrics::new(Registry::new()).unwrap(), index);
         let slots = Slots::new(index, SlotMap::even(2, 1), &store, transport(), metrics);

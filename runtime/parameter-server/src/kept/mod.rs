@@ -437,8 +437,9 @@ mod tests {
             life: rectrain_embedding::LifePolicy::KeepAll,
             initializer: Initializer::Constant(0.5),
             zero_columns: 0,
+            share: None,
         };
-        let config = StoreConfig { slots: 2, seed: 1, groups: vec![group] };
+        let config = StoreConfig { slots: 2, seed: 1, groups: vec![group], budget: None };
         let (_store, log, _) = Store::in_shared_memory(config, directory).unwrap();
         make_folders(directory).unwrap();
         Kept::new(directory, log)

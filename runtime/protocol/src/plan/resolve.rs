@@ -40,7 +40,7 @@ impl JobPlan {
         let slice_rows = slice_rows(job);
         let chunk_rows = slice_rows.or(job.data.shuffle_window_rows).unwrap_or(CHUNK_ROWS);
         let (train, test) = sources(job);
-        let store = StoreConfig { slots: SLOTS, seed: training.seed, groups };
+        let store = StoreConfig { slots: SLOTS, seed: training.seed, groups, budget: None };
         check_optimizers(&store, &training.dense_optimizer)?;
         Ok(Self {
             name: job.name.clone(),
@@ -191,6 +191,7 @@ fn layout(job: &ResolvedJob, model: &dyn Model) -> (FeatureLayout, Vec<RowSpec>)
             life: rectrain_embedding::LifePolicy::KeepAll,
             initializer: table.initializer,
             zero_columns: usize::from(linear),
+            share: None,
         };
         let group = groups.iter().position(|group| *group == spec).unwrap_or_else(|| {
             groups.push(spec);
