@@ -437,15 +437,17 @@ mod tests {
             life: rectrain_embedding::LifePolicy::KeepAll,
             initializer: Initializer::Constant(0.5),
             zero_columns: 0,
+            share: None,
         };
-        let config = StoreConfig { slots: 2, seed: 1, groups: vec![group] };
+        let config = StoreConfig { slots: 2, seed: 1, groups: vec![group], budget: None };
         let (_store, log, _) = Store::in_shared_memory(config, directory).unwrap();
         make_folders(directory).unwrap();
         Kept::new(directory, log)
     }
 
     fn gradients(key: u64) -> Contribution {
-        vec![SparseGradients { keys: vec![key, key + 1], values: vec![0.5, -0.25, f32::MIN_POSITIVE, 4.0] }]
+        let gradients = SparseGradients { keys: vec![key, key + 1], values: vec![0.5, -0.25, f32::MIN_POSITIVE, 4.0] };
+        Contribution { groups: vec![gradients], examples: vec![Vec::new()], moment: key }
     }
 
     fn files(directory: &Path) -> usize {
