@@ -74,6 +74,6 @@ pub use set::{SetError, SetKind, apply_set};
 pub use spec::*;
 pub use status::{
     AttemptMode, AttemptReplicas, AttemptStatus, CheckpointStatus, JobSummary, ModePrediction, Phase,
-    RecTrainingJobStatus, ReplicaCount, ReplicaStatuses, RoleReplicas,
+    RecTrainingJobStatus, ReplicaCount, ReplicaStatuses, RoleReplicas, TableStatus,
 };
 pub use validate::{validate, validate_update};

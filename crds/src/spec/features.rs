@@ -261,7 +261,8 @@ pub struct FeaturesSpec {
     /// One budget for the rows of all tables: `{maxRows: N}`, `{maxBytes: 40Gi}` or `{auto: true}`.
     /// Rows of the lowest score are removed where the tables would exceed it. Without it every
     /// trained id keeps its row, and tables over ids that keep coming grow until a pod is killed.
-    /// The only part of the features that may change while the job exists.
+    /// Its number is the only part of the features that may change once the job exists. The job
+    /// then resumes from its last checkpoint.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<MemorySpec>,
 

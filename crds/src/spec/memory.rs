@@ -69,15 +69,15 @@ pub struct MemorySpec {
     pub max_rows: Option<u64>,
 
     /// The most bytes of all rows together, with the state of their optimizer and their share of
-    /// the index: a number, or a text such as `40Gi`. Take it in production. It may change while
-    /// the job trains: a lower number evicts rows with the next steps, and nothing restarts.
+    /// the index: a number, or a text such as `40Gi`. Take it in production. It may change when a
+    /// job resumes: a lower number evicts rows with the next steps.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "bytes_schema", extend("x-default" = "no limit"))]
     pub max_bytes: Option<BytesSpec>,
 
     /// True takes the share of the memory limits of the parameter servers that requests and buffers
-    /// leave, which is 60 %. Needs `spec.roles.ps.template.resources.limits.memory`. The limits and
-    /// the replicas of the manifest count, so that scaling changes no budget. Take it if you do not
+    /// leave, which is 60 %. Needs `spec.roles.ps.template.resources.limits.memory`. The servers at
+    /// the start of an attempt count, so scaling changes no budget meanwhile. Take it if you do not
     /// know the sizes of your tables.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = "false"))]

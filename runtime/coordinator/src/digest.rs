@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 use super::snapshot::AppliedGradients;
 use rectrain_protocol::deadline::WHOLE_JOB;
 use rectrain_protocol::error::RoleError;
-use rectrain_protocol::events::Summary;
+use rectrain_protocol::events::{Summary, TableSummary};
 use rectrain_protocol::message;
 use rectrain_protocol::placement::Placement;
 use rectrain_protocol::plan::JobPlan;
@@ -35,6 +35,7 @@ pub(super) async fn of_model(
         .map(|server| message::call_server_within(server, v1::StoreDigestRequest {}, || Ok(Vec::new()), WHOLE_JOB));
     let mut by_server = Vec::with_capacity(placement.servers.len());
     let mut applied = Vec::with_capacity(placement.servers.len());
+    let mut table = TableSummary::default();
     for (reply, tensors) in try_join_all(calls).await? {
         let [digests] = message::take("store_digest", tensors)?;
         let digests = digests.expect_u8("digests")?;
@@ -46,8 +47,10 @@ pub(super) async fn of_model(
         by_server.push(digests);
         summary.rows += reply.rows;
         summary.store_bytes += reply.bytes;
+        table = table.plus(&reply);
         applied.push(reply.applied.unwrap_or_default());
     }
+    summary.table = plan.has_managed_rows().then_some(table);
     let mut hash = Sha256::new();
     hash.update(dense_digest);
     for slot in 0..plan.store.slots {
