@@ -99,7 +99,7 @@ pub(crate) fn memory(spec: &RecTrainingJobSpec, errors: &mut Errors) -> Option<R
     let eviction = spec.features.eviction.clone().unwrap_or_default();
     let eviction = ResolvedEviction {
         policy: eviction.policy.unwrap_or_default(),
-        decay_per_day_millionths: scaled(eviction.decay_per_day.unwrap_or(d::EVICTION_DECAY_PER_DAY), 1e6),
+        decay_per_day_millionths: scaled(eviction.decay_per_day.unwrap_or(d::EVICTION_DECAY_PER_DAY), 1e6).min(999_999),
         positive_weight_thousandths: scaled(eviction.positive_weight.unwrap_or(d::EVICTION_POSITIVE_WEIGHT), 1e3),
     };
     Some(ResolvedMemory { budget: budget(given, spec, errors)?, eviction })

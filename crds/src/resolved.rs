@@ -99,7 +99,7 @@ pub enum ResolvedBudget {
 pub struct ResolvedEviction {
     /// The policy.
     pub policy: EvictionKind,
-    /// β for a day, in millionths: at most 1,000,000.
+    /// β for a day, in millionths: below 1,000,000.
     pub decay_per_day_millionths: u32,
     /// r, in thousandths.
     pub positive_weight_thousandths: u32,

@@ -1114,6 +1114,10 @@ const RULES: &[(&[&str], &[&str])] = &[
         &["spec.features.memory.maxRows=9000,spec.features.eviction.decayPerDay=0.2"],
     ),
     (
+        &["spec.features.memory.maxRows=9000,spec.features.eviction.decayPerDay=1"],
+        &["spec.features.memory.maxRows=9000,spec.features.eviction.decayPerDay=0.99"],
+    ),
+    (
         &["spec.features.sparse[0].admission.probability=0.1,spec.features.sparse[0].admission.count=3"],
         &["spec.features.sparse[0].admission.count=3"],
     ),

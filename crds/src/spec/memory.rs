@@ -88,7 +88,8 @@ pub struct MemorySpec {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
-    validation = Rule::new("!(has(self.decayPerDay) || has(self.positiveWeight)) || !has(self.policy) || self.policy == 'score'").message("`decayPerDay` and `positiveWeight` belong to the policy score: remove them, or set policy: score")
+    validation = Rule::new("!(has(self.decayPerDay) || has(self.positiveWeight)) || !has(self.policy) || self.policy == 'score'").message("`decayPerDay` and `positiveWeight` belong to the policy score: remove them, or set policy: score"),
+    validation = Rule::new("!has(self.decayPerDay) || self.decayPerDay < 1.0").message("with a decay of 1 a score forgets all but the last update: expected a number below 1, such as 0.1; or set policy: lru").field_path(".decayPerDay")
 )]
 pub struct EvictionSpec {
     /// The policy.

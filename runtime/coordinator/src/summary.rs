@@ -32,10 +32,10 @@ impl Coordinator {
             () = self.choose_modes() => return Err(RoleError::Stopped),
         };
         let mut summary = result.summary;
-        let applied_before = self.lock().applied_before();
+        let before = self.lock().counted_before();
         let placement = self.placement()?;
         tokio::select! {
-            digest = digest::of_model(&self.plan, &result.dense_digest, &placement, applied_before, &mut summary) => {
+            digest = digest::of_model(&self.plan, &result.dense_digest, &placement, before, &mut summary) => {
                 digest?;
             }
             // Only a failure ends this wait, for instance of a server that restarted without its

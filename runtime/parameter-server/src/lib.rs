@@ -342,7 +342,7 @@ impl ParameterServer {
         let digests: Vec<_> = futures::stream::iter(digests).buffered(DIGESTS).try_collect().await?;
         let slots = digests.len();
         let applied = Some(self.shared.read_partition().applied());
-        let table = Some(table_life::totals(&self.shared.store));
+        let table = Some(self.shared.life.since_taken(&self.shared.store));
         let reply = v1::StoreDigests { rows: self.shared.store.rows(), bytes: self.shared.bytes(), applied, table };
         let digests: Vec<u8> = digests.into_iter().flatten().collect();
         let tensor = Tensor::new(&[slots, 32], digests)?;
@@ -488,6 +488,7 @@ impl ParameterServer {
                         kept.move_to(&self.shared.slots.map());
                     }
                     adopted.applied = Some(self.shared.write_partition().take_applied());
+                    adopted.table = Some(self.shared.life.take(&self.shared.store));
                     self.keep_partition();
                 }
                 self.shared.count_store();

@@ -250,7 +250,8 @@ impl Slots {
             let abandoned =
                 holder.adopt(&map, MigrationId(request.ended)).map_err(|error| refused("adopt_map", error))?;
             self.moving.store(holder.is_source(), Ordering::Release);
-            let adopted = v1::AdoptedMap { epoch: holder.epoch().0, ended: holder.ended().0, applied: None };
+            let adopted =
+                v1::AdoptedMap { epoch: holder.epoch().0, ended: holder.ended().0, ..v1::AdoptedMap::default() };
             (adopted, abandoned, holder.epoch() != before)
         };
         if is_new {

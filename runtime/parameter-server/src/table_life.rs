@@ -20,6 +20,8 @@ pub(crate) struct TableLife {
     names: Vec<String>,
     /// The counts that the metrics have, by row group.
     reported: Mutex<Vec<LifeCounts>>,
+    /// The counts that the coordinator has.
+    taken: Mutex<v1::TableCounts>,
 }
 
 impl TableLife {
@@ -34,7 +36,7 @@ impl TableLife {
             metrics.budget_bytes.set(bytes as i64);
         }
         let reported = Mutex::new(vec![LifeCounts::default(); names.len()]);
-        Self { names, reported }
+        Self { names, reported, taken: Mutex::default() }
     }
 
     /// Updates the metrics to the counts of the store.
@@ -56,6 +58,18 @@ impl TableLife {
         }
     }
 
+    /// The counts that the coordinator does not have yet.
+    pub(crate) fn since_taken(&self, store: &Store) -> v1::TableCounts {
+        less(totals(store), *self.taken.lock())
+    }
+
+    /// Returns the counts that the coordinator does not have yet, and notes that it has them.
+    pub(crate) fn take(&self, store: &Store) -> v1::TableCounts {
+        let all = totals(store);
+        let before = std::mem::replace(&mut *self.taken.lock(), all);
+        less(all, before)
+    }
+
     /// Notes the rows that a slot lost at `now`. Without a clock, no row has an age.
     pub(crate) fn note(kept: &Kept, now: Moment, metrics: &PsMetrics) {
         if now != Moment::default() && kept.youngest_evicted_seconds.is_some_and(|age| age < YOUNG_SECONDS) {
@@ -75,6 +89,16 @@ pub(crate) fn totals(store: &Store) -> v1::TableCounts {
         totals.gradients_dropped += counts.gradients_dropped;
     }
     totals
+}
+
+fn less(all: v1::TableCounts, before: v1::TableCounts) -> v1::TableCounts {
+    v1::TableCounts {
+        admitted: all.admitted.saturating_sub(before.admitted),
+        turned_away: all.turned_away.saturating_sub(before.turned_away),
+        expired: all.expired.saturating_sub(before.expired),
+        evicted: all.evicted.saturating_sub(before.evicted),
+        gradients_dropped: all.gradients_dropped.saturating_sub(before.gradients_dropped),
+    }
 }
 
 /// The slots that a step has updated, in order.

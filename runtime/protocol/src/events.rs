@@ -285,8 +285,7 @@ pub struct Summary {
     pub parameters_sha256: String,
 }
 
-/// The history of rows in tables that do not keep every row. The counts are of the parameter
-/// servers' processes at the end of the job.
+/// The history of rows in tables that do not keep every row. It lacks the counts of earlier attempts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TableSummary {
@@ -307,18 +306,16 @@ pub struct TableSummary {
 }
 
 impl TableSummary {
-    /// Adds the rows and the counts of a parameter server.
+    /// Adds the counts of a parameter server.
     #[must_use]
-    pub fn plus(self, server: &v1::StoreDigests) -> Self {
-        let counts = server.table.unwrap_or_default();
+    pub fn plus(self, counts: v1::TableCounts) -> Self {
         Self {
-            rows: self.rows + server.rows,
-            bytes: self.bytes + server.bytes,
             admitted: self.admitted + counts.admitted,
             turned_away: self.turned_away + counts.turned_away,
             expired: self.expired + counts.expired,
             evicted: self.evicted + counts.evicted,
             gradients_dropped: self.gradients_dropped + counts.gradients_dropped,
+            ..self
         }
     }
 }
