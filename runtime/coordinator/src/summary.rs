@@ -35,9 +35,9 @@ impl Coordinator {
         let before = self.lock().counted_before();
         let placement = self.placement()?;
         // Boxed, because the futures of a job's roles are together in one.
-        let digest = Box::pin(digest::of_model(&self.plan, &result.dense_digest, &placement, before, &mut summary));
+        let collecting = Box::pin(digest::of_model(&self.plan, &result.dense_digest, &placement, before, &mut summary));
         tokio::select! {
-            digest = digest => {
+            digest = collecting => {
                 digest?;
             }
             // Only a failure ends this wait, for instance of a server that restarted without its

@@ -71,6 +71,7 @@ pub use counts::{LookupCounts, Missing, UpdateCounts};
 pub use error::{SnapshotError, StoreError};
 pub use frozen::FrozenStore;
 pub use key::{FeatureKey, GroupId, Slot, slot_of};
+pub use life::managed::*;
 pub use life::{AdmitAfter, LifePolicy, Moment, Sweep, Swept};
 pub use limits::{MAX_DIM, MAX_GROUPS, MAX_SLOTS};
 pub use log::UpdateLog;

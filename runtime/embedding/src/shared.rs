@@ -158,8 +158,9 @@ mod tests {
             life: LifePolicy::KeepAll,
             initializer: Initializer::Constant(0.5),
             zero_columns: 0,
+            share: None,
         };
-        StoreConfig { slots: 2, seed: 1, groups: vec![group] }
+        StoreConfig { slots: 2, seed: 1, groups: vec![group], budget: None }
     }
 
     fn directory(name: &str) -> PathBuf {
@@ -262,7 +263,7 @@ mod tests {
     #[test]
     fn an_update_killed_at_any_step_counts_and_admits_once() {
         let life = LifePolicy::AdmitAfter(AdmitAfter { count: 3, counters: 1 });
-        let config = StoreConfig { groups: vec![RowSpec { life, ..config().groups[0] }], ..config() };
+        let config = StoreConfig { groups: vec![RowSpec { life, ..config().groups[0], budget: None }], ..config() };
         // All in one slot, which has 21 counters.
         let keys: Vec<FeatureKey> = (1..=26).map(|key| FeatureKey(key * 0x0432_1234_5678_9abc)).collect();
         let own = Store::new(config.clone()).unwrap();

@@ -23,6 +23,8 @@ pub struct RowSpec {
     /// This many leading columns start at 0, whatever the initializer: the first-order weights of
     /// factorization machines and linear models. `0 ..= dim`.
     pub zero_columns: usize,
+    /// Stub.
+    pub share: Option<u32>,
 }
 
 impl RowSpec {
@@ -60,6 +62,8 @@ pub struct StoreConfig {
     pub seed: u64,
     /// The row groups, by [`GroupId`].
     pub groups: Vec<RowSpec>,
+    /// Stub.
+    pub budget: Option<crate::Budget>,
 }
 
 impl StoreConfig {
@@ -93,6 +97,7 @@ impl RowSpec {
             life: LifePolicy::KeepAll,
             initializer: Initializer::Constant(0.5),
             zero_columns: 0,
+            share: None,
         }
     }
 }
@@ -109,13 +114,14 @@ mod tests {
             life: LifePolicy::KeepAll,
             initializer: Initializer::Normal { standard_deviation: 0.01 },
             zero_columns: 1,
+            share: None,
         }
     }
 
     fn refused(change: impl FnOnce(&mut RowSpec)) -> String {
         let mut changed = spec();
         change(&mut changed);
-        let config = StoreConfig { slots: 4, seed: 0, groups: vec![spec(), changed] };
+        let config = StoreConfig { slots: 4, seed: 0, groups: vec![spec(), changed], budget: None };
         config.validate().unwrap_err().to_string()
     }
 
@@ -139,7 +145,7 @@ mod tests {
 
     #[test]
     fn slots_and_groups_have_ranges() {
-        let config = |slots, groups| StoreConfig { slots, seed: 0, groups };
+        let config = |slots, groups| StoreConfig { slots, seed: 0, groups, budget: None };
         assert!(config(0, vec![spec()]).validate().is_err());
         assert!(config(MAX_SLOTS + 1, vec![spec()]).validate().is_err());
         assert!(config(1, vec![]).validate().is_err());

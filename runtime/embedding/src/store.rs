@@ -225,6 +225,24 @@ impl Store {
         Ok(counts)
     }
 
+    /// Stub.
+    pub fn update_seen(&self, group: GroupId, keys: &[FeatureKey], gradients: &[f32], update_count: u64, _seen: crate::Seen<'_>) -> Result<UpdateCounts, StoreError> {
+        self.update(group, keys, gradients, update_count)
+    }
+    /// Stub.
+    pub fn update_seen_logged(&self, group: GroupId, keys: &[FeatureKey], gradients: &[f32], update_count: u64, _seen: crate::Seen<'_>, log: &mut UpdateLog) -> Result<UpdateCounts, StoreError> {
+        self.update_logged(group, keys, gradients, update_count, log)
+    }
+    /// Stub.
+    pub fn keep_budget(&self, slot: Slot, _now: Moment) -> Result<crate::Kept, StoreError> {
+        self.cell(slot)?;
+        Ok(crate::Kept::default())
+    }
+    /// Stub.
+    pub fn life_counts(&self) -> Vec<crate::LifeCounts> {
+        vec![crate::LifeCounts::default(); self.groups.len()]
+    }
+
     /// Removes a row, and returns whether there was one. A later look-up of the key reads its
     /// initial values.
     ///

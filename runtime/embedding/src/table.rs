@@ -455,7 +455,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn group_of(spec: RowSpec) -> Group {
-        let config = StoreConfig { slots: 1, seed: 1, groups: vec![spec] };
+        let config = StoreConfig { slots: 1, seed: 1, groups: vec![spec], budget: None };
         Group::new(spec, &config, GroupMemory::default())
     }
 

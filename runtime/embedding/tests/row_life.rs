@@ -33,11 +33,12 @@ fn spec(life: LifePolicy) -> RowSpec {
         life,
         initializer: Initializer::Normal { standard_deviation: 0.1 },
         zero_columns: 0,
+        share: None,
     }
 }
 
 fn config_of(groups: Vec<RowSpec>) -> StoreConfig {
-    StoreConfig { slots: SLOTS, seed: 7, groups }
+    StoreConfig { slots: SLOTS, seed: 7, groups, budget: None }
 }
 
 fn config() -> StoreConfig {

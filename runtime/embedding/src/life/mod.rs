@@ -61,6 +61,7 @@
 
 mod admit_after;
 mod keep_all;
+pub mod managed;
 mod sweep;
 
 use crate::index::Hash;
@@ -80,6 +81,8 @@ pub enum LifePolicy {
     KeepAll,
     /// A key gets its row at its n-th update.
     AdmitAfter(AdmitAfter),
+    /// Stub.
+    Managed(managed::Managed),
 }
 
 /// Evaluates an expression with the policy that a [`LifePolicy`] names, as a value of its own type.
@@ -91,6 +94,7 @@ macro_rules! with_life {
                 $value
             }
             $crate::LifePolicy::AdmitAfter($life) => $value,
+            $crate::LifePolicy::Managed($life) => $value,
         }
     };
 }

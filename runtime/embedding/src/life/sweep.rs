@@ -81,7 +81,7 @@ mod tests {
     impl Trained {
         fn new() -> Self {
             let spec = RowSpec::plain(2);
-            let config = StoreConfig { slots: 1, seed: 1, groups: vec![spec] };
+            let config = StoreConfig { slots: 1, seed: 1, groups: vec![spec], budget: None };
             let group = Group::new(spec, &config, GroupMemory::default());
             let table = Table::new(&group, Slot(0));
             Self { group, table }
