@@ -30,6 +30,7 @@ pub mod defaults;
 mod examples;
 mod explain;
 mod job;
+mod life;
 mod locate;
 mod locations;
 mod manifest;
@@ -62,16 +63,17 @@ pub use ranges::{ExpandError, expand};
 pub use rectrain_kinds::*;
 pub use reference::{reference_markdown, simulation_reference_markdown};
 pub use resolved::{
-    DataSource, FilePlan, ResolvedAutoMode, ResolvedAutoscaling, ResolvedBounds, ResolvedCheckpoint, ResolvedData,
-    ResolvedDenseWorkerScaling, ResolvedEmbedding, ResolvedEmbeddingWorkerScaling, ResolvedEvaluation,
-    ResolvedFaultTolerance, ResolvedFeatures, ResolvedJob, ResolvedModel, ResolvedPsScaling, ResolvedRole,
-    ResolvedRoles, ResolvedStorage, ResolvedTable, ResolvedTraining, TrainTest, TrainingLength,
+    DataSource, FilePlan, ResolvedAdmission, ResolvedAutoMode, ResolvedAutoscaling, ResolvedBounds, ResolvedBudget,
+    ResolvedCheckpoint, ResolvedData, ResolvedDenseWorkerScaling, ResolvedEmbedding, ResolvedEmbeddingWorkerScaling,
+    ResolvedEvaluation, ResolvedEviction, ResolvedFaultTolerance, ResolvedFeatures, ResolvedJob, ResolvedLife,
+    ResolvedMemory, ResolvedModel, ResolvedPsScaling, ResolvedRole, ResolvedRoles, ResolvedStorage, ResolvedTable,
+    ResolvedTraining, TrainTest, TrainingLength,
 };
 pub use schema::{crd, crd_yaml};
 pub use set::{SetError, SetKind, apply_set};
 pub use spec::*;
 pub use status::{
     AttemptMode, AttemptReplicas, AttemptStatus, CheckpointStatus, JobSummary, ModePrediction, Phase,
-    RecTrainingJobStatus, ReplicaCount, ReplicaStatuses, RoleReplicas,
+    RecTrainingJobStatus, ReplicaCount, ReplicaStatuses, RoleReplicas, TableStatus,
 };
 pub use validate::{validate, validate_update};

@@ -140,6 +140,9 @@ pub struct JobSummary {
     pub samples_per_second: f64,
     /// Embedding rows that exist at the end.
     pub rows: u64,
+    /// The history of the tables' rows, if some table does not keep every row.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub table: Option<TableStatus>,
     /// Rows of data that could not be read and were skipped.
     #[serde(default)]
     pub skipped_rows: u64,
@@ -147,6 +150,26 @@ pub struct JobSummary {
     /// Equal exactly if the trained models are equal.
     #[schemars(length(max = 64))]
     pub parameters_sha256: String,
+}
+
+/// The history of rows in tables that do not keep every row.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct TableStatus {
+    /// Rows at the end.
+    pub rows: u64,
+    /// Bytes of the rows and their index at the end.
+    pub bytes: u64,
+    /// Rows made for ids that an admission admitted.
+    pub admitted: u64,
+    /// Gradients dropped because their id was not admitted.
+    pub turned_away: u64,
+    /// Rows removed because they were not updated for `expireAfter`.
+    pub expired: u64,
+    /// Rows removed because the tables were beyond their budget.
+    pub evicted: u64,
+    /// Gradients dropped because their row had been removed.
+    pub gradients_dropped: u64,
 }
 
 /// A complete checkpoint.

@@ -8,7 +8,9 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
-use rectrain_crds::{CheckpointStatus, JobSummary, MOST_UNSEEN_FEATURES, Mode, Role, UnseenShares, highest_unseen};
+use rectrain_crds::{
+    CheckpointStatus, JobSummary, MOST_UNSEEN_FEATURES, Mode, Role, TableStatus, UnseenShares, highest_unseen,
+};
 use rectrain_proto::v1::control_client::ControlClient;
 use rectrain_proto::{member_role, v1};
 use serde::Deserialize;
@@ -273,6 +275,7 @@ struct Summary {
     seconds: f64,
     samples_per_second: f64,
     rows: u64,
+    table: Option<TableStatus>,
     #[serde(default)]
     skipped_rows: u64,
     parameters_sha256: String,
@@ -335,6 +338,7 @@ fn job_summary(summary: Summary) -> JobSummary {
         seconds: summary.seconds,
         samples_per_second: summary.samples_per_second,
         rows: summary.rows,
+        table: summary.table,
         skipped_rows: summary.skipped_rows,
         parameters_sha256: summary.parameters_sha256,
     }

@@ -73,10 +73,13 @@ pub fn in_mode(spec: &RecTrainingJobSpec, mode: Mode) -> RecTrainingJobSpec {
 }
 
 /// The spec for pods: without settings that only a cluster reads, and without settings that the
-/// operator itself carries out (a suspension, a deadline).
+/// operator itself carries out (a suspension, a deadline). Pods do not know their limits, so a
+/// budget that depends on them is a number of bytes.
 #[must_use]
 pub fn for_pods(spec: &RecTrainingJobSpec) -> RecTrainingJobSpec {
+    let memory = spec.features.memory.as_ref().map(|memory| memory.for_members(spec));
     let mut spec = spec.clone();
+    spec.features.memory = memory;
     spec.suspend = None;
     spec.active_deadline_seconds = None;
     spec.ttl_seconds_after_finished = None;

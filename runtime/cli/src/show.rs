@@ -223,6 +223,13 @@ fn summary_table(summary: &Summary) -> Table {
     row("samples/s", thousands(summary.samples_per_second as u64));
     row("embedding rows", thousands(summary.rows));
     row("store bytes", thousands(summary.store_bytes));
+    if let Some(table) = &summary.table {
+        row("rows admitted", thousands(table.admitted));
+        row("gradients of ids not admitted", thousands(table.turned_away));
+        row("rows expired", thousands(table.expired));
+        row("rows evicted", thousands(table.evicted));
+        row("gradients of removed rows", thousands(table.gradients_dropped));
+    }
     if summary.skipped_rows > 0 {
         row("bad rows skipped", thousands(summary.skipped_rows));
     }
@@ -281,6 +288,8 @@ pub(crate) fn thousands(value: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use rectrain_protocol::events::TableSummary;
+
     use super::*;
 
     #[test]
@@ -293,6 +302,14 @@ mod tests {
         let summary = Summary { steps: 1234, parameters_sha256: "abc".to_owned(), ..Summary::default() };
         let table = summary_table(&summary).to_string();
         assert!(table.contains("1,234") && table.contains("abc") && !table.contains("AUC"), "{table}");
+    }
+
+    #[test]
+    fn the_table_shows_evictions_where_there_is_a_budget() {
+        let table = Some(TableSummary { evicted: 1200, ..TableSummary::default() });
+        let shown = |table| summary_table(&Summary { table, ..Summary::default() }).to_string();
+        assert!(shown(table).contains("rows evicted") && shown(table).contains("1,200"), "{}", shown(table));
+        assert!(!shown(None).contains("evicted"));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::files::FileList;
 use rectrain_protocol::error::RoleError;
-use rectrain_protocol::events::TestMetrics;
+use rectrain_protocol::events::{TableSummary, TestMetrics};
 use rectrain_protocol::plan::JobPlan;
 use rectrain_protocol::token_counts::TokenCounts;
 
@@ -90,6 +90,22 @@ pub(super) struct AppliedGradients {
     /// In global steps.
     staleness_sum: f64,
     pub(super) staleness_max: u64,
+}
+
+/// The counts of a parameter server under one slot map.
+#[derive(Clone, Copy)]
+pub(super) struct Counted {
+    /// The gradients that it has applied to its dense partition.
+    pub(super) applied: v1::Applied,
+    /// The history of its rows.
+    pub(super) table: v1::TableCounts,
+}
+
+/// The counts of the run that this one resumed, and of servers under earlier slot maps.
+#[derive(Clone, Copy)]
+pub(super) struct Before {
+    pub(super) applied: AppliedGradients,
+    pub(super) table: TableSummary,
 }
 
 impl TrainingSnapshot {

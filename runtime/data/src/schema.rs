@@ -3,7 +3,7 @@
 use rectrain_kinds::{DenseField, LabelField, NO_GROUP, Schema, SparseField, Transform};
 
 use crate::error::DataError;
-use crate::key::TableSeed;
+use crate::key::TableKeys;
 use crate::null::{NullValues, may_be_marker};
 use crate::remarks::Remarks;
 use crate::spelling::{Id, IdValue, Spelling, trim};
@@ -117,6 +117,10 @@ pub(crate) fn check(schema: &Schema) -> Result<(), DataError> {
     }
 }
 
+/// Cells of the column of event times, for an error message.
+pub(crate) const EVENT_TIMES: &str = "a time: a number in the `unit` of spec.data.timeColumn, or a date such as \
+                                      2026-11-03T10:00:00Z (with `order` if its year comes last)";
+
 /// The schema, prepared for the row loop: seeds hashed, separators encoded.
 #[derive(Debug)]
 pub(crate) struct Encoder {
@@ -129,7 +133,7 @@ pub(crate) struct Encoder {
 /// The encoder of a column of ids.
 #[derive(Debug)]
 pub(crate) struct SparseEncoder {
-    pub(crate) seed: TableSeed,
+    pub(crate) table: TableKeys,
     nulls: NullValues,
     /// The separator's bytes; `None` for a single-valued feature.
     pub(crate) separator: Option<Vec<u8>>,
@@ -150,13 +154,13 @@ impl Encoder {
 
 impl SparseEncoder {
     fn new(field: &SparseField, nulls: &NullValues) -> Self {
-        let seed = TableSeed::of(&field.table);
+        let table = TableKeys::of(field);
         let has_token = !field.is_variable();
         Self {
-            seed,
+            table,
             nulls: nulls.clone(),
             separator: field.multi_value.as_ref().map(|separator| separator.as_bytes().to_vec()),
-            missing: has_token.then(|| seed.missing()),
+            missing: has_token.then(|| table.missing()),
             remarks: Remarks::new(&field.name),
         }
     }
@@ -164,7 +168,7 @@ impl SparseEncoder {
     /// The encoder of the column that groups rows. A missing value is no group.
     fn of_group(column: &str, nulls: &NullValues) -> Self {
         Self {
-            seed: TableSeed::of(column),
+            table: TableKeys::new(column, None),
             nulls: nulls.clone(),
             separator: None,
             missing: Some(NO_GROUP),
@@ -227,7 +231,7 @@ impl SparseEncoder {
                 self.remarks.note_marker(text);
             }
         }
-        Some(self.seed.id(id))
+        Some(self.table.id(id))
     }
 }
 
@@ -251,6 +255,8 @@ pub(crate) struct Layout {
     pub(crate) label: usize,
     pub(crate) group: Option<usize>,
     pub(crate) time: Option<usize>,
+    /// The column of event times.
+    pub(crate) clock: Option<usize>,
 }
 
 impl Layout {
@@ -263,6 +269,7 @@ impl Layout {
             label: find(&schema.label.name)?,
             group: schema.group.as_deref().map(find).transpose()?,
             time: time.map(find).transpose()?,
+            clock: schema.time.as_ref().map(|time| find(&time.name)).transpose()?,
             names,
         })
     }
@@ -368,6 +375,7 @@ mod tests {
                 dense: vec![DenseField { name: "x".into(), transform, missing: 0.0, limit: 1e15 }],
                 label: LabelField::of_numbers("y", None),
                 group: None,
+                time: None,
             };
             let message = check(&schema).unwrap_err().to_string();
             assert!(message.starts_with("dense feature `x`"), "{message}");
@@ -421,8 +429,13 @@ mod tests {
     #[test]
     fn each_warning_about_ids_is_given_once_a_column() {
         let noted = |cells: &[&str]| {
-            let field =
-                SparseField { name: "g".into(), table: "g".into(), multi_value: None, missing: MissingValue::Token };
+            let field = SparseField {
+                name: "g".into(),
+                table: "g".into(),
+                multi_value: None,
+                missing: MissingValue::Token,
+                hash_buckets: None,
+            };
             let encoder = SparseEncoder::new(&field, &NullValues::new(&["None".into()]));
             let mut keys = vec![];
             assert!(cells.iter().all(|cell| encoder.push_text(cell.as_bytes(), &mut keys)));
@@ -447,7 +460,7 @@ mod tests {
     fn empty_pieces_of_a_cell_are_not_values() {
         let field = |separator: Option<&str>, missing| {
             let multi_value = separator.map(str::to_owned);
-            SparseField { name: "g".into(), table: "g".into(), multi_value, missing }
+            SparseField { name: "g".into(), table: "g".into(), multi_value, missing, hash_buckets: None }
         };
         let keys = |field: &SparseField, cell: &str| {
             let mut keys = vec![];
@@ -455,7 +468,7 @@ mod tests {
             assert!(SparseEncoder::new(field, &nulls).push_text(cell.as_bytes(), &mut keys));
             keys
         };
-        let seed = TableSeed::of("g");
+        let seed = crate::key::TableSeed::of("g");
         let multi = field(Some("|"), MissingValue::Token);
         assert_eq!(keys(&multi, "a|7||b|"), [seed.text(b"a"), seed.integer(7), seed.text(b"b")]);
         assert!(keys(&multi, "").is_empty() && keys(&multi, "null| NULL ").is_empty());

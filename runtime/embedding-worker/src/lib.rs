@@ -34,11 +34,13 @@ use tokio::sync::Semaphore;
 
 use crate::pieces::{Piece, Pieces};
 use crate::prepared_ids::PreparedIds;
-use crate::rows::{LookedUp, Rows};
+use crate::rows::{LookedUp, RowGradients, Rows};
 
 /// See the module documentation.
 pub struct EmbeddingWorker {
     layout: Arc<FeatureLayout>,
+    /// By row group: whether gradients carry the examples of each key.
+    counted: Arc<Vec<bool>>,
     compression: Compression,
     pieces: Arc<Pieces>,
     rows: Rows,
@@ -55,6 +57,7 @@ impl EmbeddingWorker {
         let layout = Arc::new(plan.layout.clone());
         Self {
             compression: plan.compression,
+            counted: Arc::new(plan.counts_examples()),
             pieces: Arc::new(Pieces::new(plan, metrics.clone())),
             rows: Rows::new(plan, Arc::clone(&layout), metrics.clone()),
             layout,
@@ -88,7 +91,7 @@ impl EmbeddingWorker {
         let layout = Arc::clone(&self.layout);
         let prepared = self.work("preparation of ids", move || prepare(samples, tensors, &layout)).await??;
         self.metrics.unique_ids.inc_by(prepared.keys().iter().map(Vec::len).sum::<usize>() as u64);
-        self.pieces.put(key, Piece::new(prepared, request.global_samples, rest));
+        self.pieces.put(key, Piece::new(prepared, &request, rest));
         Ok(message::done::<v1::PutBatch>())
     }
 
@@ -135,9 +138,18 @@ impl EmbeddingWorker {
         let mut tensors = tensors.into_iter();
         let gradients = decode_pooled("backward", &mut tensors, samples, &self.layout, self.compression)?;
         let (layout, ids) = (Arc::clone(&self.layout), Arc::clone(&piece));
-        let rows = self.work("scattering of gradients", move || ids.prepared.scatter(&gradients, &layout)).await?;
+        let counted = Arc::clone(&self.counted);
+        let scatter = move || -> Result<RowGradients, RoleError> {
+            let rows = ids.prepared.scatter(&gradients, &layout);
+            let examples = match counted.contains(&true) {
+                true => ids.prepared.examples(ids.labels()?, &counted, &layout),
+                false => vec![Vec::new(); counted.len()],
+            };
+            Ok(RowGradients { rows, examples, moment: ids.moment })
+        };
+        let gradients = self.work("scattering of gradients", scatter).await??;
         let started = Instant::now();
-        let reply = self.rows.update(key, &request, &piece.prepared, rows).await?;
+        let reply = self.rows.update(key, &request, &piece.prepared, gradients).await?;
         self.metrics.update.observe(started.elapsed().as_secs_f64());
         Ok(message::reply::<v1::Backward>(&reply, Vec::new()))
     }

@@ -16,6 +16,7 @@ pub mod dense_part;
 pub mod embedding_workers;
 pub mod error;
 pub mod events;
+pub mod examples;
 pub mod failure;
 pub mod layout;
 pub mod limits;

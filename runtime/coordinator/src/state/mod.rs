@@ -22,7 +22,7 @@ use self::members::Members;
 use self::progress::Progress;
 use super::as_bytes;
 use super::reply_cache::ReplyCache;
-use super::snapshot::{AppliedGradients, Snapshot};
+use super::snapshot::{AppliedGradients, Before, Snapshot};
 use super::training::Training;
 use rectrain_protocol::error::RoleError;
 use rectrain_protocol::events::JobEvent;
@@ -167,9 +167,9 @@ impl State {
         Ok(saved)
     }
 
-    /// Gradients that servers applied in the run that this one resumed.
-    pub(super) fn applied_before(&self) -> AppliedGradients {
-        self.progress.applied_before
+    /// The counts of servers in the run that this one resumed, and of servers that have left.
+    pub(super) fn counted_before(&self) -> Before {
+        Before { applied: self.progress.applied_before, table: self.progress.table_before }
     }
 
     /// The state machine of training.

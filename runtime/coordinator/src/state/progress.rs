@@ -15,7 +15,7 @@ use crate::snapshot::{AppliedGradients, Snapshot};
 use crate::speeds::Speeds;
 use rectrain_protocol::Role;
 use rectrain_protocol::error::RoleError;
-use rectrain_protocol::events::{JobEvent, Summary};
+use rectrain_protocol::events::{JobEvent, Summary, TableSummary};
 use rectrain_protocol::failure::Divergence;
 
 /// Members that the status lists as missing, at most.
@@ -58,6 +58,8 @@ pub(super) struct Progress {
     pub(super) speeds: Speeds,
     /// Gradients applied in earlier runs, and by servers that have left.
     pub(super) applied_before: AppliedGradients,
+    /// The history of the rows of tables, under earlier slot maps.
+    pub(super) table_before: TableSummary,
     /// Seconds of training in earlier runs.
     pub(super) seconds_before: f64,
 }
@@ -74,6 +76,7 @@ impl Progress {
             progressed: Instant::now(),
             speeds: Speeds::default(),
             applied_before: saved.map(|saved| saved.applied).unwrap_or_default(),
+            table_before: TableSummary::default(),
             seconds_before: saved.map_or(0.0, |saved| saved.training_seconds),
         }
     }

@@ -15,7 +15,9 @@ use crate::error::{DataError, Place, shown};
 use crate::identity::Identity;
 use crate::null::NullValues;
 use crate::number::{parse_f32, parse_f64};
-use crate::schema::{Encoder, FLOAT_IDS, Layout, NO_BRACKETS, dense_input, expected_label, is_bracketed_list};
+use crate::schema::{
+    EVENT_TIMES, Encoder, FLOAT_IDS, Layout, NO_BRACKETS, dense_input, expected_label, is_bracketed_list,
+};
 use crate::source::{Rows, Source, Tally, View, offset};
 use crate::spelling::trim;
 use crate::storage::{SourceFile, identity_of};
@@ -583,6 +585,7 @@ impl Row<'_> {
             Some(label) => batch.labels.push(label),
             None => return self.fault(self.layout.label, expected_label(&schema.label)),
         }
+        self.append_time(schema, batch)?;
         for (field, &column) in schema.dense.iter().zip(&self.layout.dense) {
             batch.dense.push(self.dense(field, column, &encoder.nulls)?);
         }
@@ -606,6 +609,18 @@ impl Row<'_> {
             return self.fault(column, FLOAT_IDS);
         }
         batch.samples += 1;
+        Ok(())
+    }
+
+    #[inline]
+    fn append_time(&self, schema: &Schema, batch: &mut Batch) -> Result<(), Fault> {
+        let (Some(times), Some(column), Some(field)) = (&mut batch.times, self.layout.clock, &schema.time) else {
+            return Ok(());
+        };
+        match field.seconds_of_text(self.cell(column)) {
+            Some(seconds) => times.push(seconds),
+            None => return self.fault(column, EVENT_TIMES),
+        }
         Ok(())
     }
 

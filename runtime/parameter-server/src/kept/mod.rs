@@ -446,7 +446,8 @@ mod tests {
     }
 
     fn gradients(key: u64) -> Contribution {
-        vec![SparseGradients { keys: vec![key, key + 1], values: vec![0.5, -0.25, f32::MIN_POSITIVE, 4.0] }]
+        let gradients = SparseGradients { keys: vec![key, key + 1], values: vec![0.5, -0.25, f32::MIN_POSITIVE, 4.0] };
+        Contribution { groups: vec![gradients], examples: vec![Vec::new()], moment: key }
     }
 
     fn files(directory: &Path) -> usize {

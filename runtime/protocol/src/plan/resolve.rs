@@ -12,7 +12,7 @@ use rectrain_modes::gba::{BufferSize, Decay, LostTokens};
 use rectrain_modes::{EvaluationPoints, ModeSettings, TrainingLength, TrainingMode};
 use rectrain_policy::ModePolicy;
 
-use super::{CheckpointPlan, JobPlan, Replicas, SLOTS};
+use super::{CheckpointPlan, JobPlan, Replicas, SLOTS, life};
 use crate::error::RoleError;
 use crate::layout::{FeatureLayout, FeaturePlace};
 
@@ -40,7 +40,7 @@ impl JobPlan {
         let slice_rows = slice_rows(job);
         let chunk_rows = slice_rows.or(job.data.shuffle_window_rows).unwrap_or(CHUNK_ROWS);
         let (train, test) = sources(job);
-        let store = StoreConfig { slots: SLOTS, seed: training.seed, groups, budget: None };
+        let store = StoreConfig { slots: SLOTS, seed: training.seed, groups, budget: life::budget(job) };
         check_optimizers(&store, &training.dense_optimizer)?;
         Ok(Self {
             name: job.name.clone(),
@@ -188,10 +188,10 @@ fn layout(job: &ResolvedJob, model: &dyn Model) -> (FeatureLayout, Vec<RowSpec>)
             dim: dim + usize::from(linear),
             value_type: job.training.embedding_value_type,
             optimizer: job.training.sparse_optimizer,
-            life: rectrain_embedding::LifePolicy::KeepAll,
+            life: life::life(job, table),
+            share: table.life.and_then(|life| life.share_millionths),
             initializer: table.initializer,
             zero_columns: usize::from(linear),
-            share: None,
         };
         let group = groups.iter().position(|group| *group == spec).unwrap_or_else(|| {
             groups.push(spec);
