@@ -167,6 +167,7 @@ fn attempt(
             break;
         }
     }
+    assert_eq!(index.locate(index.row_of(batch)), (batch, 0));
     let training = TrainingSnapshot {
         step: batch,
         trained_rows: index.row_of(batch),

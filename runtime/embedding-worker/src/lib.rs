@@ -83,7 +83,7 @@ impl EmbeddingWorker {
         if !(ids + 2..=ids + 3).contains(&tensors.len()) {
             return Err(RoleError::Tensors { message: "put_batch", expected: ids + 2, found: tensors.len() });
         }
-        self.pieces.admitted(key).await;
+        self.pieces.admitted(key, samples > 0).await;
         let rest = tensors.split_off(ids);
         let layout = Arc::clone(&self.layout);
         let prepared = self.work("preparation of ids", move || prepare(samples, tensors, &layout)).await??;

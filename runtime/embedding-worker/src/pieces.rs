@@ -74,8 +74,8 @@ impl Pieces {
     /// Waits until the window admits the piece. The wait has no deadline, because training may
     /// pause for hours: for an evaluation, or for a worker without a node. The coordinator watches
     /// the job's progress.
-    pub(crate) async fn admitted(&self, key: BatchKey) {
-        self.wait(|| self.lock_positions().admits(key, self.window).then_some(())).await;
+    pub(crate) async fn admitted(&self, key: BatchKey, has_rows: bool) {
+        self.wait(|| self.lock_positions().admits(key, has_rows, self.window).then_some(())).await;
     }
 
     /// Adds a piece. A loader may send a piece again, after a loader died or a connection was lost.
