@@ -402,7 +402,7 @@ fn gpus_or_device_puts_dense_workers_on_gpus() {
 fn a_capability_that_is_missing_is_refused_and_never_ignored() {
     assert_eq!(capabilities(&job(&[])), []);
     let job = job(&[
-        "spec.checkpoint.path=/c,spec.checkpoint.resume=latest",
+        "spec.checkpoint.path=/c,spec.checkpoint.resume=latest,spec.checkpoint.from=/d@7",
         "spec.roles.denseWorker.device=cuda",
         "spec.suspend=true",
         "spec.activeDeadlineSeconds=5",
@@ -414,6 +414,7 @@ fn a_capability_that_is_missing_is_refused_and_never_ignored() {
         [
             Capability::Checkpoint,
             Capability::Resume,
+            Capability::WarmStart,
             Capability::Cuda,
             Capability::Suspend,
             Capability::Deadline,
@@ -755,6 +756,18 @@ const BAD_JOBS: [(&[&str], &str, &str); 59] = [
     ),
     (&["spec.checkpoint.path=~"], "spec.checkpoint.path", "nothing expands `~`"),
     (&["spec.checkpoint.path=$HOME/models"], "spec.checkpoint.path", "nothing expands `$HOME` in `$HOME/models`"),
+    (
+        &["spec.checkpoint.from=~/models@7"],
+        "spec.checkpoint.from",
+        "nothing expands `~` in `~/models@7`: write the whole path",
+    ),
+    (&["spec.checkpoint.from=hdfs://nn/ck"], "spec.checkpoint.from", "no build reads hdfs:// URLs"),
+    (&["spec.checkpoint.from=/ck@newest"], "spec.checkpoint.from", "expected the number of a step or `latest`"),
+    (
+        &["spec.checkpoint.from=/models/day@latest,spec.checkpoint.path=/models/day/"],
+        "spec.checkpoint.from",
+        "set spec.checkpoint.resume to `latest` instead",
+    ),
     (&["spec.data.train.paths[0]=/data/${DAY}.csv"], "spec.data.train.paths[0]", "nothing expands `${DAY}`"),
     (
         &["spec.data.test.paths[0]=file:///data/$DAY/x.csv"],
@@ -802,6 +815,9 @@ fn paths_and_endpoints_that_can_be_used_are_valid() {
             "spec.data.storage.secretName=keys",
         ],
         &["spec.checkpoint.path=gs://b/ck", "spec.data.storage.options.endpoint=http://127.0.0.1:4443"],
+        &["spec.checkpoint.from=s3://b/monday@latest,spec.checkpoint.path=s3://b/tuesday"],
+        // A job may begin with a model and save none.
+        &["spec.checkpoint.from=/models/monday@1200"],
         // No URL uses it.
         &["spec.data.storage.options.endpoint=minio:9000"],
     ] {
