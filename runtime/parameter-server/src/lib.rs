@@ -20,7 +20,7 @@ mod slots;
 #[allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 mod tests;
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
