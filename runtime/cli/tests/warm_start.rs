@@ -1,5 +1,6 @@
-//! Jobs that begin with the model of another job's checkpoint: seven nights against one run over
-//! all days, features that come and go, and everything that is refused before the first step.
+//! Jobs that begin with the model of another job's checkpoint. Seven nights equal one run over all
+//! days. Features come and go. Models and checkpoints that do not fit are refused before the first
+//! step.
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 

@@ -56,13 +56,13 @@ impl Store {
     }
 
     /// Restores a snapshot of a store with other row groups, seed or initial values than this
-    /// one's. `groups` has for each group of that store the group of this one that takes its rows;
-    /// the rows of the others are dropped. Otherwise as [`Self::restore_slot`]. The counts are those
-    /// of the snapshot, dropped rows included.
+    /// one's. `groups` has, for each group of the other store, this store's group that takes its
+    /// rows. The rows of a group without one are dropped. Otherwise as [`Self::restore_slot`]. The
+    /// snapshot gives the counts, so dropped rows are included.
     ///
     /// # Errors
-    /// [`StoreError::Snapshot`], with the cause: as for `restore_slot`, and if a group and the one
-    /// that takes its rows have other dimensions, value types, optimizers or policies.
+    /// [`StoreError::Snapshot`], with the cause: as for `restore_slot`. Also if a group cannot take
+    /// the rows: its dimension, value type, optimizer or policy differs.
     pub fn adopt_slot(&self, bytes: &[u8], groups: &[Option<GroupId>]) -> Result<RestoredSlot, StoreError> {
         let saved = snapshot::config_of(bytes)?;
         self.check_adoption(&saved, groups)?;
