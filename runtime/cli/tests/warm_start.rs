@@ -120,7 +120,7 @@ fn seven_nights_equal_one_run_over_all_days() {
         one.iter().find(is_it).unwrap_or_else(|| panic!("no evaluation at {step}: {one:#?}"))["test"]["auc"].clone()
     };
     let mut nights = Vec::new();
-    for day in 1..=7 {
+    for day in 1..=7_u32 {
         let from = day.checked_sub(1).filter(|from| *from > 0);
         let night = train(folder.path(), &night(day, from), &[]);
         let step = u64::from(day) * STEPS;

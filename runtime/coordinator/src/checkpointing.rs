@@ -73,7 +73,7 @@ pub(super) struct Checkpointer {
     /// The checkpoint to restore.
     pub(super) resumed: Option<ResumePoint>,
     /// The model to begin with.
-    pub(super) warm_start: Option<WarmStart>,
+    pub(super) warm_start: Option<Box<WarmStart>>,
     /// The checkpoint that is being written; at most one.
     pub(super) writing: JoinSet<FinishedSave>,
     /// Failed attempts to write the last checkpoint.
@@ -155,7 +155,7 @@ impl Coordinator {
     ///
     /// # Errors
     /// [`RoleError::Input`] if the checkpoint is damaged.
-    pub(super) async fn begin_with_model(&self, servers: &[Channel], model: WarmStart) -> Result<(), RoleError> {
+    pub(super) async fn begin_with_model(&self, servers: &[Channel], model: Box<WarmStart>) -> Result<(), RoleError> {
         let restore = v1::Restore { checkpoint: model.origin.checkpoint.clone(), from: true };
         match (checkpoints::restore_rows(&restore, servers).await?, &self.plan.warm_start) {
             (RowsRestored::All { rows }, _) => {

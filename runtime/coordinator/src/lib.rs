@@ -111,7 +111,7 @@ pub struct Coordinator {
     /// Taken by [`Coordinator::run`].
     checkpoints: Mutex<Option<(Checkpoints, Option<ResumePoint>)>>,
     /// The model of another job to begin with. Taken by [`Coordinator::run`].
-    warm_start: Mutex<Option<WarmStart>>,
+    warm_start: Mutex<Option<Box<WarmStart>>>,
     /// The lease on the checkpoint path; `None` if the job has no checkpoints.
     lease: Option<Arc<PathLease>>,
 }
@@ -261,7 +261,7 @@ impl Coordinator {
         checkpoints: Option<&Checkpoints>,
         resumed: Option<&ResumePoint>,
         run: &str,
-    ) -> Result<Option<WarmStart>, RoleError> {
+    ) -> Result<Option<Box<WarmStart>>, RoleError> {
         let Some(from) = &self.plan.warm_start else { return Ok(None) };
         if let Some(resumed) = resumed {
             let message = format!(
@@ -272,9 +272,9 @@ impl Coordinator {
             return Ok(None);
         }
         let own = checkpoints.map(Checkpoints::directory);
-        let (found, warnings) = Search { plan: &self.plan, from, run, own }.find().await?;
+        let (found, warnings) = Box::pin(Search { plan: &self.plan, from, run, own }.find()).await?;
         warn_all(&self.events, warnings);
-        Ok(Some(found))
+        Ok(Some(Box::new(found)))
     }
 
     /// Whether this coordinator, and the members with it, continues where one that died was.

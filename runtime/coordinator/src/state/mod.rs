@@ -63,7 +63,7 @@ struct Checkpoints {
     damaged_checkpoints: Vec<String>,
     /// The checkpoint of another job that this attempt began with.
     #[serde(default)]
-    origin: Option<WarmStartOrigin>,
+    origin: Option<Box<WarmStartOrigin>>,
 }
 
 /// The placement of the slots.
@@ -252,12 +252,12 @@ impl State {
 
     /// Sets the checkpoint of another job that this attempt begins with.
     pub(super) fn set_origin(&mut self, origin: WarmStartOrigin) {
-        self.checkpoints.origin = Some(origin);
+        self.checkpoints.origin = Some(Box::new(origin));
     }
 
     /// The checkpoint of another job that this attempt began with.
     pub(super) fn origin(&self) -> Option<WarmStartOrigin> {
-        self.checkpoints.origin.clone()
+        self.checkpoints.origin.as_deref().cloned()
     }
 
     /// The slot map in force; `None` for the job's first map.
