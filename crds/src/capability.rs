@@ -12,6 +12,8 @@ pub enum Capability {
     Checkpoint,
     /// Starting from a checkpoint.
     Resume,
+    /// Beginning with the model of another job.
+    WarmStart,
     /// Computing on NVIDIA GPUs.
     Cuda,
     /// Suspending a job.
@@ -31,6 +33,7 @@ impl fmt::Display for Capability {
         f.write_str(match self {
             Capability::Checkpoint => "write checkpoints",
             Capability::Resume => "start from a checkpoint",
+            Capability::WarmStart => "begin with the model of another job",
             Capability::Cuda => "compute on a GPU",
             Capability::Suspend => "suspend a job",
             Capability::Deadline => "stop a job after a time",
@@ -65,6 +68,7 @@ pub fn capabilities(job: &RecTrainingJob) -> Vec<Requirement> {
     let asked = [
         (checkpoint.path.is_some(), "spec.checkpoint.path", Capability::Checkpoint),
         (checkpoint.resume == Some(Resume::Latest), "spec.checkpoint.resume", Capability::Resume),
+        (checkpoint.from.is_some(), "spec.checkpoint.from", Capability::WarmStart),
         (needs_gpu, asks_by.as_str(), Capability::Cuda),
         (spec.suspend == Some(true), "spec.suspend", Capability::Suspend),
         (spec.active_deadline_seconds.is_some(), "spec.activeDeadlineSeconds", Capability::Deadline),

@@ -47,6 +47,7 @@ mod suggest;
 mod template;
 mod typed;
 mod validate;
+mod warm_start;
 
 pub use capability::{Capability, Requirement, capabilities, refuse_missing};
 pub use check::FieldError;
@@ -75,3 +76,4 @@ pub use status::{
     RecTrainingJobStatus, ReplicaCount, ReplicaStatuses, RoleReplicas,
 };
 pub use validate::{validate, validate_update};
+pub use warm_start::WarmStart;

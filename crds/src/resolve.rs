@@ -27,6 +27,7 @@ pub(crate) fn resolve(job: &RecTrainingJob) -> Result<ResolvedJob, Vec<FieldErro
         roles: roles(&spec.roles.clone().unwrap_or_default()),
         autoscaling: spec.autoscaling.as_ref().map(|given| autoscaling(given, spec, &mut errors)),
         checkpoint: spec.checkpoint.as_ref().and_then(checkpoint),
+        warm_start: warm_start(spec, &mut errors),
         fault_tolerance: fault_tolerance(spec.fault_tolerance.as_ref()),
         suspend: spec.suspend.unwrap_or(false),
     };
@@ -928,6 +929,29 @@ fn fault_tolerance(given: Option<&FaultToleranceSpec>) -> ResolvedFaultTolerance
         stall_seconds: given.stall_seconds.unwrap_or(d::STALL_SECONDS),
         shared_memory: given.shared_memory.unwrap_or(d::SHARED_MEMORY),
     }
+}
+
+fn warm_start(spec: &RecTrainingJobSpec, errors: &mut Errors) -> Option<WarmStart> {
+    let given = spec.checkpoint.as_ref()?;
+    let field = at("spec.checkpoint.from");
+    let from = match WarmStart::parse(given.from.as_deref()?) {
+        Ok(from) => from,
+        Err(problem) => {
+            errors.add(field, problem);
+            return None;
+        }
+    };
+    if given.path.as_deref().is_some_and(|path| from.is_in(path)) {
+        let path = &from.path;
+        errors.add(
+            field,
+            format!(
+                "expected the checkpoint path of another job, found this job's own spec.checkpoint.path {path}: \
+                 set spec.checkpoint.resume to `latest` instead to resume there, or give this job another path"
+            ),
+        );
+    }
+    Some(from)
 }
 
 fn checkpoint(given: &CheckpointSpec) -> Option<ResolvedCheckpoint> {

@@ -12,9 +12,9 @@ use crate::failure::Failure;
 
 /// The optional capabilities of manifests that this build of the runtime has.
 const CAPABILITIES: &[Capability] = if GPU_SUPPORT {
-    &[Capability::Checkpoint, Capability::Resume, Capability::AutoMode, Capability::Cuda]
+    &[Capability::Checkpoint, Capability::Resume, Capability::WarmStart, Capability::AutoMode, Capability::Cuda]
 } else {
-    &[Capability::Checkpoint, Capability::Resume, Capability::AutoMode]
+    &[Capability::Checkpoint, Capability::Resume, Capability::WarmStart, Capability::AutoMode]
 };
 
 /// Reads and checks a manifest, for this machine or a cluster.

@@ -80,8 +80,14 @@ impl Display {
 
     fn show_text(&mut self, event: &JobEvent) {
         match event {
-            JobEvent::Started { job, mode, model, dense_parameters, .. } => {
-                self.note(&format!("{job}: {model} in mode {mode}, {dense_parameters} dense parameters"));
+            JobEvent::Started { job, mode, model, dense_parameters, from, .. } => {
+                let from = from.as_ref().map(|from| {
+                    format!(", from {} (step {}, {}, digest {})", from.path, from.step, from.checkpoint, from.digest)
+                });
+                self.note(&format!(
+                    "{job}: {model} in mode {mode}, {dense_parameters} dense parameters{}",
+                    from.unwrap_or_default()
+                ));
             }
             JobEvent::Progress { step, total_steps, samples_per_second, loss, running_auc, .. } => {
                 let (first, at) = *self.started.get_or_insert_with(|| (*step, Instant::now()));
@@ -124,6 +130,7 @@ impl Display {
                 self.started = None;
                 self.note(&format!("resuming at step {step} from checkpoint {checkpoint} ({} rows)", thousands(*rows)));
             }
+            JobEvent::WarmStarted { .. } => self.note(&warm_start_text(event)),
             JobEvent::CheckpointSaved { step, checkpoint, bytes, seconds, .. } => self.note(&format!(
                 "checkpoint {checkpoint} of step {step}: {} bytes in {seconds:.2} s",
                 thousands(*bytes)
@@ -153,6 +160,29 @@ impl Display {
             JobEvent::Failed { .. } => self.bar.finish_and_clear(),
         }
     }
+}
+
+/// The parts of another job's model that a job begins with, and the parts that start fresh.
+fn warm_start_text(event: &JobEvent) -> String {
+    let JobEvent::WarmStarted { from, rows, new_features, left_out_features, fresh_parameters, replaced_optimizer } =
+        event
+    else {
+        return String::new();
+    };
+    let mut text = format!("beginning with the model of {}@{} ({} rows)", from.path, from.step, thousands(*rows));
+    if !new_features.is_empty() {
+        text += &format!("; new features start fresh: {}", new_features.join(", "));
+    }
+    if !left_out_features.is_empty() {
+        text += &format!("; features of the checkpoint left out: {}", left_out_features.join(", "));
+    }
+    if *fresh_parameters > 0 {
+        text += &format!("; {} dense parameters start fresh", thousands(*fresh_parameters));
+    }
+    if let Some(optimizer) = replaced_optimizer {
+        text += &format!("; the dense optimizer replaces {optimizer}, so its state starts fresh");
+    }
+    text
 }
 
 fn show_json(event: &JobEvent) -> std::io::Result<()> {

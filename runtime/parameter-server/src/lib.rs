@@ -20,7 +20,7 @@ mod slots;
 #[allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 mod tests;
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
@@ -108,6 +108,7 @@ impl ParameterServer {
                 store,
                 slots,
                 partition: parking_lot::RwLock::default(),
+                dense_since: AtomicU64::new(0),
                 kept: kept.map(Arc::new),
                 metrics,
             }),
@@ -147,6 +148,7 @@ impl ParameterServer {
         let Left { standing, reopened, gradients, tokens, partition } = left;
         let begin = standing.begin();
         let (mode, at) = self.beginning(&begin)?;
+        self.shared.set_dense_since(begin.dense_since);
         self.clear_slots_of_others()?;
         *self.shared.write_partition() = partition;
         let next = GlobalStep(at.step.0 + u64::from(kept.log().update()));
@@ -192,6 +194,7 @@ impl ParameterServer {
         if *began == Some((mode, at)) {
             return Ok(message::done::<v1::BeginMode>());
         }
+        self.shared.set_dense_since(begin.dense_since);
         let half = half_of(&self.shared, mode, at, begin.first_piece)?;
         if let Some(kept) = &self.shared.kept {
             let buffer = half.dense_standing();

@@ -127,7 +127,7 @@ impl Trainer {
             self.previous.clear();
             self.previous.extend_from_slice(self.tower.parameters()?);
         }
-        self.tower.apply(step + 1)?;
+        self.tower.apply((step + 1).saturating_sub(order.dense_since))?;
         self.applied = Some(step + 1);
         self.count(&own, loss_sum, &predictions, batch + 1, started)
     }

@@ -116,7 +116,7 @@ impl JobPlan {
         Some(("spec.data.nullValues", json!(markers)))
     }
 
-    fn feature_identities(&self) -> Vec<FeatureIdentity> {
+    pub(super) fn feature_identities(&self) -> Vec<FeatureIdentity> {
         let fields = self.schema.sparse.iter().zip(&self.layout.features);
         fields
             .map(|(field, place)| FeatureIdentity {
