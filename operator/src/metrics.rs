@@ -103,6 +103,8 @@ metrics! {
     prediction_errors: job = "rectrain_operator_mode_prediction_error_ratio", "Relative error of the speed predicted for the training mode of a job in `auto`: 0.1 means a tenth faster than predicted.";
     used_by_others: job = "rectrain_operator_cpu_used_by_others_ratio", "CPU in use by other pods over the CPU that a job has not requested, as its automatic mode sees it: the mean over the nodes of its pods.";
     lost_pods: counter = "rectrain_operator_lost_pods_total", "Pods that the operator deleted because their node was lost and their grace period was over.";
+    api_server: gauge = "rectrain_operator_api_server_answers", "1 while the API server answers this instance, 0 while it is silent. The instance waits for it, and is not ready meanwhile.";
+    lost_leases: counters = "rectrain_operator_leases_lost_total" ["cause"], "Times that this instance stopped leading without ending: `silent` if the lease was not renewed in time, `taken` if another instance took it or it was deleted. The instance joins the election again.";
     leader: gauge = "rectrain_operator_is_leader", "1 in the instance that reconciles, 0 in standby instances.";
     memory: gauge = "process_resident_memory_bytes", "Resident memory of the process.";
 }
@@ -155,6 +157,29 @@ impl Step {
             Self::Delete => "delete",
             Self::Build => "build",
             Self::Stopped => "stopped",
+        }
+    }
+}
+
+/// Why an instance stopped leading without ending, as a label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Loss {
+    /// The lease was not renewed in time, for instance because the API server is silent.
+    Silent,
+    /// Another instance took the lease, or it was deleted.
+    Taken,
+}
+
+impl Loss {
+    /// All causes.
+    pub const ALL: [Self; 2] = [Self::Silent, Self::Taken];
+
+    /// The value of the label.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Silent => "silent",
+            Self::Taken => "taken",
         }
     }
 }
@@ -265,6 +290,9 @@ impl OperatorMetrics {
         for step in Step::ALL {
             families.errors.with_label_values(&[step.name()]);
         }
+        for loss in Loss::ALL {
+            families.lost_leases.with_label_values(&[loss.name()]);
+        }
         Ok(Self(Arc::new(Inner { registry, families, snapshots: Mutex::default() })))
     }
 
@@ -305,6 +333,20 @@ impl OperatorMetrics {
     /// A request to the API server.
     pub fn requests(&self, method: &str) {
         self.families().requests.with_label_values(&[method]).inc();
+    }
+
+    /// Whether the API server answers.
+    pub fn api_server_answers(&self, answers: bool) {
+        self.families().api_server.set(i64::from(answers));
+    }
+
+    /// This instance stopped leading. The status of jobs is another instance's now.
+    pub fn lost_lease(&self, loss: Loss) {
+        self.families().lost_leases.with_label_values(&[loss.name()]).inc();
+        let jobs: Vec<JobName> = self.snapshots().keys().cloned().collect();
+        for job in jobs {
+            self.forget_job(&job);
+        }
     }
 
     /// Whether this instance reconciles.
@@ -469,6 +511,17 @@ mod tests {
             "replicaStatuses": {"ps": {"ready": 1, "wanted": 2, "display": "1/2"}},
         }))
         .expect("it is a status")
+    }
+
+    #[test]
+    fn a_lost_lease_is_counted_and_hides_the_jobs() {
+        let metrics = OperatorMetrics::new().expect("they register");
+        metrics.saw_job(&j(), JobSnapshot::new(&training(), 10));
+        metrics.lost_lease(Loss::Silent);
+        let text = metrics.encode().expect("they are served");
+        assert!(text.contains("rectrain_operator_leases_lost_total{cause=\"silent\"} 1\n"), "{text}");
+        assert!(text.contains("rectrain_operator_leases_lost_total{cause=\"taken\"} 0\n"), "{text}");
+        assert!(!text.contains("job_name=\"j\""), "{text}");
     }
 
     #[test]
