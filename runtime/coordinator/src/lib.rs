@@ -36,10 +36,12 @@ mod ring;
 mod server_calls;
 mod server_progress;
 mod servers;
+mod slowest;
 mod snapshot;
 mod speeds;
 mod state;
 mod summary;
+mod throughput;
 mod training;
 mod unseen;
 
