@@ -9,7 +9,7 @@ use parking_lot::{Mutex, MutexGuard};
 use prometheus::{
     GaugeVec, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
 };
-use rectrain_crds::{Phase, RecTrainingJobStatus, ReplicaCount, ReplicaStatuses, UnseenShares};
+use rectrain_crds::{Phase, RecTrainingJobStatus, ReplicaCount, ReplicaStatuses, SlowestStatus, UnseenShares};
 
 use crate::names::JobName;
 
@@ -100,6 +100,7 @@ metrics! {
     replicas: status = "rectrain_operator_job_replicas" ["role"], "Pods that a job under way should have, by role.";
     ready_replicas: status = "rectrain_operator_job_ready_replicas" ["role"], "Ready pods of a job under way, by role.";
     ages: status = "rectrain_operator_job_status_age_seconds", "Time since the status of a job was last checked.";
+    slowest: status = "rectrain_operator_job_slowest_share" ["role", "index", "pod", "node"], "Share of a step's time that the slowness of a job's slowest member costs. Absent if no member is slow.";
     prediction_errors: job = "rectrain_operator_mode_prediction_error_ratio", "Relative error of the speed predicted for the training mode of a job in `auto`: 0.1 means a tenth faster than predicted.";
     used_by_others: job = "rectrain_operator_cpu_used_by_others_ratio", "CPU in use by other pods over the CPU that a job has not requested, as its automatic mode sees it: the mean over the nodes of its pods.";
     lost_pods: counter = "rectrain_operator_lost_pods_total", "Pods that the operator deleted because their node was lost and their grace period was over.";
@@ -214,6 +215,7 @@ struct Progress {
     unseen: UnseenShares,
     restarts: u32,
     max_restarts: u32,
+    slowest: Option<SlowestStatus>,
     /// By role.
     replicas: Vec<(&'static str, ReplicaCount)>,
 }
@@ -235,6 +237,7 @@ impl JobSnapshot {
                 loss: status.loss,
                 auc: status.auc,
                 unseen: status.unseen.clone(),
+                slowest: status.slowest.clone(),
                 restarts: status.counted_restarts(),
                 max_restarts,
                 replicas: replicas.map(|(role, count)| (role.name(), count.clone())).collect(),
@@ -267,6 +270,11 @@ impl Families {
         }
         for (feature, share) in &progress.unseen {
             self.unseen.with_label_values(&[namespace, name, feature.as_str()]).set(*share);
+        }
+        if let Some(slowest) = &progress.slowest {
+            let SlowestStatus { role, index, pod, node, share, .. } = slowest;
+            let (index, node) = (index.to_string(), node.as_deref().unwrap_or_default());
+            self.slowest.with_label_values(&[namespace, name, role, &index, pod, node]).set(*share);
         }
         for (role, count) in &progress.replicas {
             self.replicas.with_label_values(&[namespace, name, role]).set(f64::from(count.wanted));
@@ -486,6 +494,7 @@ mod tests {
             "job_max_restarts{job_name=\"j\",job_namespace=\"n\"} 10",
             "job_replicas{job_name=\"j\",job_namespace=\"n\",role=\"ps\"} 2",
             "job_ready_replicas{job_name=\"j\",job_namespace=\"n\",role=\"ps\"} 1",
+            "job_slowest_share{index=\"1\",job_name=\"j\",job_namespace=\"n\",node=\"node-a\",pod=\"j-ps-1\",role=\"ps\"} 0.75",
             "job_unseen_share{feature=\"user\",job_name=\"j\",job_namespace=\"n\"} 0.25",
             "cpu_used_by_others_ratio{job_name=\"j\",job_namespace=\"n\"} 0.5",
         ] {
@@ -509,6 +518,7 @@ mod tests {
             "phase": "Training", "mode": "gba", "step": 7, "loss": 0.5, "auc": 0.75, "restarts": 3, "unseen": {"user": 0.25},
             "conditions": [condition("Ready", "True"), condition("Stalled", "True"), condition("Failed", "False")],
             "replicaStatuses": {"ps": {"ready": 1, "wanted": 2, "display": "1/2"}},
+            "slowest": {"role": "ps", "index": 1, "pod": "j-ps-1", "node": "node-a", "share": 0.75},
         }))
         .expect("it is a status")
     }

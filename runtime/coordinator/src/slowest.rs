@@ -174,7 +174,7 @@ impl Slowest {
         }
         let blocked = self.waits_for(now).filter(|_| self.window.len() <= 1);
         let blocked = blocked.map(|member| Slow { member, share: 1.0 });
-        let Some(slow) = blocked.map(|slow| vec![slow]).or_else(|| self.slow_members()) else { return None };
+        let slow = blocked.map(|slow| vec![slow]).or_else(|| self.slow_members())?;
         match self.named {
             Some(named) => self.follow(named, &slow, now, now_seconds),
             None => self.name_after_a_while(slow.first().copied(), now, now_seconds),

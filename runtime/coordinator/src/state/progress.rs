@@ -351,7 +351,7 @@ impl State {
         let waits_for = self.progress.slowest.waits_for(now).map(member);
         // Progress without rows: the slots move, a checkpoint is written, a loader skips data.
         let is_busy = self.progress.progressed.elapsed() < idle / 2;
-        (!is_busy).then(|| v1::NoStep { seconds: idle.as_secs_f64(), waits_for })
+        (!is_busy).then_some(v1::NoStep { seconds: idle.as_secs_f64(), waits_for })
     }
 
     fn rank_mut(&mut self, what: &'static str, rank: u32) -> Result<&mut DenseWorkerState, RoleError> {
