@@ -100,7 +100,7 @@ metrics! {
     replicas: status = "rectrain_operator_job_replicas" ["role"], "Pods that a job under way should have, by role.";
     ready_replicas: status = "rectrain_operator_job_ready_replicas" ["role"], "Ready pods of a job under way, by role.";
     ages: status = "rectrain_operator_job_status_age_seconds", "Time since the status of a job was last checked.";
-    slowest: status = "rectrain_operator_job_slowest_share" ["role", "index", "pod", "node"], "Share of a step's time that the slowness of a job's slowest member costs. Absent if no member is slow.";
+    slowest: status = "rectrain_operator_job_slowest_share" ["role", "index", "member_pod", "member_node"], "Share of a step's time that the slowness of a job's slowest member costs. Absent if no member is slow.";
     prediction_errors: job = "rectrain_operator_mode_prediction_error_ratio", "Relative error of the speed predicted for the training mode of a job in `auto`: 0.1 means a tenth faster than predicted.";
     used_by_others: job = "rectrain_operator_cpu_used_by_others_ratio", "CPU in use by other pods over the CPU that a job has not requested, as its automatic mode sees it: the mean over the nodes of its pods.";
     lost_pods: counter = "rectrain_operator_lost_pods_total", "Pods that the operator deleted because their node was lost and their grace period was over.";
@@ -494,7 +494,7 @@ mod tests {
             "job_max_restarts{job_name=\"j\",job_namespace=\"n\"} 10",
             "job_replicas{job_name=\"j\",job_namespace=\"n\",role=\"ps\"} 2",
             "job_ready_replicas{job_name=\"j\",job_namespace=\"n\",role=\"ps\"} 1",
-            "job_slowest_share{index=\"1\",job_name=\"j\",job_namespace=\"n\",node=\"node-a\",pod=\"j-ps-1\",role=\"ps\"} 0.75",
+            "job_slowest_share{index=\"1\",job_name=\"j\",job_namespace=\"n\",member_node=\"node-a\",member_pod=\"j-ps-1\",role=\"ps\"} 0.75",
             "job_unseen_share{feature=\"user\",job_name=\"j\",job_namespace=\"n\"} 0.25",
             "cpu_used_by_others_ratio{job_name=\"j\",job_namespace=\"n\"} 0.5",
         ] {
