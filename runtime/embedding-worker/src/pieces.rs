@@ -34,14 +34,17 @@ pub(crate) struct Piece {
     pub(crate) global_samples: u32,
     /// Dense features and labels, and group ids if the data has groups.
     pub(crate) rest: Vec<Tensor>,
+    /// The loader that sent it.
+    pub(crate) loader: u32,
     /// In an evaluation: whether a dense worker has fetched the piece. If the connection broke
     /// before the reply arrived, the dense worker fetches the piece again.
     is_evaluated: AtomicBool,
 }
 
 impl Piece {
-    pub(crate) fn new(prepared: PreparedIds, global_samples: u32, rest: Vec<Tensor>) -> Self {
-        Self { prepared, global_samples, rest, is_evaluated: AtomicBool::new(false) }
+    pub(crate) fn new(prepared: PreparedIds, request: &v1::PutBatch, rest: Vec<Tensor>) -> Self {
+        let &v1::PutBatch { global_samples, loader, .. } = request;
+        Self { prepared, global_samples, rest, loader, is_evaluated: AtomicBool::new(false) }
     }
 }
 

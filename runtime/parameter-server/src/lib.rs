@@ -220,7 +220,8 @@ impl ParameterServer {
         self.shared.slots.admit_epoch(request.map_epoch)?;
         let arrived = Instant::now();
         half.admit_look_up(request.step.map(GlobalStep)).await?;
-        self.shared.metrics.gate_wait.observe(arrived.elapsed().as_secs_f64());
+        let gate_seconds = arrived.elapsed().as_secs_f64();
+        self.shared.metrics.gate_wait.observe(gate_seconds);
         let step = half.row_step();
         self.shared.slots.check_look_up(request.map_epoch, &keys)?;
         let started = Instant::now();
@@ -236,7 +237,8 @@ impl ParameterServer {
         for (rows, dim) in rows.into_iter().zip(self.shared.group_dims()) {
             tensors.extend(self.compression.encode(rows, *dim)?);
         }
-        Ok(message::reply::<v1::Lookup>(&v1::LookupReply { step, is_applied: false, missing }, tensors))
+        let reply = v1::LookupReply { step, is_applied: false, missing, gate_seconds };
+        Ok(message::reply::<v1::Lookup>(&reply, tensors))
     }
 
     async fn update(&self, request: v1::Update, tensors: Vec<Tensor>) -> Result<Frame, RoleError> {

@@ -19,6 +19,7 @@ pub mod events;
 pub mod failure;
 pub mod layout;
 pub mod limits;
+pub mod long_wait;
 pub mod message;
 pub mod metrics;
 pub mod outcome;

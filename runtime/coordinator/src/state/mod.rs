@@ -7,7 +7,6 @@ mod members;
 mod progress;
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use rectrain_modes::migration::{MigrationId, SlotMap};
 use rectrain_modes::{DataLedger, DataPlan};
@@ -31,8 +30,6 @@ use rectrain_protocol::plan::JobPlan;
 
 /// Members of a role, at most. More are surely a typing error.
 const MOST_MEMBERS: u32 = 10_000;
-/// The window over which throughput is measured.
-const THROUGHPUT_WINDOW: Duration = Duration::from_secs(10);
 
 /// The state of the coordinator. The file of each part says how messages change it.
 #[derive(Debug, Serialize, Deserialize)]
