@@ -44,6 +44,7 @@ pub mod simulation;
 pub mod spec;
 mod status;
 mod suggest;
+mod syntax;
 mod template;
 mod typed;
 mod validate;

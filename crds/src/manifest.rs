@@ -11,6 +11,7 @@ use serde_yaml::Value as Yaml;
 use crate::locate::locate;
 use crate::schema::annotated;
 use crate::suggest::nearest;
+use crate::syntax::{Explained, explain_syntax};
 use crate::template::template_errors;
 use crate::typed::typed;
 use crate::{FieldError, FieldPath, RecTrainingJob, ResolvedJob, SetError, SetKind, apply_set, check, validate};
@@ -236,7 +237,8 @@ impl Sources<'_> {
         let place = error.location().map(|location| (location.line(), location.column()));
         let message = error.to_string();
         // The parser appends the position in its own words. `origin` already has it.
-        let reason = message.split(" at line ").next().unwrap_or(&message).to_string();
+        let reason = message.split(" at line ").next().unwrap_or(&message);
+        let Explained { place, reason } = explain_syntax(self.text, place, reason);
         ManifestError::Syntax { origin: Origin::File { file: self.file.to_string(), place }, reason }
     }
 
