@@ -56,7 +56,7 @@ pub use check::FieldError;
 pub use decision::{DecisionAction, DecisionStatus, DecisionSubject, UnknownAction};
 pub use doubts::doubts;
 pub use examples::{KIND_FIELDS, KindExample, KindField};
-pub use explain::{ExplainError, explain, field_paths};
+pub use explain::{ExplainError, explain, explain_all, field_paths};
 pub use job::{RecTrainingJob, RecTrainingJobSpec};
 pub use manifest::{
     LocatedError, Manifest, ManifestError, Origin, Override, load, parse_manifest, parse_manifest_with,
