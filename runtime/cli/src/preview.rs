@@ -1,5 +1,5 @@
 //! `rectrain validate --data`: opens the data of a manifest, checks its columns and first rows, and
-//! shows what was found.
+//! shows the numbers of rows.
 
 use rectrain_data::{Batch, Dataset, ReadPlan, SourceConfig};
 use rectrain_protocol::plan::JobPlan;

@@ -85,7 +85,7 @@ impl Display {
         }
     }
 
-    /// The job has started: tells where it can be watched and controlled, and what is doubtful.
+    /// The job has started: tells where it can be watched and controlled, and prints the warnings.
     pub(crate) fn addresses(&mut self, addresses: &Addresses<'_>) {
         let Addresses { page, metrics, control } = *addresses;
         if self.json {
