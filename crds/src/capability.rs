@@ -28,6 +28,21 @@ pub enum Capability {
     ApplyScaling,
 }
 
+impl Capability {
+    /// The remedy for a job that needs it, in a program that lacks it.
+    fn remedy(self) -> &'static str {
+        match self {
+            Capability::Checkpoint | Capability::Resume | Capability::AutoMode => "remove the field",
+            Capability::Cuda => {
+                "remove the field, or use a program that was built with the feature `cuda` (docs/guide/gpu.md)"
+            }
+            Capability::Suspend | Capability::Deadline | Capability::Autoscaling | Capability::ApplyScaling => {
+                "remove the field here; in a cluster it works"
+            }
+        }
+    }
+}
+
 impl fmt::Display for Capability {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -91,7 +106,10 @@ pub fn capabilities(job: &RecTrainingJob) -> Vec<Requirement> {
 pub fn refuse_missing(job: &RecTrainingJob, can: &[Capability]) -> Result<(), Vec<FieldError>> {
     let missing = capabilities(job).into_iter().filter(|asked| !can.contains(&asked.capability));
     let errors: Vec<_> = missing
-        .map(|asked| FieldError::new(asked.path, format!("this version cannot {}: remove the field", asked.capability)))
+        .map(|asked| {
+            let (capability, remedy) = (asked.capability, asked.capability.remedy());
+            FieldError::new(asked.path, format!("this version cannot {capability}: {remedy}"))
+        })
         .collect();
     if errors.is_empty() { Ok(()) } else { Err(errors) }
 }

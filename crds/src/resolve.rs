@@ -219,7 +219,7 @@ fn sparse_field(name: String, given: &SparseFeature, table: &ResolvedTable) -> S
     SparseField {
         name,
         table: table.name.clone(),
-        multi_value: given.multi_value.as_ref().map(|multi| multi.separator.clone()),
+        multi_value: given.multi_value.as_ref().map(|multi| multi.separator.clone().unwrap_or_default()),
         missing: given.missing.unwrap_or(MissingValue::Token),
     }
 }
@@ -397,6 +397,7 @@ fn files(given: &DataSpec, schema: &Schema, errors: &mut Errors) -> FilePlan {
     let format = format(given, &parts, errors);
     if let FileFormat::Csv(csv) = &format {
         columns(csv, schema, &parts, errors);
+        separators(schema, errors);
     }
     let null_values = null_values(given.null_values.as_deref(), errors);
     FilePlan { parts, format, bad_rows: bad_rows(given.bad_rows.as_ref()), null_values }
@@ -416,6 +417,17 @@ fn null_values(given: Option<&[String]>, errors: &mut Errors) -> Vec<String> {
         markers.push(marker.to_owned());
     }
     markers
+}
+
+/// Text files have no lists, so a cell with several values needs a separator.
+fn separators(schema: &Schema, errors: &mut Errors) {
+    for feature in schema.sparse.iter().filter(|feature| feature.multi_value.as_deref() == Some("")) {
+        let message = format!(
+            "`{}` has several values in a cell of text: set `multiValue.separator` to the text between them, such as |",
+            feature.name
+        );
+        errors.add(at("spec.features.sparse"), message);
+    }
 }
 
 /// The paths, divided by the one way of the split that is given.
@@ -560,7 +572,12 @@ fn recognize(given: &DataSpec, parts: &TrainTest, errors: &mut Errors) -> DataFo
     for path in paths.into_iter().filter(|path| Scheme::of(path).is_ok()) {
         let Some(format) = DataFormat::of_path(path) else {
             let guess = if given.csv.is_some() { "csv or tsv" } else { "csv, tsv or parquet" };
-            errors.add(at(place), format!("the name of `{path}` does not end with .csv, .tsv or .parquet (or one of these and .gz or .zst): set spec.data.format to {guess}"));
+            let message = format!(
+                "the name of `{path}` does not end with .csv, .tsv or .parquet (or one of these and .gz or .zst): set \
+                 spec.data.format to {guess}; for a folder, name the files in it, such as {}/*.csv",
+                path.trim_end_matches('/')
+            );
+            errors.add(at(place), message);
             return DataFormat::Csv;
         };
         match recognized {

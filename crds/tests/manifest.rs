@@ -57,7 +57,7 @@ fn resolve(expressions: &[&str]) -> ResolvedJob {
 fn a_ten_line_manifest_is_enough_and_takes_every_default() {
     let text = read("docs/examples/minimal.yaml");
     assert_eq!(text.lines().count(), 10);
-    let resolved = load(&text, "minimal.yaml", &[]).unwrap().resolved;
+    let resolved = load(&text, "minimal.yaml", &sets(&["spec.training=null"])).unwrap().resolved;
     let expected = json!({
         "name": "minimal",
         "model": {
@@ -429,7 +429,11 @@ fn gpus_or_device_puts_dense_workers_on_gpus() {
     assert_eq!((asked.len(), asked[0].capability), (1, Capability::Cuda));
     let error = refuse_missing(&job(&["spec.roles.denseWorker.gpus=1"]), &[]).unwrap_err();
     let error = error[0].to_string();
-    assert_eq!(error, "spec.roles.denseWorker.gpus: this version cannot compute on a GPU: remove the field");
+    assert_eq!(
+        error,
+        "spec.roles.denseWorker.gpus: this version cannot compute on a GPU: remove the field, or use a program that \
+         was built with the feature `cuda` (docs/guide/gpu.md)"
+    );
 }
 
 #[test]
@@ -509,7 +513,7 @@ fn auto_starts_in_sync_and_autoscaling_takes_every_default() {
 
 /// The text to replace in BASE, its replacement, the start of the only error's message after the
 /// file, and a part of its sentence.
-const BAD_TEXTS: [(&str, &str, &str, &str); 30] = [
+const BAD_TEXTS: [(&str, &str, &str, &str); 31] = [
     (
         "globalBatchSize",
         "globalBachSize",
@@ -522,6 +526,12 @@ const BAD_TEXTS: [(&str, &str, &str, &str); 30] = [
         "{kind: dnn, globalBatchSize: 3}",
         "base.yaml:5:22: spec.model.globalBatchSize: ",
         "did you mean `spec.training.globalBatchSize`?",
+    ),
+    (
+        "globalBatchSize: 256",
+        "learningRate: 0.1",
+        "base.yaml:15:5: spec.training.learningRate: ",
+        "did you mean `spec.training.optimizer.dense.learningRate` or `spec.training.optimizer.sparse.learningRate`?",
     ),
     ("{kind: dnn}", "{kind: dnn, colour: red}", "base.yaml:5:22: spec.model.colour: ", "`spec.model` has the fields"),
     ("kind: dnn", "kind: deepFM", "base.yaml:5:11: spec.model.kind: ", "did you mean `deepfm`?"),
@@ -584,8 +594,8 @@ const BAD_TEXTS: [(&str, &str, &str, &str); 30] = [
     (
         "    globalBatchSize: 256",
         "    globalBatchSize: 256\n    globalBatchSize: 512",
-        "base.yaml:15:5: this is not valid YAML: ",
-        "duplicate entry with key \"globalBatchSize\"",
+        "base.yaml:16:5: this is not valid YAML: ",
+        "the field `globalBatchSize` is there twice",
     ),
     (
         "metadata: {name: base}",
@@ -596,6 +606,25 @@ const BAD_TEXTS: [(&str, &str, &str, &str); 30] = [
     ("  training:", "---\n  training:", "base.yaml: ", "several YAML documents"),
     ("spec:", "Spec:", "base.yaml: spec: ", "`spec` describes the job"),
 ];
+
+#[test]
+fn a_small_object_names_its_own_fields() {
+    let split =
+        "spec.data.train=null,spec.data.test=null,spec.data.source.paths={a.csv},spec.data.split.fraction.test=0.2";
+    let error = load(BASE, "base.yaml", &sets(&[split])).unwrap_err().to_string();
+    let sentence = "spec.data.split.fraction.test: unknown field; `spec.data.split.fraction` has the field `train`";
+    assert!(error.contains(sentence), "{error}");
+}
+
+#[test]
+fn lists_need_no_separator_and_text_does() {
+    let text = BASE.replacen("{name: user}", "{name: user, multiValue: {}}", 1);
+    let error = load(&text, "base.yaml", &[]).unwrap_err().to_string();
+    assert!(error.contains("`user` has several values in a cell of text: set `multiValue.separator`"), "{error}");
+    let lists = text.replace(".csv", ".parquet");
+    let resolved = load(&lists, "base.yaml", &[]).unwrap().resolved;
+    assert_eq!(resolved.features.schema.sparse[0].multi_value.as_deref(), Some(""));
+}
 
 #[test]
 fn a_wrong_manifest_gets_a_sentence_with_line_and_expectation() {
