@@ -41,6 +41,7 @@ use crate::{
     printcolumn(name = "EW", type_ = "string", json_path = ".status.replicaStatuses.embeddingWorker.display", description = "Embedding workers, ready/wanted."),
     printcolumn(name = "DW", type_ = "string", json_path = ".status.replicaStatuses.denseWorker.display", description = "Dense workers, ready/wanted."),
     printcolumn(name = "Restarts", type_ = "integer", json_path = ".status.restarts", description = "Restarts after crashes, all roles together."),
+    printcolumn(name = "Slowest", type_ = "string", json_path = ".status.slowest.pod", priority = 1, description = "Pod that slows training the most."),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp", description = "Time since the job was created.")
 )]
 #[serde(rename_all = "camelCase")]

@@ -27,6 +27,7 @@ mod capability;
 mod check;
 mod decision;
 pub mod defaults;
+mod doubts;
 mod examples;
 mod explain;
 mod job;
@@ -41,19 +42,23 @@ mod resolve;
 mod resolved;
 mod schema;
 mod set;
+mod set_aside;
 pub mod simulation;
 pub mod spec;
 mod status;
 mod suggest;
+mod syntax;
 mod template;
 mod typed;
 mod validate;
+mod warm_start;
 
 pub use capability::{Capability, Requirement, capabilities, refuse_missing};
 pub use check::FieldError;
 pub use decision::{DecisionAction, DecisionStatus, DecisionSubject, UnknownAction};
+pub use doubts::doubts;
 pub use examples::{KIND_FIELDS, KindExample, KindField};
-pub use explain::{ExplainError, explain, field_paths};
+pub use explain::{ExplainError, explain, explain_all, field_paths};
 pub use job::{RecTrainingJob, RecTrainingJobSpec};
 pub use manifest::{
     LocatedError, Manifest, ManifestError, Origin, Override, load, parse_manifest, parse_manifest_with,
@@ -74,6 +79,7 @@ pub use set::{SetError, SetKind, apply_set};
 pub use spec::*;
 pub use status::{
     AttemptMode, AttemptReplicas, AttemptStatus, CheckpointStatus, JobSummary, ModePrediction, Phase,
-    RecTrainingJobStatus, ReplicaCount, ReplicaStatuses, RoleReplicas, TableStatus,
+    RecTrainingJobStatus, ReplicaCount, ReplicaStatuses, RoleReplicas, SlowestStatus, TableStatus,
 };
 pub use validate::{validate, validate_update};
+pub use warm_start::WarmStart;

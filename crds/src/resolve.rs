@@ -28,6 +28,7 @@ pub(crate) fn resolve(job: &RecTrainingJob) -> Result<ResolvedJob, Vec<FieldErro
         roles: roles(&spec.roles.clone().unwrap_or_default()),
         autoscaling: spec.autoscaling.as_ref().map(|given| autoscaling(given, spec, &mut errors)),
         checkpoint: spec.checkpoint.as_ref().and_then(checkpoint),
+        warm_start: warm_start(spec, &mut errors),
         fault_tolerance: fault_tolerance(spec.fault_tolerance.as_ref()),
         suspend: spec.suspend.unwrap_or(false),
     };
@@ -234,7 +235,7 @@ fn sparse_field(name: String, given: &SparseFeature, table: &ResolvedTable) -> S
     SparseField {
         name,
         table: table.name.clone(),
-        multi_value: given.multi_value.as_ref().map(|multi| multi.separator.clone()),
+        multi_value: given.multi_value.as_ref().map(|multi| multi.separator.clone().unwrap_or_default()),
         missing: given.missing.unwrap_or(MissingValue::Token),
         hash_buckets: table.hash_buckets,
     }
@@ -413,6 +414,7 @@ fn files(given: &DataSpec, schema: &Schema, errors: &mut Errors) -> FilePlan {
     let format = format(given, &parts, errors);
     if let FileFormat::Csv(csv) = &format {
         columns(csv, schema, &parts, errors);
+        separators(schema, errors);
     }
     let null_values = null_values(given.null_values.as_deref(), errors);
     FilePlan { parts, format, bad_rows: bad_rows(given.bad_rows.as_ref()), null_values }
@@ -432,6 +434,17 @@ fn null_values(given: Option<&[String]>, errors: &mut Errors) -> Vec<String> {
         markers.push(marker.to_owned());
     }
     markers
+}
+
+/// Text files have no lists, so a cell with several values needs a separator.
+fn separators(schema: &Schema, errors: &mut Errors) {
+    for feature in schema.sparse.iter().filter(|feature| feature.multi_value.as_deref() == Some("")) {
+        let message = format!(
+            "`{}` has several values in a cell of text: set `multiValue.separator` to the text between them, such as |",
+            feature.name
+        );
+        errors.add(at("spec.features.sparse"), message);
+    }
 }
 
 /// The paths, divided by the one way of the split that is given.
@@ -576,7 +589,12 @@ fn recognize(given: &DataSpec, parts: &TrainTest, errors: &mut Errors) -> DataFo
     for path in paths.into_iter().filter(|path| Scheme::of(path).is_ok()) {
         let Some(format) = DataFormat::of_path(path) else {
             let guess = if given.csv.is_some() { "csv or tsv" } else { "csv, tsv or parquet" };
-            errors.add(at(place), format!("the name of `{path}` does not end with .csv, .tsv or .parquet (or one of these and .gz or .zst): set spec.data.format to {guess}"));
+            let message = format!(
+                "the name of `{path}` does not end with .csv, .tsv or .parquet (or one of these and .gz or .zst): set \
+                 spec.data.format to {guess}; for a folder, name the files in it, such as {}/*.csv",
+                path.trim_end_matches('/')
+            );
+            errors.add(at(place), message);
             return DataFormat::Csv;
         };
         match recognized {
@@ -958,6 +976,29 @@ fn fault_tolerance(given: Option<&FaultToleranceSpec>) -> ResolvedFaultTolerance
         stall_seconds: given.stall_seconds.unwrap_or(d::STALL_SECONDS),
         shared_memory: given.shared_memory.unwrap_or(d::SHARED_MEMORY),
     }
+}
+
+fn warm_start(spec: &RecTrainingJobSpec, errors: &mut Errors) -> Option<WarmStart> {
+    let given = spec.checkpoint.as_ref()?;
+    let field = at("spec.checkpoint.from");
+    let from = match WarmStart::parse(given.from.as_deref()?) {
+        Ok(from) => from,
+        Err(problem) => {
+            errors.add(field, problem);
+            return None;
+        }
+    };
+    if given.path.as_deref().is_some_and(|path| from.is_in(path)) {
+        let path = &from.path;
+        errors.add(
+            field,
+            format!(
+                "expected the checkpoint path of another job, found this job's own spec.checkpoint.path {path}: \
+                 set spec.checkpoint.resume to `latest` instead to resume there, or give this job another path"
+            ),
+        );
+    }
+    Some(from)
 }
 
 fn checkpoint(given: &CheckpointSpec) -> Option<ResolvedCheckpoint> {

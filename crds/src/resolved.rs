@@ -16,7 +16,7 @@ use rectrain_kinds::{
 };
 use serde::Serialize;
 
-use crate::{AutoscalingMode, Resume, SwitchSpec};
+use crate::{AutoscalingMode, Resume, SwitchSpec, WarmStart};
 
 /// A whole job.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -38,6 +38,8 @@ pub struct ResolvedJob {
     pub autoscaling: Option<ResolvedAutoscaling>,
     /// Checkpoints, if any are written or read.
     pub checkpoint: Option<ResolvedCheckpoint>,
+    /// The checkpoint that the job begins with, if it is not initial values.
+    pub warm_start: Option<WarmStart>,
     /// The handling of crashes.
     pub fault_tolerance: ResolvedFaultTolerance,
     /// True if the job is suspended.

@@ -282,6 +282,29 @@ pub struct ModePrediction {
     pub error_percent: Option<i64>,
 }
 
+/// A member that is slow compared to its peers, or to its own earlier pace if it has none.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct SlowestStatus {
+    /// Its role, as in `spec.roles`.
+    #[schemars(length(max = 32))]
+    pub role: String,
+    /// Its index in the role, from 0.
+    pub index: u32,
+    /// Its pod.
+    #[schemars(length(max = 253))]
+    pub pod: String,
+    /// The node of its pod, if it is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 253))]
+    pub node: Option<String>,
+    /// The share of a step's time that its slowness costs, from 0 to 1, in tenths.
+    pub share: f64,
+    /// When it became slow.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub since: Option<Time>,
+}
+
 /// The state of a job, written by the operator.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
@@ -311,7 +334,7 @@ pub struct RecTrainingJobStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mode_since: Option<Time>,
 
-    /// Why the mode is in use: the manifest, the schedule, or a decision of `auto`.
+    /// Why the mode is in use: the manifest, the schedule, or a decision of `auto` with its time.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1024))]
     pub mode_reason: Option<String>,
@@ -341,6 +364,10 @@ pub struct RecTrainingJobStatus {
     /// Rows trained per second in the last report, all dense workers together.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub samples_per_second: Option<u64>,
+
+    /// The member that slows training the most. Absent if none is slow.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub slowest: Option<SlowestStatus>,
 
     /// Mean loss (cross entropy, in nats) of the rows in the last report.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -57,7 +57,7 @@ fn resolve(expressions: &[&str]) -> ResolvedJob {
 fn a_ten_line_manifest_is_enough_and_takes_every_default() {
     let text = read("docs/examples/minimal.yaml");
     assert_eq!(text.lines().count(), 10);
-    let resolved = load(&text, "minimal.yaml", &[]).unwrap().resolved;
+    let resolved = load(&text, "minimal.yaml", &sets(&["spec.training=null"])).unwrap().resolved;
     let expected = json!({
         "name": "minimal",
         "model": {
@@ -113,6 +113,7 @@ fn a_ten_line_manifest_is_enough_and_takes_every_default() {
         },
         "autoscaling": null,
         "checkpoint": null,
+        "warmStart": null,
         "faultTolerance": {"maxRestarts": 10, "backoffSeconds": 10, "stallSeconds": 600, "sharedMemory": true},
         "suspend": false,
     });
@@ -181,6 +182,39 @@ fn every_example_is_valid() {
         }
     }
     assert!(count >= 4);
+}
+
+/// The fenced YAML of a page of docs.
+fn fenced_yaml(page: &str) -> Vec<String> {
+    let blocks = page.split("```yaml\n").skip(1);
+    blocks.map(|block| block.split("```").next().unwrap_or_default().to_owned()).collect()
+}
+
+#[test]
+fn the_daily_cron_job_of_the_guide_is_valid() {
+    let blocks = fenced_yaml(&read("docs/guide/daily-training.md"));
+    let documents: Vec<Value> = blocks
+        .iter()
+        .flat_map(|block| block.split("\n---\n"))
+        .map(|document| serde_yaml::from_str(document).unwrap())
+        .collect();
+    let of_kind = |kind: &str| documents.iter().find(|document| document["kind"] == kind).expect(kind);
+    let cron = &of_kind("CronJob")["spec"];
+    assert_eq!((&cron["concurrencyPolicy"], &cron["timeZone"]), (&json!("Forbid"), &json!("Etc/UTC")));
+    let pod = &cron["jobTemplate"]["spec"]["template"]["spec"];
+    assert_eq!(pod["serviceAccountName"], of_kind("ServiceAccount")["metadata"]["name"]);
+    assert_eq!(pod["volumes"][0]["configMap"]["name"], of_kind("ConfigMap")["metadata"]["name"]);
+    let script = pod["containers"][0]["args"][0].as_str().unwrap();
+    assert!(script.contains("/template/day.yaml") && script.contains("s|@LAST@|$last|"), "{script}");
+    let template = of_kind("ConfigMap")["data"]["day.yaml"].as_str().unwrap();
+    // The first night has no model to begin with.
+    let lines: Vec<&str> = template.lines().filter(|line| !line.contains("@LAST@")).collect();
+    let first = load(&lines.join("\n").replace("@DAY@", "2026-06-01"), "day.yaml", &[]).unwrap().resolved;
+    assert_eq!((first.name.as_str(), first.warm_start), ("clicks-2026-06-01", None));
+    let path = first.checkpoint.unwrap().path;
+    let second = load(&template.replace("@LAST@", &path).replace("@DAY@", "2026-06-02"), "day.yaml", &[]).unwrap();
+    let from = second.resolved.warm_start.unwrap();
+    assert_eq!((from.path, from.step), (path, None));
 }
 
 #[test]
@@ -395,14 +429,18 @@ fn gpus_or_device_puts_dense_workers_on_gpus() {
     assert_eq!((asked.len(), asked[0].capability), (1, Capability::Cuda));
     let error = refuse_missing(&job(&["spec.roles.denseWorker.gpus=1"]), &[]).unwrap_err();
     let error = error[0].to_string();
-    assert_eq!(error, "spec.roles.denseWorker.gpus: this version cannot compute on a GPU: remove the field");
+    assert_eq!(
+        error,
+        "spec.roles.denseWorker.gpus: this version cannot compute on a GPU: remove the field, or use a program that \
+         was built with the feature `cuda` (docs/guide/gpu.md)"
+    );
 }
 
 #[test]
 fn a_capability_that_is_missing_is_refused_and_never_ignored() {
     assert_eq!(capabilities(&job(&[])), []);
     let job = job(&[
-        "spec.checkpoint.path=/c,spec.checkpoint.resume=latest",
+        "spec.checkpoint.path=/c,spec.checkpoint.resume=latest,spec.checkpoint.from=/d@7",
         "spec.roles.denseWorker.device=cuda",
         "spec.suspend=true",
         "spec.activeDeadlineSeconds=5",
@@ -414,6 +452,7 @@ fn a_capability_that_is_missing_is_refused_and_never_ignored() {
         [
             Capability::Checkpoint,
             Capability::Resume,
+            Capability::WarmStart,
             Capability::Cuda,
             Capability::Suspend,
             Capability::Deadline,
@@ -474,7 +513,7 @@ fn auto_starts_in_sync_and_autoscaling_takes_every_default() {
 
 /// The text to replace in BASE, its replacement, the start of the only error's message after the
 /// file, and a part of its sentence.
-const BAD_TEXTS: [(&str, &str, &str, &str); 30] = [
+const BAD_TEXTS: [(&str, &str, &str, &str); 31] = [
     (
         "globalBatchSize",
         "globalBachSize",
@@ -487,6 +526,12 @@ const BAD_TEXTS: [(&str, &str, &str, &str); 30] = [
         "{kind: dnn, globalBatchSize: 3}",
         "base.yaml:5:22: spec.model.globalBatchSize: ",
         "did you mean `spec.training.globalBatchSize`?",
+    ),
+    (
+        "globalBatchSize: 256",
+        "learningRate: 0.1",
+        "base.yaml:15:5: spec.training.learningRate: ",
+        "did you mean `spec.training.optimizer.dense.learningRate` or `spec.training.optimizer.sparse.learningRate`?",
     ),
     ("{kind: dnn}", "{kind: dnn, colour: red}", "base.yaml:5:22: spec.model.colour: ", "`spec.model` has the fields"),
     ("kind: dnn", "kind: deepFM", "base.yaml:5:11: spec.model.kind: ", "did you mean `deepfm`?"),
@@ -549,8 +594,8 @@ const BAD_TEXTS: [(&str, &str, &str, &str); 30] = [
     (
         "    globalBatchSize: 256",
         "    globalBatchSize: 256\n    globalBatchSize: 512",
-        "base.yaml:15:5: this is not valid YAML: ",
-        "duplicate entry with key \"globalBatchSize\"",
+        "base.yaml:16:5: this is not valid YAML: ",
+        "the field `globalBatchSize` is there twice",
     ),
     (
         "metadata: {name: base}",
@@ -561,6 +606,25 @@ const BAD_TEXTS: [(&str, &str, &str, &str); 30] = [
     ("  training:", "---\n  training:", "base.yaml: ", "several YAML documents"),
     ("spec:", "Spec:", "base.yaml: spec: ", "`spec` describes the job"),
 ];
+
+#[test]
+fn a_small_object_names_its_own_fields() {
+    let split =
+        "spec.data.train=null,spec.data.test=null,spec.data.source.paths={a.csv},spec.data.split.fraction.test=0.2";
+    let error = load(BASE, "base.yaml", &sets(&[split])).unwrap_err().to_string();
+    let sentence = "spec.data.split.fraction.test: unknown field; `spec.data.split.fraction` has the field `train`";
+    assert!(error.contains(sentence), "{error}");
+}
+
+#[test]
+fn lists_need_no_separator_and_text_does() {
+    let text = BASE.replacen("{name: user}", "{name: user, multiValue: {}}", 1);
+    let error = load(&text, "base.yaml", &[]).unwrap_err().to_string();
+    assert!(error.contains("`user` has several values in a cell of text: set `multiValue.separator`"), "{error}");
+    let lists = text.replace(".csv", ".parquet");
+    let resolved = load(&lists, "base.yaml", &[]).unwrap().resolved;
+    assert_eq!(resolved.features.schema.sparse[0].multi_value.as_deref(), Some(""));
+}
 
 #[test]
 fn a_wrong_manifest_gets_a_sentence_with_line_and_expectation() {
@@ -755,6 +819,18 @@ const BAD_JOBS: [(&[&str], &str, &str); 59] = [
     ),
     (&["spec.checkpoint.path=~"], "spec.checkpoint.path", "nothing expands `~`"),
     (&["spec.checkpoint.path=$HOME/models"], "spec.checkpoint.path", "nothing expands `$HOME` in `$HOME/models`"),
+    (
+        &["spec.checkpoint.from=~/models@7"],
+        "spec.checkpoint.from",
+        "nothing expands `~` in `~/models@7`: write the whole path",
+    ),
+    (&["spec.checkpoint.from=hdfs://nn/ck"], "spec.checkpoint.from", "no build reads hdfs:// URLs"),
+    (&["spec.checkpoint.from=/ck@newest"], "spec.checkpoint.from", "expected the number of a step or `latest`"),
+    (
+        &["spec.checkpoint.from=/models/day@latest,spec.checkpoint.path=/models/day/"],
+        "spec.checkpoint.from",
+        "set spec.checkpoint.resume to `latest` instead",
+    ),
     (&["spec.data.train.paths[0]=/data/${DAY}.csv"], "spec.data.train.paths[0]", "nothing expands `${DAY}`"),
     (
         &["spec.data.test.paths[0]=file:///data/$DAY/x.csv"],
@@ -802,6 +878,9 @@ fn paths_and_endpoints_that_can_be_used_are_valid() {
             "spec.data.storage.secretName=keys",
         ],
         &["spec.checkpoint.path=gs://b/ck", "spec.data.storage.options.endpoint=http://127.0.0.1:4443"],
+        &["spec.checkpoint.from=s3://b/monday@latest,spec.checkpoint.path=s3://b/tuesday"],
+        // A job may begin with a model and save none.
+        &["spec.checkpoint.from=/models/monday@1200"],
         // No URL uses it.
         &["spec.data.storage.options.endpoint=minio:9000"],
     ] {

@@ -18,7 +18,7 @@ use tonic::Code;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 
 use crate::certificates::{JobCertificate, MEMBER_NAME};
-use crate::coordinator_view::{CoordinatorView, Members, Rebalance, Report, Stage, SwitchAnswer};
+use crate::coordinator_view::{CoordinatorView, Members, NoStep, Rebalance, Report, SlowMember, Stage, SwitchAnswer};
 
 /// Deadline of a request.
 const DEADLINE: Duration = Duration::from_secs(3);
@@ -233,7 +233,19 @@ fn report(status: &v1::JobStatus) -> Report {
         idle_seconds: status.idle_seconds,
         recovered: status.recovered,
         slots_decided_seconds: status.slots_decided_seconds,
+        slowest: status.slowest.as_ref().and_then(slow_member),
+        no_step: status.no_step.as_ref().map(no_step),
     }
+}
+
+fn slow_member(slowest: &v1::Slowest) -> Option<SlowMember> {
+    let role = member_role(slowest.role())?;
+    Some(SlowMember { role, index: slowest.index, share: slowest.share, since_seconds: slowest.since_seconds })
+}
+
+fn no_step(no_step: &v1::NoStep) -> NoStep {
+    let member = |member: &v1::Member| Some((member_role(member.role())?, member.index));
+    NoStep { seconds: no_step.seconds, waits_for: no_step.waits_for.as_ref().and_then(member) }
 }
 
 fn last_checkpoint(status: &v1::JobStatus) -> Option<CheckpointStatus> {

@@ -283,8 +283,8 @@ pub struct SparseField {
     /// The table of its keys. Features of one table share the keys of equal values.
     pub table: String,
     /// Text between two values of a cell, which then holds any number of them. In Parquet the
-    /// column is a list, or text with separators. Empty pieces and nulls are not values. `None`
-    /// means one value a cell.
+    /// column is a list, or text with separators. Empty pieces and nulls are not values. An empty
+    /// separator means that the column must be a list. `None` means one value a cell.
     pub multi_value: Option<String>,
     /// The treatment of a missing value where `multi_value` is `None`.
     pub missing: MissingValue,

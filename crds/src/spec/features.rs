@@ -30,15 +30,16 @@ pub struct InitializerSpec {
 }
 
 /// A column whose value is a list of values.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct MultiValueSpec {
     /// Separator of two values, such as `|` or `::`. It may be a comma if cells are quoted. Empty
     /// pieces are ignored. A list in brackets, such as `[1, 2]`, `(1, 2)` or `{1, 2}`, is a bad
-    /// row. A list column of a Parquet file needs none: its elements are the values. At most 8
-    /// characters.
-    #[schemars(length(min = 1, max = 8))]
-    pub separator: String,
+    /// row. Required for text. A list column of a Parquet file needs none: its elements are the
+    /// values. At most 8 characters.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 8), extend("x-default" = "none: the column is a list"))]
+    pub separator: Option<String>,
 }
 
 /// A column of ids or categories. Each value has its own embedding row.

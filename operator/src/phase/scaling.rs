@@ -9,6 +9,10 @@ use crate::coordinator_view::Rebalance;
 use crate::decisions;
 use crate::members;
 use crate::pods::PodFacts;
+use crate::text::shorten;
+
+/// Bytes of a reason in a status.
+const MOST_REASON: usize = 1000;
 
 impl Draft<'_> {
     /// Whether the wanted numbers of members have changed since the last look at the attempt.
@@ -56,15 +60,17 @@ impl Draft<'_> {
             self.status.mode_prediction = None;
         } else if self.status.mode != self.before.mode || self.before.mode_since.is_none() {
             self.status.mode_since = Some(Time(self.facts.now));
-            self.status.mode_reason = Some(self.mode_reason().to_owned());
+            self.status.mode_reason = Some(self.mode_reason());
         }
     }
 
-    /// Why the mode in use was chosen automatically.
-    fn mode_reason(&self) -> &str {
+    /// Why the mode in use was chosen automatically, with the time of the decision.
+    fn mode_reason(&self) -> String {
         match decisions::last(&self.before.decisions, DecisionSubject::Mode) {
-            Some(decided) if is_switch_to(&decided.action, self.status.mode) => &decided.reason,
-            _ => "automatic training starts in it",
+            Some(decided) if is_switch_to(&decided.action, self.status.mode) => {
+                shorten(&format!("decided at {}: {}", decided.time.0, decided.reason), MOST_REASON)
+            }
+            _ => "automatic training starts in it".to_owned(),
         }
     }
 

@@ -17,6 +17,7 @@ pub fn is_ours(job: &RecTrainingJob) -> bool {
 const CAPABILITIES: &[Capability] = &[
     Capability::Checkpoint,
     Capability::Resume,
+    Capability::WarmStart,
     Capability::Cuda,
     Capability::Suspend,
     Capability::Deadline,

@@ -173,6 +173,25 @@ fn the_crd_is_the_generated_one_and_outlives_the_chart() {
 }
 
 #[test]
+fn the_chart_warns_of_jobs_without_checkpoints() {
+    let Some(helm) = helm() else { return };
+    let all = objects(&helm, &["--set", "watchNamespace=training"]);
+    let policy = find(&all, "ValidatingAdmissionPolicy");
+    let binding = find(&all, "ValidatingAdmissionPolicyBinding");
+    assert_eq!(policy["spec"]["failurePolicy"], "Ignore");
+    assert!(policy["spec"]["validations"][0]["message"].as_str().unwrap().starts_with("spec.checkpoint.path is not"));
+    assert_eq!(binding["spec"]["policyName"], policy["metadata"]["name"]);
+    assert_eq!(binding["spec"]["validationActions"], json!(["Warn"]));
+    let watched = &binding["spec"]["matchResources"]["namespaceSelector"]["matchLabels"];
+    assert_eq!(watched["kubernetes.io/metadata.name"], "training");
+    for value in ["admissionWarnings.enabled=false", "crds.install=false"] {
+        let without = objects(&helm, &["--set", value]);
+        let warns = |object: &Value| object["kind"].as_str().unwrap().starts_with("ValidatingAdmission");
+        assert!(!without.iter().any(warns), "{value}");
+    }
+}
+
+#[test]
 fn the_operators_pods_meet_the_restricted_standard() {
     let Some(helm) = helm() else { return };
     let all = objects(

@@ -11,7 +11,7 @@ use rectrain_crds::{
 };
 use rectrain_operator::attempt_signals::{AttemptSignals, Saving};
 use rectrain_operator::automatic::Findings;
-use rectrain_operator::coordinator_view::{CoordinatorView, Members, Report, Stage, SwitchAnswer};
+use rectrain_operator::coordinator_view::{CoordinatorView, Members, NoStep, Report, SlowMember, Stage, SwitchAnswer};
 use rectrain_operator::decisions;
 use rectrain_operator::failure::{Cause, Problem};
 use rectrain_operator::members;
@@ -589,6 +589,8 @@ fn at(step: u64) -> Report {
         idle_seconds,
         recovered: false,
         slots_decided_seconds: 0,
+        slowest: None,
+        no_step: None,
         missing: Vec::new(),
         stage,
         mode: Some(Mode::Sync),
@@ -610,6 +612,32 @@ impl History {
         self.job.status = Some(status.clone());
         status
     }
+}
+
+/// The message of the condition `Ready`.
+fn ready_message(status: &RecTrainingJobStatus) -> String {
+    let ready = status.conditions.iter().find(|condition| condition.type_ == "Ready");
+    ready.map(|ready| ready.message.clone()).unwrap_or_default()
+}
+
+#[test]
+fn a_stall_and_a_slow_member_are_in_the_status() {
+    let mut history = training(7);
+    let slowest = Some(SlowMember { role: Role::Ps, index: 0, share: 0.61, since_seconds: 1_700_000_000 });
+    let no_step = Some(NoStep { seconds: 17.0, waits_for: Some((Role::Ps, 0)) });
+    history.happens(&Happening::Coordinator(CoordinatorView::Live(Report { slowest, no_step, ..at(7) })));
+    let status = history.advance();
+    let slow = status.slowest.clone().expect("a slow member");
+    assert_eq!((slow.role.as_str(), slow.index, slow.share), ("ps", 0, 0.6));
+    let message = ready_message(&status);
+    assert!(message.starts_with("no step was made for 15 s: training waits for ") && message.contains(&slow.pod));
+    // The share wavers by less than a tenth, and steps are made again.
+    let wavering = slowest.map(|slow| SlowMember { share: 0.66, ..slow });
+    history.happens(&Happening::Coordinator(CoordinatorView::Live(Report { slowest: wavering, ..at(8) })));
+    let status = history.advance();
+    assert_eq!((status.slowest, ready_message(&status)), (Some(slow), "the job trains".to_owned()));
+    history.happens(&Happening::Coordinator(CoordinatorView::Live(at(9))));
+    assert_eq!(history.advance().slowest, None);
 }
 
 #[test]

@@ -4,6 +4,9 @@
 //! Figures are medians of many short rounds, because machines are seldom quiet. Things to compare
 //! alternate within one run.
 
+// A print macro panics when its pipe closes.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
 mod flat;
 mod job;
 mod large;
@@ -24,6 +27,8 @@ pub use memory::{MemoryFigures, bench_memory};
 pub use step::{BenchedPrecision, BenchedTower, StepArgs, StepFigures, bench_step};
 pub use store::{StoreArgs, StoreFigures, bench_store};
 pub use wire::{WireArgs, WireFigures, bench_wire};
+
+use std::io::{ErrorKind, Write};
 
 use comfy_table::{CellAlignment, Table, presets};
 use rectrain_checkpoint::CheckpointError;
@@ -129,11 +134,16 @@ pub fn run(bench: &Bench) -> Result<(), BenchError> {
 }
 
 fn print(table: &Table, json: Option<&impl Serialize>) -> Result<(), BenchError> {
-    println!("{table}");
+    let mut text = format!("{table}\n");
     if let Some(figures) = json {
-        println!("{}", serde_json::to_string(figures)?);
+        text += &(serde_json::to_string(figures)? + "\n");
     }
-    Ok(())
+    let mut output = std::io::stdout().lock();
+    match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {
+        // The reader has seen enough.
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+        written => Ok(written?),
+    }
 }
 
 /// A table with these columns; all but the first hold numbers and align right.

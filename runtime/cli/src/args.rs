@@ -14,7 +14,7 @@ use crate::slow::{Cpus, Slow};
 
 /// Trains recommender models whose embedding tables are too large for one machine.
 #[derive(Debug, Parser)]
-#[command(name = "rectrain", version, about, max_term_width = 100)]
+#[command(name = "rectrain", version, about, max_term_width = 100, after_help = AFTER_HELP)]
 pub(crate) struct Cli {
     /// The format of logs on standard error (RECTRAIN_LOG filters them: `info` or
     /// `rectrain_protocol=debug`)
@@ -23,6 +23,15 @@ pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
 }
+
+/// The end of the first help. The commands of roles are hidden there.
+const AFTER_HELP: &str = "\
+Examples:
+  rectrain run job.yaml --set spec.model.kind=dcnV2
+  rectrain validate job.yaml --data
+  rectrain explain spec.training
+
+Pods also run `rectrain coordinator`, `ps`, `embedding-worker`, `dense-worker` and `loader`.";
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub(crate) enum LogFormat {
@@ -34,12 +43,17 @@ pub(crate) enum LogFormat {
 pub(crate) enum Command {
     /// Train a job on this machine
     Run(RunArgs),
-    /// Check a manifest without running it
-    Validate(JobArgs),
-    /// Explain a field of the manifest or a training mode
+    /// Check a manifest, and with --data its data, without running it
+    Validate(ValidateArgs),
+    /// Explain a field of a manifest, or a kind of model, optimizer or training mode
     Explain {
-        /// A field (`spec.training.globalBatchSize`) or a mode (`hybrid`)
+        /// A field (`spec.training.globalBatchSize`), a kind (`hybrid`, `deepfm`, `adam`),
+        /// `metadata`, or a kind of manifest (`Simulation`)
+        #[arg(default_value = "RecTrainingJob")]
         topic: String,
+        /// Also list all fields below the field
+        #[arg(short, long)]
+        recursive: bool,
     },
     /// Simulate the training modes with workers of unequal speed
     Simulate(SimulateArgs),
@@ -70,22 +84,52 @@ pub(crate) enum Command {
         json: bool,
     },
     /// Run the coordinator of a job that runs in several processes
+    #[command(hide = true)]
     Coordinator(CoordinatorArgs),
     /// Run one member of a job
     #[command(flatten)]
     Member(MemberCommand),
-    /// Show the status of a job in a cluster
-    #[cfg(feature = "cluster")]
+    /// Show the status of a job on this machine or in a cluster
     Status(RunningJob),
-    /// Print the logs of a job in a cluster
-    #[cfg(feature = "cluster")]
+    /// Print the events of a job on this machine, or the logs of a job in a cluster
     Logs(LogsArgs),
+    /// Print a script that completes commands in a shell
+    Completion {
+        /// The shell
+        #[arg(value_enum)]
+        shell: CompletionShell,
+    },
+    /// Print the manual page
+    Man {
+        /// Write a page for each command into this folder instead
+        #[arg(long, value_name = "FOLDER")]
+        output: Option<PathBuf>,
+    },
+    /// Print the version
+    Version,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum CompletionShell {
+    Bash,
+    Zsh,
+    Fish,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ValidateArgs {
+    #[command(flatten)]
+    pub(crate) job: JobArgs,
+    /// Also open the data: check the columns and the first 1,000 rows of each part, and print the
+    /// numbers of rows and the first row
+    #[arg(long)]
+    pub(crate) data: bool,
 }
 
 /// A manifest and the overrides of its fields.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct JobArgs {
-    /// The manifest (a RecTrainingJob)
+    /// The manifest (a RecTrainingJob); `-` is standard input
     pub(crate) manifest: PathBuf,
     /// Override a field, as Helm does: `--set spec.training.mode=hybrid`
     #[arg(long = "set", value_name = "PATH=VALUE")]
@@ -203,7 +247,8 @@ pub(crate) struct RunningJob {
 
 #[derive(Debug, Args)]
 pub(crate) struct SimulateArgs {
-    /// The simulation (a manifest of kind Simulation, such as docs/examples/straggler.yaml)
+    /// The simulation (a manifest of kind Simulation, such as docs/examples/straggler.yaml); `-` is
+    /// standard input
     pub(crate) simulation: PathBuf,
     /// Override a field, as Helm does: `--set 'spec.workers={8,80,800}'`
     #[arg(long = "set", value_name = "PATH=VALUE")]
@@ -231,12 +276,11 @@ pub(crate) enum PolicyCommand {
     },
 }
 
-#[cfg(feature = "cluster")]
 #[derive(Debug, Args)]
 pub(crate) struct LogsArgs {
     #[command(flatten)]
     pub(crate) job: RunningJob,
-    /// The role whose logs to print
+    /// The role whose logs to print; jobs on this machine have only the coordinator's events
     #[arg(long, default_value = "coordinator", value_parser = ["coordinator", "ps", "embedding-worker", "dense-worker", "loader"])]
     pub(crate) role: String,
     /// Only the logs of this replica, from 0
@@ -249,7 +293,7 @@ pub(crate) struct LogsArgs {
     #[arg(short, long)]
     pub(crate) previous: bool,
     /// Only this many of the last lines
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(i64).range(0..))]
     pub(crate) tail: Option<i64>,
 }
 
@@ -294,6 +338,9 @@ pub(crate) enum CheckpointCommand {
         /// Print the checkpoint's manifest unchanged
         #[arg(long)]
         json: bool,
+        /// Print the job's identity with one value a line
+        #[arg(short, long, conflicts_with = "json")]
+        verbose: bool,
     },
     /// Compare two checkpoints row by row
     Diff {
@@ -470,7 +517,7 @@ impl Subcommand for MemberCommand {
         command.subcommands(Role::MEMBERS.map(|role| {
             // The arguments' own texts would replace an earlier one.
             let command = MemberArgs::augment_args(ClapCommand::new(role.name()));
-            command.about(format!("Run one {} of a job", role.singular())).long_about(None)
+            command.about(format!("Run one {} of a job", role.singular())).long_about(None).hide(true)
         }))
     }
 
@@ -491,6 +538,17 @@ mod tests {
     fn the_command_line_is_consistent() {
         use clap::CommandFactory;
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn the_first_list_has_no_commands_of_roles() {
+        use clap::CommandFactory;
+        let help = Cli::command().render_help().to_string();
+        let listed: Vec<&str> = help.lines().filter_map(|line| line.strip_prefix("  ")?.split(' ').next()).collect();
+        for role in [&["coordinator"][..], &Role::MEMBERS.map(Role::name)].concat() {
+            assert!(!listed.contains(&role), "{role}: {help}");
+        }
+        assert!(listed.contains(&"run") && listed.contains(&"completion"), "{help}");
     }
 
     #[test]

@@ -14,21 +14,25 @@ use rectrain_protocol::readiness::Readiness;
 
 use crate::args::RunArgs;
 use crate::failure::Failure;
+use crate::job::Job;
 use crate::running::Running;
 use crate::saving::save_while;
-use crate::show::Display;
-use crate::{data, job, processes, show, signal, slow};
+use crate::show::{Addresses, Display};
+use crate::{data, job, outlook, output, processes, signal, slow};
 
 pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
-    let plan = job::plan(&args.job)?;
-    // Copied before anything slow, during which the user may edit the manifest for the next
-    // experiment.
-    let manifest = args.processes.then(|| processes::frozen(&args.job.manifest)).transpose()?;
-    show::check_output().map_err(|error| {
+    let Job { text, plan, notes, doubts } = job::read(&args.job)?;
+    // The text is read once: the user may edit the manifest for the next experiment meanwhile.
+    let manifest = args.processes.then(|| processes::frozen(&text)).transpose()?;
+    output::check().map_err(|error| {
         Failure::Failed(format!("the summary cannot be written to standard output: {error}: write it to another place"))
     })?;
     data::provide(&plan)?;
-    let display = Display::new(args.json);
+    let outlook = outlook::look(&plan)?;
+    let display = Display::new(args.json, outlook, doubts.into_iter().chain(outlook.doubt()).collect());
+    for note in &notes {
+        display.note(&format!("note: {note}"));
+    }
     // Drawing the whole test part takes time, and the JSON output does not contain the result.
     if !args.json
         && let Some(auc) = data::best_possible_auc(&plan)?
@@ -48,7 +52,6 @@ async fn in_process(args: &RunArgs, plan: Arc<JobPlan>, mut display: Display) ->
     let (page, readiness) = (LivePage::default(), Readiness::default());
     let (address, _serving) =
         serve_metrics_and_page(args.metrics, metrics.clone(), readiness.clone(), page.clone()).await?;
-    display.note(&format!("the job on http://{address}/, its metrics on http://{address}/metrics"));
     let slow = slow::factors(&args.slow, plan.replicas.dense_worker)?;
     let events = EventLog::default();
     let mut follower = events.follow();
@@ -59,7 +62,13 @@ async fn in_process(args: &RunArgs, plan: Arc<JobPlan>, mut display: Display) ->
     page.show(Arc::clone(&coordinator));
     let (control, _control) = serve_control(args.control, Arc::clone(&coordinator), None).await?;
     readiness.set_ready();
-    let _running = Running::note(&name, &format!("http://{control}"));
+    let control = format!("http://{control}");
+    display.addresses(&Addresses {
+        page: &format!("http://{address}/"),
+        metrics: &format!("http://{address}/metrics"),
+        control: &control,
+    });
+    let _running = Running::note(&name, &control);
     let showing = tokio::spawn(async move {
         while let Some(event) = follower.next().await {
             display.show(&event);

@@ -21,6 +21,10 @@ pub(super) struct BatchIndex {
     /// Chunks reported ahead of a gap, by first batch.
     later: BTreeMap<u64, Chunk>,
     total: Option<u64>,
+    /// The first batch over the present files. Of the batches before it, the index knows only the
+    /// counts of batches and rows.
+    #[serde(default)]
+    first: u64,
 }
 
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
@@ -48,6 +52,7 @@ impl BatchIndex {
             epoch: 0,
             later: BTreeMap::new(),
             total: None,
+            first: 0,
         }
     }
 
@@ -69,8 +74,8 @@ impl BatchIndex {
 
     fn after(global_rows: u64, first_pass: FirstPass) -> Self {
         let FirstPass { epoch, batch, rows } = first_pass;
-        let mut data =
-            Self { batches: batch, epoch, epoch_starts: vec![batch; epoch as usize], ..Self::new(global_rows) };
+        let epoch_starts = vec![batch; epoch as usize];
+        let mut data = Self { batches: batch, epoch, epoch_starts, first: batch, ..Self::new(global_rows) };
         let missing = (batch * global_rows).saturating_sub(rows);
         if missing > 0 {
             data.short.insert(batch - 1, Short { rows: global_rows, missing });
@@ -132,9 +137,12 @@ impl BatchIndex {
         self.short.get(&batch).map_or(self.global_rows, |short| short.rows)
     }
 
-    /// The first row of a batch.
+    /// The first row of a batch. Rows of batches over earlier files are estimates. They never lie
+    /// after the first row over the present files: [`Self::locate`] needs rows in the order of
+    /// batches.
     pub(super) fn row_of(&self, batch: u64) -> u64 {
-        batch * self.global_rows - self.missing_before(batch)
+        let row = |batch: u64| batch * self.global_rows - self.missing_before(batch);
+        row(batch).min(row(batch.max(self.first)))
     }
 
     /// The batch of a row, and the position of the row in it. The row after a batch's last row is
@@ -220,6 +228,22 @@ mod tests {
         let position = DataPosition { batch: 12, epoch: 3, epoch_rows: Some(25) };
         let resumed = BatchIndex::resume(10, position, first_pass);
         assert_eq!((resumed.batches(), resumed.row_of(12), resumed.epoch_of(12)), (12, 103, 3));
+    }
+
+    /// All missing rows of earlier files are noted at one batch, and may be more than a batch has.
+    #[test]
+    fn rows_are_located_after_many_epochs_over_other_files() {
+        let first_pass = FirstPass { epoch: 3, batch: 9, rows: 27 };
+        let position = DataPosition { batch: 9, epoch: 3, epoch_rows: None };
+        let mut data = BatchIndex::resume(4, position, first_pass);
+        assert_eq!(data.locate(27), (9, 0), "the run would wait for a batch that no loader sends");
+        data.add(Chunk { epoch: 3, first_batch: 9, rows: 6 });
+        data.add(Chunk { epoch: 4, first_batch: 11, rows: 6 });
+        for (row, expected) in (27..).zip([(9, 0), (9, 1), (9, 2), (9, 3), (10, 0), (10, 1), (11, 0)]) {
+            assert_eq!(data.locate(row), expected, "{row}");
+        }
+        let rows: Vec<u64> = (0..=13).map(|batch| data.row_of(batch)).collect();
+        assert!(rows.is_sorted(), "{rows:?}");
     }
 
     #[test]

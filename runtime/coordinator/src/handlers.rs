@@ -61,6 +61,7 @@ impl Coordinator {
             v1::ChunkReport::KIND => self.chunk_report(caller, &read(frame)?)?,
             v1::FilesFound::KIND => self.files_found(caller, &read(frame)?)?,
             v1::Reading::KIND => self.reading(read(frame)?),
+            v1::Waiting::KIND => self.waiting(&read(frame)?),
             v1::OrderRequest::KIND => self.order(caller, read(frame)?).await?,
             v1::HorizonRequest::KIND => self.horizon(caller, read(frame)?).await?,
             v1::RingRequest::KIND => self.ring(read(frame)?).await?,
@@ -118,6 +119,11 @@ impl Coordinator {
     fn reading(&self, _reading: v1::Reading) -> Frame {
         self.lock().note_loader_progress();
         message::done::<v1::Reading>()
+    }
+
+    fn waiting(&self, waiting: &v1::Waiting) -> Frame {
+        self.lock().note_wait(waiting);
+        message::done::<v1::Waiting>()
     }
 
     fn batch_report(&self, caller: &v1::Caller, report: &v1::BatchReport) -> Result<Frame, RoleError> {

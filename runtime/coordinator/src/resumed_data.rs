@@ -167,6 +167,7 @@ fn attempt(
             break;
         }
     }
+    assert_eq!(index.locate(index.row_of(batch)), (batch, 0));
     let training = TrainingSnapshot {
         step: batch,
         trained_rows: index.row_of(batch),
@@ -178,6 +179,7 @@ fn attempt(
         first_mode: "sync".to_owned(),
         evaluated_through: 0,
         counts: TokenCounts::default(),
+        dense_since: 0,
     };
     let mut snapshot = Snapshot::new(plan, training);
     snapshot.epoch_rows = ledger.epoch_rows();

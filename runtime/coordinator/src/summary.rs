@@ -61,7 +61,8 @@ impl Coordinator {
         let map = if self.is_recovered { self.lock().map() } else { None };
         let events = self.events.after(0, usize::MAX);
         if !self.is_log_lost && !events.iter().any(|logged| matches!(logged.event, JobEvent::Started { .. })) {
-            self.events.push(self.plan.started()?);
+            let origin = self.lock().origin();
+            self.events.push(self.plan.started(origin)?);
         }
         for replicas in self.status().replicas {
             if let Some(role) = member_role(replicas.role()) {

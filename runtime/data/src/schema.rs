@@ -15,7 +15,7 @@ pub(crate) fn expected_label(label: &LabelField) -> &'static str {
     }
     match label.positive_from {
         Some(_) => "a number that 64-bit floats can hold",
-        None => "0 or 1 (or a number between; or set a threshold for other values)",
+        None => "0 or 1 (or a number between; for other values set spec.features.label.positiveFrom)",
     }
 }
 
@@ -266,12 +266,23 @@ impl Layout {
         Ok(Self {
             sparse: schema.sparse.iter().map(|field| find(&field.name)).collect::<Result<_, _>>()?,
             dense: schema.dense.iter().map(|field| find(&field.name)).collect::<Result<_, _>>()?,
-            label: find(&schema.label.name)?,
+            label: find(&schema.label.name).map_err(name_the_label)?,
             group: schema.group.as_deref().map(find).transpose()?,
             time: time.map(find).transpose()?,
             clock: schema.time.as_ref().map(|time| find(&time.name)).transpose()?,
             names,
         })
+    }
+}
+
+/// Adds the setting of the label's column to an error without a hint.
+fn name_the_label(error: DataError) -> DataError {
+    match error {
+        DataError::MissingColumn { file, column, hint, available } if hint.is_empty() => {
+            let hint = ": set spec.features.label.name to the column to predict".to_owned();
+            DataError::MissingColumn { file, column, hint, available }
+        }
+        other => other,
     }
 }
 
@@ -293,6 +304,11 @@ fn find_column(file: &str, names: &[String], wanted: &str) -> Result<usize, Data
 }
 
 fn hint(names: &[String], wanted: &str) -> String {
+    if let Some(delimiter) = other_delimiter(names, wanted) {
+        return format!(
+            ": `{delimiter}` seems to separate its cells: set spec.data.csv.delimiter to it (a tab is written \\t)"
+        );
+    }
     if let Some(close) = closest(names, wanted) {
         return format!(", did you mean `{close}`?");
     }
@@ -302,6 +318,15 @@ fn hint(names: &[String], wanted: &str) -> String {
             .to_owned();
     }
     String::new()
+}
+
+/// The text that separates the columns of a file that was cut at another text, so that it seems to
+/// have a single column.
+fn other_delimiter(names: &[String], wanted: &str) -> Option<&'static str> {
+    let [header] = names else { return None };
+    let is_it = |delimiter: &&str| header.split(*delimiter).any(|name| name.trim().trim_matches('"') == wanted);
+    let delimiter = [";", "\t", "|", ","].into_iter().find(is_it).filter(|_| header != wanted)?;
+    Some(if delimiter == "\t" { "\\t" } else { delimiter })
 }
 
 fn listed(names: &[String]) -> String {
@@ -445,6 +470,16 @@ mod tests {
         assert_eq!(noted(&["5.0", "6.0e+00"]), [true, false, false]);
         assert_eq!(noted(&["0005", "05"]), [false, true, false]);
         assert_eq!(noted(&["NA", "<NA>"]), [false, false, true]);
+    }
+
+    #[test]
+    fn another_delimiter_is_named() {
+        for (header, delimiter) in [("label;user", ";"), ("label\tuser", "\\t"), ("\"label\"|\"user\"", "|")] {
+            let hint = hint(&[header.to_owned()], "user");
+            assert!(hint.starts_with(&format!(": `{delimiter}` seems to separate its cells")), "{hint}");
+        }
+        assert_eq!(other_delimiter(&["label;user".to_owned()], "item"), None);
+        assert_eq!(other_delimiter(&["label;user".to_owned(), "b".to_owned()], "user"), None);
     }
 
     #[test]

@@ -11,6 +11,7 @@ mod positions;
 mod prepared_ids;
 mod replies;
 mod rows;
+mod times;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -35,6 +36,7 @@ use tokio::sync::Semaphore;
 use crate::pieces::{Piece, Pieces};
 use crate::prepared_ids::PreparedIds;
 use crate::rows::{LookedUp, RowGradients, Rows};
+use crate::times::ForwardTimes;
 
 /// See the module documentation.
 pub struct EmbeddingWorker {
@@ -53,13 +55,13 @@ pub struct EmbeddingWorker {
 impl EmbeddingWorker {
     /// Creates a worker that does not know the parameter servers yet: see [`Self::connect`].
     #[must_use]
-    pub fn new(plan: &JobPlan, metrics: EmbeddingWorkerMetrics) -> Self {
+    pub fn new(plan: &JobPlan, index: u32, metrics: EmbeddingWorkerMetrics) -> Self {
         let layout = Arc::new(plan.layout.clone());
         Self {
             compression: plan.compression,
             counted: Arc::new(plan.counts_examples()),
             pieces: Arc::new(Pieces::new(plan, metrics.clone())),
-            rows: Rows::new(plan, Arc::clone(&layout), metrics.clone()),
+            rows: Rows::new(plan, index, Arc::clone(&layout), metrics.clone()),
             layout,
             cores: Semaphore::new(std::thread::available_parallelism().map_or(1, usize::from)),
             metrics,
@@ -86,7 +88,7 @@ impl EmbeddingWorker {
         if !(ids + 2..=ids + 3).contains(&tensors.len()) {
             return Err(RoleError::Tensors { message: "put_batch", expected: ids + 2, found: tensors.len() });
         }
-        self.pieces.admitted(key).await;
+        self.pieces.admitted(key, samples > 0).await;
         let rest = tensors.split_off(ids);
         let layout = Arc::clone(&self.layout);
         let prepared = self.work("preparation of ids", move || prepare(samples, tensors, &layout)).await??;
@@ -97,15 +99,18 @@ impl EmbeddingWorker {
 
     async fn forward(&self, request: v1::Forward) -> Result<Frame, RoleError> {
         let key = BatchKey::read("forward", request.batch)?;
+        let arrived = Instant::now();
         let piece = self.pieces.fetch("forward", key).await?;
         let started = Instant::now();
-        let LookedUp { rows, steps, is_applied, missing } =
+        let LookedUp { rows, steps, is_applied, missing, servers } =
             self.rows.look_up(key, request.step, &piece.prepared).await?;
+        let looked_up = started.elapsed();
         let Some(rows) = rows else {
             let applied = v1::Forwarded { is_applied, ..v1::Forwarded::default() };
             return Ok(message::reply::<v1::Forward>(&applied, Vec::new()));
         };
-        self.metrics.look_up.observe(started.elapsed().as_secs_f64());
+        self.metrics.look_up.observe(looked_up.as_secs_f64());
+        let waited_for_piece = started.duration_since(arrived);
         self.pieces.fetched(key, &piece, request.step.is_some());
         let started = Instant::now();
         let (layout, ids) = (Arc::clone(&self.layout), Arc::clone(&piece));
@@ -118,7 +123,11 @@ impl EmbeddingWorker {
         self.metrics.pool.observe(started.elapsed().as_secs_f64());
         let mut tensors = encode_pooled(pooled, &self.layout, |values, dim| self.compression.encode(values, dim))?;
         tensors.extend(piece.rest.iter().cloned());
+        let times = ForwardTimes { all: arrived.elapsed(), waited_for_piece, looked_up, loader: piece.loader, servers };
         let reply = v1::Forwarded {
+            seconds: times.all.as_secs_f64(),
+            own_seconds: times.own_seconds(),
+            spent: times.spent(),
             samples: piece.prepared.samples() as u32,
             global_samples: piece.global_samples,
             steps,

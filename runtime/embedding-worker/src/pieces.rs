@@ -36,16 +36,18 @@ pub(crate) struct Piece {
     pub(crate) moment: u64,
     /// Dense features and labels, and group ids if the data has groups.
     pub(crate) rest: Vec<Tensor>,
+    /// The loader that sent it.
+    pub(crate) loader: u32,
     /// In an evaluation: whether a dense worker has fetched the piece. If the connection broke
     /// before the reply arrived, the dense worker fetches the piece again.
     is_evaluated: AtomicBool,
 }
 
 impl Piece {
-    /// A piece that `put` brought.
-    pub(crate) fn new(prepared: PreparedIds, put: &v1::PutBatch, rest: Vec<Tensor>) -> Self {
-        let v1::PutBatch { global_samples, moment, .. } = *put;
-        Self { prepared, global_samples, moment, rest, is_evaluated: AtomicBool::new(false) }
+    /// A piece that `request` brought.
+    pub(crate) fn new(prepared: PreparedIds, request: &v1::PutBatch, rest: Vec<Tensor>) -> Self {
+        let &v1::PutBatch { global_samples, moment, loader, .. } = request;
+        Self { prepared, global_samples, moment, rest, loader, is_evaluated: AtomicBool::new(false) }
     }
 
     /// The labels of the rows.
@@ -89,8 +91,8 @@ impl Pieces {
     /// Waits until the window admits the piece. The wait has no deadline, because training may
     /// pause for hours: for an evaluation, or for a worker without a node. The coordinator watches
     /// the job's progress.
-    pub(crate) async fn admitted(&self, key: BatchKey) {
-        self.wait(|| self.lock_positions().admits(key, self.window).then_some(())).await;
+    pub(crate) async fn admitted(&self, key: BatchKey, has_rows: bool) {
+        self.wait(|| self.lock_positions().admits(key, has_rows, self.window).then_some(())).await;
     }
 
     /// Adds a piece. A loader may send a piece again, after a loader died or a connection was lost.

@@ -18,8 +18,13 @@ pub(crate) struct Positions {
 
 impl Positions {
     /// Whether a piece may enter, with room for `window` batches ahead.
-    pub(crate) fn admits(&self, key: BatchKey, window: u64) -> bool {
+    ///
+    /// A training piece without rows always may. Without a barrier no dense worker fetches it, so
+    /// an embedding worker that gets no others would never move. The other pieces of its batch
+    /// bound the loader.
+    pub(crate) fn admits(&self, key: BatchKey, has_rows: bool, window: u64) -> bool {
         match key.position {
+            BatchPosition::Train(_) if !has_rows => true,
             BatchPosition::Train(number) => number < self.train + window,
             // This evaluation is over. The piece may enter, and is then dropped.
             BatchPosition::Evaluation { at_step, .. } if self.evaluation > Some(at_step) => true,
@@ -60,6 +65,14 @@ mod tests {
     use super::*;
 
     #[test]
+    fn training_pieces_without_rows_enter_at_any_distance() {
+        let positions = Positions::default();
+        let key = |number| BatchKey { position: BatchPosition::Train(number), piece: 1 };
+        assert_eq!([7, 8].map(|number| positions.admits(key(number), true, 8)), [true, false]);
+        assert!(positions.admits(key(5000), false, 8), "no dense worker may ever fetch from this worker");
+    }
+
+    #[test]
     fn evaluation_pieces_enter_up_to_a_window_ahead() {
         let key = |at_step: u64, number: u64, piece: u32| BatchKey {
             position: BatchPosition::Evaluation { at_step: GlobalStep(at_step), number },
@@ -68,7 +81,7 @@ mod tests {
         let mut positions = Positions::default();
         (0..1000).for_each(|number| positions.move_to(key(7, number, 0), 8));
         positions.move_to(key(7, 5, 1), 8);
-        let admits = |positions: &Positions, number, piece| positions.admits(key(7, number, piece), 8);
+        let admits = |positions: &Positions, number, piece| positions.admits(key(7, number, piece), true, 8);
         // No dense worker fetches piece 2.
         for (piece, most) in [(0, 1006), (1, 12), (2, 1006)] {
             assert!(admits(&positions, most, piece) && !admits(&positions, most + 1, piece), "piece {piece}");
@@ -81,7 +94,7 @@ mod tests {
         assert_eq!([9, 10].map(|number| admits(&positions, number, 0)), [true, false]);
         // In the next evaluation, pieces of the previous one may enter, and are then dropped.
         positions.move_to(key(9, 0, 0), 8);
-        assert!(positions.admits(key(7, 5000, 0), 8) && positions.is_over(key(7, 5000, 0)));
-        assert!(!positions.admits(key(9, 8, 0), 8) && !positions.is_over(key(9, 8, 0)));
+        assert!(positions.admits(key(7, 5000, 0), true, 8) && positions.is_over(key(7, 5000, 0)));
+        assert!(!positions.admits(key(9, 8, 0), true, 8) && !positions.is_over(key(9, 8, 0)));
     }
 }

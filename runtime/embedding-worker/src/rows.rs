@@ -15,6 +15,7 @@ use rectrain_protocol::compression::TensorCodec;
 use rectrain_protocol::error::{RoleError, is_gone};
 use rectrain_protocol::examples;
 use rectrain_protocol::layout::FeatureLayout;
+use rectrain_protocol::long_wait::reporting_wait;
 use rectrain_protocol::message;
 use rectrain_protocol::metrics::EmbeddingWorkerMetrics;
 use rectrain_protocol::placement::{Directory, Placement, is_stale};
@@ -24,6 +25,7 @@ use rectrain_wire::{Tensor, WireError};
 use tokio::sync::{Notify, OnceCell};
 
 use crate::prepared_ids::PreparedIds;
+use crate::times::ServerTime;
 
 /// How often a look-up retries after a change of the slot map, and the pause before a retry.
 const MAP_ATTEMPTS: usize = 100;
@@ -40,6 +42,8 @@ pub(crate) struct LookedUp {
     pub(crate) is_applied: bool,
     /// In an evaluation, by row group: whether each key has no row. Empty in training.
     pub(crate) missing: Vec<Vec<bool>>,
+    /// The time of each server's reply.
+    pub(crate) servers: Vec<ServerTime>,
 }
 
 /// The gradients of a piece's rows.
@@ -54,6 +58,8 @@ pub(crate) struct RowGradients {
 
 /// The parameter servers, with the slot map that this embedding worker knows.
 pub(crate) struct Rows {
+    /// The index of this embedding worker.
+    index: u32,
     layout: Arc<FeatureLayout>,
     /// By row group: whether gradients carry the examples of each key.
     counted: Vec<bool>,
@@ -66,8 +72,9 @@ pub(crate) struct Rows {
 }
 
 impl Rows {
-    pub(crate) fn new(plan: &JobPlan, layout: Arc<FeatureLayout>, metrics: EmbeddingWorkerMetrics) -> Self {
+    pub(crate) fn new(plan: &JobPlan, index: u32, layout: Arc<FeatureLayout>, metrics: EmbeddingWorkerMetrics) -> Self {
         Self {
+            index,
             layout,
             counted: plan.counts_examples(),
             compression: plan.compression,
@@ -137,13 +144,14 @@ impl Rows {
         let calls = placement.servers.iter().enumerate().map(|(server, channel)| {
             let keys =
                 prepared.keys().iter().zip(&runs).map(|(keys, runs)| Tensor::from(gather(keys, &runs[server], 1)));
-            message::call(channel, request, keys.collect(), self.patience)
+            let call = message::call(channel, request, keys.collect(), self.patience);
+            self.timed(call, server_number(placement, server), train)
         });
-        let replies = try_join_all(calls).await?;
+        let (replies, servers): (Vec<_>, Vec<_>) = try_join_all(calls).await?.into_iter().unzip();
         let applied = replies.iter().filter(|(reply, _)| reply.is_applied).count();
         let is_applied = applied > 0 && applied == replies.len();
         if replies.iter().any(|(reply, tensors)| reply.is_applied && tensors.is_empty()) {
-            let nothing = LookedUp { rows: None, steps: Vec::new(), is_applied, missing: Vec::new() };
+            let nothing = LookedUp { rows: None, steps: Vec::new(), is_applied, missing: Vec::new(), servers };
             return if is_applied { Ok(nothing) } else { Err(applied_by_some(applied, replies.len())) };
         }
         let (replies, mut tensors): (Vec<_>, Vec<_>) =
@@ -158,7 +166,31 @@ impl Rows {
         }
         let steps = replies.iter().map(|reply| reply.step).collect();
         let missing = if train { Vec::new() } else { missing_keys(replies, &runs, prepared)? };
-        Ok(LookedUp { rows: Some(rows), steps, is_applied, missing })
+        Ok(LookedUp { rows: Some(rows), steps, is_applied, missing, servers })
+    }
+
+    /// Measures a look-up on one server. A long wait in training is reported to the coordinator.
+    async fn timed(
+        &self,
+        call: impl Future<Output = Result<(v1::LookupReply, Vec<Tensor>), RoleError>>,
+        server: u32,
+        train: bool,
+    ) -> Result<((v1::LookupReply, Vec<Tensor>), ServerTime), RoleError> {
+        let started = Instant::now();
+        let reply = match self.directory.get().filter(|_| train) {
+            Some(directory) => {
+                let waiting = v1::Waiting {
+                    role: v1::Role::EmbeddingWorker.into(),
+                    index: self.index,
+                    for_role: v1::Role::Ps.into(),
+                    for_index: server,
+                };
+                reporting_wait(call, &directory.coordinator, waiting).await?
+            }
+            None => call.await?,
+        };
+        let time = ServerTime { server, call: started.elapsed(), gate_seconds: reply.0.gate_seconds };
+        Ok((reply, time))
     }
 
     /// Sends the gradients of the rows to the servers that the rows came from.
@@ -270,6 +302,11 @@ fn applied_by_some(some: usize, servers: usize) -> RoleError {
         "{some} of {servers} parameter servers have applied the step and the others lack gradients that cannot be computed again"
     );
     RoleError::Inconsistent { message: "lookup", reason }
+}
+
+/// The number of the server at a position of the slot map.
+fn server_number(placement: &Placement, position: usize) -> u32 {
+    placement.map.servers().get(position).copied().map_or(position as u32, u32::from)
 }
 
 /// The runs of each group's keys by server: `[group][server]`.

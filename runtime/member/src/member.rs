@@ -189,7 +189,7 @@ impl Member {
             }
             Role::EmbeddingWorker => {
                 let metrics = EmbeddingWorkerMetrics::of(&self.metrics, self.index);
-                let worker = Arc::new(EmbeddingWorker::new(&self.plan, metrics));
+                let worker = Arc::new(EmbeddingWorker::new(&self.plan, self.index, metrics));
                 let service = worker.service();
                 (Work::EmbeddingWorker(worker), service)
             }

@@ -21,7 +21,7 @@ mod table_life;
 #[allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 mod tests;
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
@@ -114,6 +114,7 @@ impl ParameterServer {
                 store,
                 slots,
                 partition: parking_lot::RwLock::default(),
+                dense_since: AtomicU64::new(0),
                 kept: kept.map(Arc::new),
                 life: TableLife::new(plan, &metrics),
                 metrics,
@@ -154,6 +155,7 @@ impl ParameterServer {
         let Left { standing, reopened, gradients, tokens, partition } = left;
         let begin = standing.begin();
         let (mode, at) = self.beginning(&begin)?;
+        self.shared.set_dense_since(begin.dense_since);
         self.clear_slots_of_others()?;
         *self.shared.write_partition() = partition;
         let next = GlobalStep(at.step.0 + u64::from(kept.log().update()));
@@ -199,6 +201,7 @@ impl ParameterServer {
         if *began == Some((mode, at)) {
             return Ok(message::done::<v1::BeginMode>());
         }
+        self.shared.set_dense_since(begin.dense_since);
         let half = half_of(&self.shared, mode, at, begin.first_piece)?;
         if let Some(kept) = &self.shared.kept {
             let buffer = half.dense_standing();
@@ -224,7 +227,8 @@ impl ParameterServer {
         self.shared.slots.admit_epoch(request.map_epoch)?;
         let arrived = Instant::now();
         half.admit_look_up(request.step.map(GlobalStep)).await?;
-        self.shared.metrics.gate_wait.observe(arrived.elapsed().as_secs_f64());
+        let gate_seconds = arrived.elapsed().as_secs_f64();
+        self.shared.metrics.gate_wait.observe(gate_seconds);
         let step = half.row_step();
         self.shared.slots.check_look_up(request.map_epoch, &keys)?;
         let started = Instant::now();
@@ -240,7 +244,8 @@ impl ParameterServer {
         for (rows, dim) in rows.into_iter().zip(self.shared.group_dims()) {
             tensors.extend(self.compression.encode(rows, *dim)?);
         }
-        Ok(message::reply::<v1::Lookup>(&v1::LookupReply { step, is_applied: false, missing }, tensors))
+        let reply = v1::LookupReply { step, is_applied: false, missing, gate_seconds };
+        Ok(message::reply::<v1::Lookup>(&reply, tensors))
     }
 
     async fn update(&self, request: v1::Update, tensors: Vec<Tensor>) -> Result<Frame, RoleError> {

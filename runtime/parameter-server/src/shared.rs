@@ -2,6 +2,7 @@
 //! parameters, and its durable state.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use rectrain_embedding::{
@@ -23,6 +24,8 @@ pub(crate) struct Shared {
     pub(crate) store: Arc<Store>,
     pub(crate) slots: Arc<Slots>,
     pub(crate) partition: RwLock<Partition>,
+    /// The global step before which the state of the dense optimizer began.
+    pub(crate) dense_since: AtomicU64,
     /// `None` if the rows end with the process.
     pub(crate) kept: Option<Arc<Kept>>,
     pub(crate) life: TableLife,
@@ -46,6 +49,16 @@ impl Shared {
 
     pub(crate) fn write_partition(&self) -> RwLockWriteGuard<'_, Partition> {
         self.partition.write()
+    }
+
+    /// The global step before which the state of the dense optimizer began.
+    pub(crate) fn dense_since(&self) -> GlobalStep {
+        GlobalStep(self.dense_since.load(Ordering::Acquire))
+    }
+
+    /// A mode begins. The coordinator says since when the dense optimizer's state exists.
+    pub(crate) fn set_dense_since(&self, step: u64) {
+        self.dense_since.store(step, Ordering::Release);
     }
 
     /// Disables the durable state if shared memory is full.

@@ -32,6 +32,9 @@ pub enum JobEvent {
         dense_parameters: u64,
         /// Replicas by role.
         replicas: BTreeMap<String, u32>,
+        /// The checkpoint of another job that this job begins with.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        from: Option<WarmStartOrigin>,
     },
     /// Progress of training. At most a few events a second.
     Progress {
@@ -118,6 +121,23 @@ pub enum JobEvent {
         /// Embedding rows restored.
         rows: u64,
     },
+    /// A new job begins with the model of another job's checkpoint.
+    WarmStarted {
+        /// The checkpoint.
+        from: WarmStartOrigin,
+        /// Embedding rows taken over.
+        rows: u64,
+        /// Features that the checkpoint does not have. Their rows and parameters start fresh.
+        new_features: Vec<String>,
+        /// Features of the checkpoint that the job does not have.
+        left_out_features: Vec<String>,
+        /// Dense parameters that the checkpoint does not have.
+        fresh_parameters: u64,
+        /// The optimizer whose dense state the checkpoint holds, if the job has another one. The
+        /// state then starts fresh.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        replaced_optimizer: Option<String>,
+    },
     /// A checkpoint was saved.
     CheckpointSaved {
         /// The global step before which it was taken.
@@ -187,6 +207,20 @@ pub enum JobEvent {
         #[serde(skip_serializing_if = "Option::is_none", default)]
         divergence: Option<Divergence>,
     },
+}
+
+/// The checkpoint of another job that a job begins with.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct WarmStartOrigin {
+    /// The path in `spec.checkpoint.from`.
+    pub path: String,
+    /// The global step before which the checkpoint was taken. The job counts on from it.
+    pub step: u64,
+    /// Its name in the path.
+    pub checkpoint: String,
+    /// XXH3-64 of its manifest, which holds the checksums of all its files. 16 hexadecimal digits.
+    pub digest: String,
 }
 
 /// Quality on the test part.

@@ -20,6 +20,7 @@ pub mod examples;
 pub mod failure;
 pub mod layout;
 pub mod limits;
+pub mod long_wait;
 pub mod message;
 pub mod metrics;
 pub mod outcome;

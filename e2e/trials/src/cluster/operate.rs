@@ -35,7 +35,7 @@ const fn long(name: &'static str, run: fn(&TestCluster) -> Result<(), TrialError
     Step { name, claim, run, is_quick: false }
 }
 
-const STEPS: [Step; 32] = [
+const STEPS: [Step; 33] = [
     quick("completes", lifecycle::completes, "a job completes with the model of a run outside of the cluster"),
     quick("switches", switches::switches, "a running job switches its training mode without a restart"),
     quick("refuses", refusals::refuses, "the API server refuses invalid manifests, and says why"),
@@ -67,6 +67,11 @@ const STEPS: [Step; 32] = [
         "killed, deleted and suspended jobs resume from checkpoints, in sync to the bit",
     ),
     long("drained", recovery::drained, "a drained node's rows move to other parameter servers before its pods end"),
+    long(
+        "loses-its-coordinator",
+        recovery::coordinator_lost,
+        "a job continues in its first attempt although the node of its coordinator loses its power",
+    ),
     quick("outlives-a-node", kills::outlives_a_node, "a job completes although a node loses its power"),
     long("scales", scaling::scales, "a running job gains and loses members by its manifest, and loses idle ones"),
     long("grows", scaling::grows, "a growing table gets more servers, and a server killed for memory gets more memory"),

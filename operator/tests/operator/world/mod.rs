@@ -473,6 +473,8 @@ fn report(stage: Stage, step: u64) -> Report {
         idle_seconds: None,
         recovered: false,
         slots_decided_seconds: 0,
+        slowest: None,
+        no_step: None,
         missing: Vec::new(),
         stage,
         // The state of the coordinator replaces both.

@@ -13,6 +13,8 @@ use rectrain_storage::{Directory, StorageError};
 
 use crate::args::{CheckpointCommand, CheckpointPlace};
 use crate::failure::Failure;
+use crate::human::bytes;
+use crate::output;
 
 impl From<CheckpointError> for Failure {
     fn from(error: CheckpointError) -> Self {
@@ -42,12 +44,12 @@ pub(crate) fn run(command: &CheckpointCommand) -> Result<(), Failure> {
                 let depth = if *sizes { Depth::Sizes } else { Depth::Checksums };
                 verify(&Place::of(place)?, depth).await
             }
-            CheckpointCommand::Inspect { place, json } => {
+            CheckpointCommand::Inspect { place, json, verbose } => {
                 let checkpoint = Place::of(place)?.one().await?;
                 if *json {
-                    print!("{}", String::from_utf8_lossy(&checkpoint.manifest().encode()));
+                    output::print(String::from_utf8_lossy(&checkpoint.manifest().encode()))?;
                 } else {
-                    show::inspect(&checkpoint);
+                    show::inspect(&checkpoint, *verbose)?;
                 }
                 Ok(())
             }
@@ -110,9 +112,11 @@ async fn ls(place: &Place, json: bool) -> Result<(), Failure> {
     let mut listed = list(&place.directory).await?;
     listed.retain(|listed| place.one.as_ref().is_none_or(|one| *one == listed.name));
     if json {
-        listed.iter().for_each(|listed| println!("{}", show::json(listed)));
+        for listed in &listed {
+            output::line(show::json(listed))?;
+        }
     } else {
-        println!("{}", show::table(&listed));
+        output::line(show::table(&listed))?;
     }
     Ok(())
 }
@@ -125,7 +129,7 @@ async fn verify(place: &Place, depth: Depth) -> Result<(), Failure> {
     let (mut good, mut bad) = (0, 0);
     for listed in wanted {
         if matches!(listed.state, ListedState::Unfinished) {
-            println!("{}: unfinished", listed.name);
+            output::line(format_args!("{}: unfinished", listed.name))?;
             continue;
         }
         let result = match Checkpoint::open(&place.directory, &listed.name).await {
@@ -135,11 +139,12 @@ async fn verify(place: &Place, depth: Depth) -> Result<(), Failure> {
         match result {
             Ok(verified) => {
                 good += 1;
-                println!("{}: good ({} files, {} bytes)", listed.name, verified.files, verified.bytes);
+                let (files, size) = (verified.files, bytes(verified.bytes));
+                output::line(format_args!("{}: good ({files} files, {size})", listed.name))?;
             }
             Err(error) if error.is_checkpoints_fault() => {
                 bad += 1;
-                println!("{}: bad: {error}", listed.name);
+                output::line(format_args!("{}: bad: {error}", listed.name))?;
             }
             Err(error) => return Err(error.into()),
         }

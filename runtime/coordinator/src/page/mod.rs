@@ -103,9 +103,34 @@ struct Job<'a> {
     /// From the last evaluation: the share of unseen test ids, by feature.
     unseen: BTreeMap<String, f64>,
     all_reduce_seconds: Option<f64>,
+    /// The member that slows training the most.
+    slowest: Option<Slowest>,
+    /// Seconds without a step, while training makes none for longer than usual.
+    no_step_seconds: Option<f64>,
+    /// The member that training then waits for, as "ps 1".
+    waits_for: Option<String>,
     members: Vec<Member>,
     curve: &'a [Point],
     events: Vec<Logged>,
+}
+
+/// A slow member.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Slowest {
+    role: &'static str,
+    index: u32,
+    /// The share of a step's time that its slowness costs.
+    share: f64,
+    /// When it became slow, in seconds since 1970.
+    since_seconds: u64,
+}
+
+impl Slowest {
+    fn read(slowest: &v1::Slowest) -> Option<Self> {
+        let role = member_role(slowest.role())?.name();
+        Some(Self { role, index: slowest.index, share: slowest.share, since_seconds: slowest.since_seconds })
+    }
 }
 
 /// A member of the job.
@@ -134,7 +159,12 @@ async fn job(State(page): State<LivePage>, RawQuery(query): RawQuery) -> Respons
     let events = coordinator.events.after(after.unwrap_or(0), MAX_EVENTS);
     let curve = shown.curve.lock();
     let some = |text: String| Some(text).filter(|text| !text.is_empty());
+    let waits_for = status.no_step.as_ref().and_then(|no_step| no_step.waits_for.as_ref());
     let job = serde_json::to_vec(&Job {
+        slowest: status.slowest.as_ref().and_then(Slowest::read),
+        no_step_seconds: status.no_step.as_ref().map(|no_step| no_step.seconds),
+        waits_for: waits_for
+            .and_then(|member| Some(format!("{} {}", member_role(member.role())?.name(), member.index))),
         name: &coordinator.plan.name,
         phase: phase_name(status.phase()),
         members: coordinator.members(&status.workers),

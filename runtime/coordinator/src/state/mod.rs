@@ -7,7 +7,6 @@ mod members;
 mod progress;
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use rectrain_modes::migration::{MigrationId, SlotMap};
 use rectrain_modes::{DataLedger, DataPlan};
@@ -25,14 +24,12 @@ use super::reply_cache::ReplyCache;
 use super::snapshot::{AppliedGradients, Before, Snapshot};
 use super::training::Training;
 use rectrain_protocol::error::RoleError;
-use rectrain_protocol::events::JobEvent;
+use rectrain_protocol::events::{JobEvent, WarmStartOrigin};
 use rectrain_protocol::failure::{Divergence, JobFailure};
 use rectrain_protocol::plan::JobPlan;
 
 /// Members of a role, at most. More are surely a typing error.
 const MOST_MEMBERS: u32 = 10_000;
-/// The window over which throughput is measured.
-const THROUGHPUT_WINDOW: Duration = Duration::from_secs(10);
 
 /// The state of the coordinator. The file of each part says how messages change it.
 #[derive(Debug, Serialize, Deserialize)]
@@ -61,6 +58,9 @@ struct Checkpoints {
     writing: Option<v1::Ticket>,
     /// Names of checkpoints found damaged.
     damaged_checkpoints: Vec<String>,
+    /// The checkpoint of another job that this attempt began with.
+    #[serde(default)]
+    origin: Option<Box<WarmStartOrigin>>,
 }
 
 /// The placement of the slots.
@@ -245,6 +245,16 @@ impl State {
 
     pub(super) fn damaged_checkpoints(&self) -> &[String] {
         &self.checkpoints.damaged_checkpoints
+    }
+
+    /// Sets the checkpoint of another job that this attempt begins with.
+    pub(super) fn set_origin(&mut self, origin: WarmStartOrigin) {
+        self.checkpoints.origin = Some(Box::new(origin));
+    }
+
+    /// The checkpoint of another job that this attempt began with.
+    pub(super) fn origin(&self) -> Option<WarmStartOrigin> {
+        self.checkpoints.origin.as_deref().cloned()
     }
 
     /// The slot map in force; `None` for the job's first map.

@@ -691,7 +691,10 @@ fn check_types(
         match (types[column], &field.multi_value) {
             (DataType::List(item), Some(_)) if is_id(item.data_type()) => {}
             (DataType::List(_), None) => {
-                return refuse(column, "lists are for multi-valued features: declare it as one");
+                return refuse(column, "a list has several values: add `multiValue: {}` to the feature");
+            }
+            (DataType::Utf8 | DataType::Binary, Some(separator)) if separator.is_empty() => {
+                return refuse(column, "text with several values needs the `separator` of `multiValue`");
             }
             (found, _) if is_id(found) => {}
             _ => {

@@ -325,7 +325,8 @@ impl TokenBuffers {
         let pairs = update.pairs.iter().map(|pair| (pair.weight, pair.push.gradient.as_slice()));
         let gradient = aggregate_dense(pairs, update.divisor);
         let metrics = &shared.metrics;
-        shared.write_partition().step_by(update, gradient.as_deref(), self.optimizer, metrics)?;
+        let since = shared.dense_since();
+        shared.write_partition().step_by(update, gradient.as_deref(), self.optimizer, since, metrics)?;
         if let Some(kept) = shared.kept.as_deref() {
             let buffer = dense.buffer.standing().ok_or_else(|| left_in_buffer("push_dense"))?;
             // The caller holds the buffer's lock, so no step changes the partition meanwhile. A

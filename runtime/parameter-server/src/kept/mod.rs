@@ -58,6 +58,8 @@ pub(crate) struct Standing {
     pub(crate) step: u64,
     pub(crate) first_row: u64,
     pub(crate) first_piece: u32,
+    #[serde(default)]
+    dense_since: u64,
     epoch: u64,
     owners: Vec<u32>,
     servers: Vec<u32>,
@@ -73,6 +75,7 @@ impl Standing {
             step: begin.step,
             first_row: begin.first_row,
             first_piece: begin.first_piece,
+            dense_since: begin.dense_since,
             epoch,
             owners,
             servers,
@@ -86,6 +89,7 @@ impl Standing {
             first_row: self.first_row,
             first_piece: self.first_piece,
             attempt: self.attempt,
+            dense_since: self.dense_since,
         }
     }
 

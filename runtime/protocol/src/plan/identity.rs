@@ -124,7 +124,7 @@ impl JobPlan {
         is_managed.then(|| ("spec.data.timeColumn", json!(self.schema.time)))
     }
 
-    fn feature_identities(&self) -> Vec<FeatureIdentity> {
+    pub(super) fn feature_identities(&self) -> Vec<FeatureIdentity> {
         let fields = self.schema.sparse.iter().zip(&self.layout.features);
         fields
             .map(|(field, place)| FeatureIdentity {

@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use rectrain_bring_up::network::NODES;
 use rectrain_harness::jobs::{Jobs, NAMESPACE};
 use rectrain_harness::manifests::{manifest, merge, merged, with_checkpoints};
 use rectrain_harness::rectrain::train_outside;
@@ -14,6 +15,7 @@ use crate::TrialError;
 use crate::cluster::support::TestCluster;
 use crate::cluster::support::object_store;
 use crate::cluster::support::outcome::{no_restart, same_digest, same_rows};
+use crate::cluster::support::power::without_power;
 use crate::error::unmet;
 
 /// How long a job may take to recover, restarts included.
@@ -156,7 +158,60 @@ pub(in crate::cluster) fn drained(cluster: &TestCluster) -> Result<(), TrialErro
     drained_in(jobs, "drained", &rows, same_digest)?;
     drained_in(jobs, "drained-gba", &gba, same_rows)?;
     coordinator_drained_in(jobs, "drained-lead", &rows, same_digest)?;
-    coordinator_drained_in(jobs, "drained-lead-gba", &gba, same_rows)
+    coordinator_drained_in(jobs, "drained-lead-gba", &gba, same_rows)?;
+    object_store::start(&cluster.paths, NAMESPACE)?;
+    object_store::make_bucket(cluster.kubectl(), NAMESPACE)?;
+    let saved = |job, name| with_checkpoints(job, name, EVERY);
+    coordinator_drained_in(jobs, "drained-saved", &saved(&rows, "drained-saved"), same_digest)?;
+    coordinator_drained_in(jobs, "drained-saved-gba", &saved(&gba, "drained-saved-gba"), same_rows)
+}
+
+/// The node of the coordinator, which has no other member of the job, loses its power. The
+/// replacement continues on the other node from the copies of the journal.
+pub(in crate::cluster) fn coordinator_lost(cluster: &TestCluster) -> Result<(), TrialError> {
+    if cluster.skips("the loss of a node")? {
+        return Ok(());
+    }
+    let [members, coordinator] = [NODES[0].name, NODES[1].name];
+    let two = json!({"replicas": 2, "template": {"nodeSelector": {"kubernetes.io/hostname": members}}});
+    let elsewhere = json!({"template": {"affinity": {"nodeAffinity": {
+        "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "preference": {"matchExpressions": [
+            {"key": "kubernetes.io/hostname", "operator": "In", "values": [coordinator]},
+        ]}}],
+    }}}});
+    let roles = json!({"coordinator": elsewhere, "ps": two, "embeddingWorker": two, "loader": two, "denseWorker": two});
+    let rows = json!({"data": {"synthetic": {"rows": 1_500_000}}, "roles": roles});
+    let gba = merged(rows.clone(), json!({"training": {"mode": "gba", "localBatchSize": 125}}));
+    coordinator_lost_in(cluster, "lost-lead", &rows, same_digest)?;
+    coordinator_lost_in(cluster, "lost-lead-gba", &gba, same_rows)
+}
+
+fn coordinator_lost_in(cluster: &TestCluster, name: &str, job: &Value, compare: Compare) -> Result<(), TrialError> {
+    let jobs = &cluster.jobs;
+    let undisturbed = train_outside(&manifest(name, job))?;
+    jobs.submit(name, job)?;
+    let step = jobs.until_step_after(name, EVERY)?;
+    let node = jobs.node_of(&format!("{name}-coordinator-0"))?;
+    if node != NODES[1].name {
+        return Err(unmet(format!("the coordinator of {name} on {}", NODES[1].name), node));
+    }
+    let began = Instant::now();
+    without_power(cluster, &node, || {
+        until_taken_up(jobs, name)?;
+        let seconds = began.elapsed().as_secs_f64();
+        println!("{node} lost its power after step {step}: the coordinator of {name} was back after {seconds:.1} s");
+        let attempt = jobs.status(name)?["attempt"]["number"].clone();
+        compare(jobs, name, &undisturbed)?;
+        no_restart(name, &attempt)
+    })
+}
+
+/// Waits until an event reports that another process continues the coordinator's work.
+fn until_taken_up(jobs: &Jobs, name: &str) -> Result<(), HarnessError> {
+    eventually(RECOVERY, &format!("the replacement of the coordinator of {name}"), || {
+        let has_recovered = jobs.events(name)?.iter().any(|event| event["event"] == "coordinatorTakenUp");
+        if has_recovered { Ok(()) } else { Err(not_yet("no event reports it")) }
+    })
 }
 
 /// Compares the end of a job, by its name, with the summary of an undisturbed run.
@@ -197,10 +252,7 @@ fn coordinator_drained_in(jobs: &Jobs, name: &str, job: &Value, compare: Compare
     let (drain, seconds) = drain(jobs, name, &node);
     println!("{node} was drained of the coordinator after step {step}, in {seconds:.1} s");
     let ended = drain.and_then(|()| {
-        eventually(RECOVERY, &format!("the replacement of the coordinator of {name}"), || {
-            let has_recovered = jobs.events(name)?.iter().any(|event| event["event"] == "coordinatorTakenUp");
-            if has_recovered { Ok(()) } else { Err(not_yet("no event reports it")) }
-        })?;
+        until_taken_up(jobs, name)?;
         let attempt = jobs.status(name)?["attempt"]["number"].clone();
         compare(jobs, name, &undisturbed)?;
         no_restart(name, &attempt)

@@ -114,9 +114,7 @@ pub(in crate::cluster) fn refuses(cluster: &TestCluster) -> Result<(), TrialErro
     let jobs = &cluster.jobs;
     let name = "refusal";
     let long_name = "a-name-that-is-longer-than-pods-allow";
-    if let Answer::Refused(complaint) = dry_run(jobs, &manifest(name, &json!({})))? {
-        return Err(unmet("the valid manifest to be accepted", complaint));
-    }
+    warns_of_lost_training(jobs, name)?;
     let bad = [bad_models_and_features(), bad_data_and_training()].concat();
     let changes = bad_changes();
     let mut mistakes = Vec::new();
@@ -136,18 +134,34 @@ pub(in crate::cluster) fn refuses(cluster: &TestCluster) -> Result<(), TrialErro
     Ok(())
 }
 
+/// The API server accepts a job without a path for checkpoints with a warning, and a job with one
+/// without a warning.
+fn warns_of_lost_training(jobs: &Jobs, name: &str) -> Result<(), TrialError> {
+    let saved = json!({"checkpoint": {"path": "s3://data/checkpoints/refusal"}});
+    let warning = "spec.checkpoint.path is not set";
+    for (changes, expected) in [(json!({}), true), (saved, false)] {
+        match dry_run(jobs, &manifest(name, &changes))? {
+            Answer::Accepted(printed) if printed.contains(warning) == expected => {}
+            Answer::Accepted(printed) => return Err(unmet(format!("a warning: {expected}"), printed)),
+            Answer::Refused(complaint) => return Err(unmet("the valid manifest to be accepted", complaint)),
+        }
+    }
+    Ok(())
+}
+
 /// The API server's mistake, if it does not refuse the manifest with this sentence.
 fn mistake(jobs: &Jobs, manifest: &Value, says: &str) -> Result<Option<String>, HarnessError> {
     Ok(match dry_run(jobs, manifest)? {
         Answer::Refused(complaint) if complaint.contains(says) => None,
         Answer::Refused(complaint) => Some(format!("{}: expected {says:?}, found {complaint}", manifest["spec"])),
-        Answer::Accepted => Some(format!("{}: expected {says:?}, and it was accepted", manifest["spec"])),
+        Answer::Accepted(_) => Some(format!("{}: expected {says:?}, and it was accepted", manifest["spec"])),
     })
 }
 
 /// The API server's answer to a manifest.
 enum Answer {
-    Accepted,
+    /// With these warnings, which may be empty.
+    Accepted(String),
     /// With this complaint.
     Refused(String),
 }
@@ -163,8 +177,6 @@ fn dry_run(jobs: &Jobs, manifest: &Value) -> Result<Answer, HarnessError> {
         input.write_all(text.as_bytes()).map_err(HarnessError::io("write to", "kubectl apply --dry-run"))?;
     }
     let output = child.wait_with_output().map_err(HarnessError::io("wait for", "kubectl apply --dry-run"))?;
-    if output.status.success() {
-        return Ok(Answer::Accepted);
-    }
-    Ok(Answer::Refused(String::from_utf8_lossy(&output.stderr).into_owned()))
+    let printed = String::from_utf8_lossy(&output.stderr).into_owned();
+    Ok(if output.status.success() { Answer::Accepted(printed) } else { Answer::Refused(printed) })
 }
