@@ -739,7 +739,7 @@ fn rows_move_to_other_groups_of_another_store() {
     // The third group is left out, and the second group of the target is new.
     let other_start = RowSpec { initializer: Initializer::Constant(0.5), ..specs[0] };
     let own = vec![specs[1], spec(7, ValueType::F32, SGD), other_start];
-    let target = Store::new(StoreConfig { slots: SLOTS, seed: SEED + 1, groups: own }).unwrap();
+    let target = Store::new(StoreConfig { slots: SLOTS, seed: SEED + 1, groups: own, budget: None }).unwrap();
     let groups = [Some(GroupId(2)), Some(GroupId(0)), None];
     for slot in (0..SLOTS).map(Slot) {
         let snapshot = source.snapshot_slot(slot).unwrap();
