@@ -10,6 +10,7 @@
 mod as_bytes;
 mod auto_mode;
 mod batch_index;
+mod budget;
 mod checkpointing;
 mod checkpoints;
 mod commands;
@@ -306,6 +307,7 @@ impl Coordinator {
             result = summarizing => result.map_err(|error| self.cause_of(error)),
             superseded = self.run_journal() => Err(superseded),
             never = self.poll_server_progress() => never,
+            never = self.spread_budget() => never,
             error = self.keep_lease() => Err(error),
         };
         if let Err(RoleError::Superseded) = &result {
@@ -502,7 +504,8 @@ impl Coordinator {
 
     /// The present status of the job.
     pub fn status(&self) -> v1::JobStatus {
-        v1::JobStatus { recovered: self.is_recovered, ..self.lock().status() }
+        let status = self.lock().status();
+        v1::JobStatus { recovered: self.is_recovered, budget: self.budget(), ..status }
     }
 
     /// Follows all events from the first one. The caller that started the job follows them to start

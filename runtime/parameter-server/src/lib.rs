@@ -55,7 +55,7 @@ use self::kept::{Left, Standing};
 use self::look_up_replies::LookUpReplies;
 use self::shared::{Shared, TrackedStore, as_keys};
 use self::slots::Slots;
-use self::table_life::TableLife;
+use self::table_life::{TableLife, set_budget};
 
 /// The number of slots that are digested at once. Each digest copies the rows of its slot.
 const DIGESTS: usize = 4;
@@ -116,7 +116,7 @@ impl ParameterServer {
                 partition: parking_lot::RwLock::default(),
                 dense_since: AtomicU64::new(0),
                 kept: kept.map(Arc::new),
-                life: TableLife::new(plan, &metrics),
+                life: TableLife::new(plan),
                 metrics,
             }),
         };
@@ -447,6 +447,12 @@ impl Service for ParameterServer {
                 v1::WorkRequest::KIND => {
                     message::read::<v1::WorkRequest>(frame)?;
                     Ok(message::reply::<v1::WorkRequest>(&v1::Work { done: self.shared.store.work_done() }, Vec::new()))
+                }
+                v1::SetBudget::KIND => {
+                    let (request, _) = message::read::<v1::SetBudget>(frame)?;
+                    set_budget(&self.shared.store, request.budget.unwrap_or_default())?;
+                    self.shared.count_store();
+                    Ok(message::done::<v1::SetBudget>())
                 }
                 v1::PutJournal::KIND => {
                     let (request, tensors) = message::read::<v1::PutJournal>(frame)?;

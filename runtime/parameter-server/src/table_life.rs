@@ -5,10 +5,12 @@
 use std::collections::BTreeSet;
 
 use parking_lot::Mutex;
-use rectrain_embedding::{BudgetUnit, FeatureKey, GroupId, Kept, LifeCounts, Moment, Slot, Store, slot_of};
+use rectrain_embedding::{FeatureKey, GroupId, Kept, LifeCounts, Moment, Slot, Store, slot_of};
 use rectrain_proto::v1;
+use rectrain_protocol::error::RoleError;
 use rectrain_protocol::metrics::PsMetrics;
 use rectrain_protocol::plan::JobPlan;
+use rectrain_protocol::table_budget;
 
 /// Rows updated less than this many seconds of event time ago are young. Their eviction means that
 /// the budget is too small for the ids in use.
@@ -25,16 +27,8 @@ pub(crate) struct TableLife {
 }
 
 impl TableLife {
-    pub(crate) fn new(plan: &JobPlan, metrics: &PsMetrics) -> Self {
+    pub(crate) fn new(plan: &JobPlan) -> Self {
         let names = if plan.has_managed_rows() { plan.group_names() } else { Vec::new() };
-        if let Some(budget) = plan.store.budget {
-            let (rows, bytes) = match budget.unit {
-                BudgetUnit::Rows => (budget.limit, 0),
-                BudgetUnit::Bytes => (0, budget.limit),
-            };
-            metrics.budget_rows.set(rows as i64);
-            metrics.budget_bytes.set(bytes as i64);
-        }
         let reported = Mutex::new(vec![LifeCounts::default(); names.len()]);
         Self { names, reported, taken: Mutex::default() }
     }
@@ -44,6 +38,9 @@ impl TableLife {
         if self.names.is_empty() {
             return;
         }
+        let budget = store.budget().map(table_budget::write).unwrap_or_default();
+        metrics.budget_rows.set(budget.rows as i64);
+        metrics.budget_bytes.set(budget.bytes as i64);
         let mut reported = self.reported.lock();
         for (group, (now, before)) in store.life_counts().into_iter().zip(reported.iter_mut()).enumerate() {
             let table = &self.names[group];
@@ -76,6 +73,14 @@ impl TableLife {
             metrics.young_evictions.inc();
         }
     }
+}
+
+/// Changes the budget of the store. Each slot keeps it from its next step on.
+pub(crate) fn set_budget(store: &Store, budget: v1::TableBudget) -> Result<(), RoleError> {
+    let reason = || "a budget is a number of rows or of bytes".to_owned();
+    let budget = table_budget::read(budget);
+    let budget = budget.ok_or_else(|| RoleError::Inconsistent { message: "set_budget", reason: reason() })?;
+    Ok(store.set_budget(Some(budget))?)
 }
 
 /// The counts of all row groups together, for the coordinator.

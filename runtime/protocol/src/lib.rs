@@ -29,6 +29,7 @@ pub mod plan;
 pub mod readiness;
 pub mod remember;
 pub mod round_robin;
+pub mod table_budget;
 pub mod ticket;
 pub mod token_counts;
 pub mod unseen;

@@ -44,6 +44,9 @@ pub(super) struct State {
     slots: Slots,
     pub(super) replies: ReplyCache,
     end: End,
+    /// The memory budget of the tables, if it was changed since the start of the attempt.
+    #[serde(default, with = "as_bytes::optional_message")]
+    pub(super) budget: Option<v1::TableBudget>,
     /// Events that have not been pushed yet.
     pending_events: Vec<JobEvent>,
 }
@@ -129,6 +132,7 @@ impl State {
             slots: Slots::default(),
             replies: ReplyCache::default(),
             end: End::default(),
+            budget: None,
             pending_events: Vec::new(),
         })
     }
@@ -144,6 +148,7 @@ impl State {
         self.data.listed = old.data.listed;
         self.end.traffic = old.end.traffic;
         self.end.failure = old.end.failure;
+        self.budget = old.budget;
         Ok(())
     }
 

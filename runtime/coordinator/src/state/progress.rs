@@ -266,6 +266,7 @@ impl State {
             missing: self.missing(MOST_MISSING),
             // The coordinator knows, and not its state.
             recovered: false,
+            budget: self.budget,
             unseen: self.highest_unseen_shares(),
             slowest: self.slowest().filter(|_| phase == v1::Phase::Training),
             no_step: self.no_step(now).filter(|_| phase == v1::Phase::Training),

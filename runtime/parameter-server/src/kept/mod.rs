@@ -221,6 +221,14 @@ impl Rows {
         remove_standing(directory)
     }
 
+    /// Keeps another budget than the plan's: the present one of the job.
+    ///
+    /// # Errors
+    /// [`RoleError::Inconsistent`] if it is not one number above 0.
+    pub fn set_budget(&self, budget: v1::TableBudget) -> Result<(), RoleError> {
+        crate::table_life::set_budget(&self.store, budget)
+    }
+
     /// The address of the killed server and the attempt that its rows belong to.
     pub fn place(&self) -> Option<(&str, u64)> {
         self.left.as_ref().map(|left| (&*left.standing.address, left.standing.attempt))
