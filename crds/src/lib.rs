@@ -78,7 +78,7 @@ pub use schema::{crd, crd_yaml};
 pub use set::{SetError, SetKind, apply_set};
 pub use spec::*;
 pub use status::{
-    AttemptMode, AttemptReplicas, AttemptStatus, CheckpointStatus, JobSummary, ModePrediction, Phase,
+    AttemptMode, AttemptReplicas, AttemptStatus, BudgetStatus, CheckpointStatus, JobSummary, ModePrediction, Phase,
     RecTrainingJobStatus, ReplicaCount, ReplicaStatuses, RoleReplicas, SlowestStatus, TableStatus,
 };
 pub use validate::{validate, validate_update};

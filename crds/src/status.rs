@@ -194,7 +194,8 @@ pub struct AttemptStatus {
     /// Generation of the spec that its pods run.
     pub generation: i64,
     /// Digest of the parts of the spec that its pods depend on. It leaves out settings that may
-    /// change while they run: the training mode, `training.auto`, and the `replicas` of the roles.
+    /// change while they run: the training mode, `training.auto`, the number in `features.memory`,
+    /// and the `replicas` of the roles.
     /// (The `replicas` of dense workers are left out only if `localBatchSize` gives each of them a
     /// part of a batch.) It also leaves out settings that the operator itself carries out:
     /// `autoscaling`, `faultTolerance`, `suspend`, `activeDeadlineSeconds`,
@@ -224,6 +225,22 @@ pub struct AttemptStatus {
     /// It is raised after a server of an earlier attempt was killed for its memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ps_memory_bytes: Option<u64>,
+    /// The memory budget of the tables that its pods start with. The coordinator changes it while
+    /// they run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub budget: Option<BudgetStatus>,
+}
+
+/// The memory budget of all tables of a job, in rows or in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct BudgetStatus {
+    /// The most rows.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_rows: Option<u64>,
+    /// The most bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_bytes: Option<u64>,
 }
 
 /// The members of an attempt by role. Their numbers change while it trains, without a restart.
