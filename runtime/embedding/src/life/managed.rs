@@ -269,10 +269,6 @@ impl RowLife for ManagedRows {
         Some(Rank { priority: self.settings.priority, value })
     }
 
-    fn score(self, word: u32, now: Moment) -> f64 {
-        if self.is_lru() { f64::from(word) } else { self.score_at(word, now) }
-    }
-
     fn age_seconds(self, word: u32, now: Moment) -> u64 {
         match (word, self.is_lru()) {
             (0, _) => 0,

@@ -163,11 +163,6 @@ pub(crate) trait RowLife: Copy {
         None
     }
 
-    /// The score of the row of this word, for readers.
-    fn score(self, _word: u32, _now: Moment) -> f64 {
-        0.0
-    }
-
     /// Seconds since the last update of the row of this word.
     fn age_seconds(self, _word: u32, _now: Moment) -> u64 {
         0
