@@ -3,7 +3,9 @@
 //!
 //! A slot has its own part of the budget: the limit divided by the number of slots, and 1 more for
 //! the first slots if there is a remainder. So a slot decides alone, and a job decides the same on
-//! any number of servers. Keys are hashes, so slots fill evenly.
+//! any number of servers. Keys are hashes, so slots fill evenly. The part of a slot is at least one
+//! row. A budget of few rows a slot, fewer than about 30, evicts rows of some slots that are worth more
+//! than rows of others.
 //!
 //! A slot that is over its part is trimmed to 31/32 of it, so that the work comes once for many new
 //! rows. The order is:
@@ -44,7 +46,7 @@ pub enum BudgetUnit {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
     pub unit: BudgetUnit,
-    /// At least 1. A slot whose part is 0 keeps no row.
+    /// At least 1. Each slot may keep one row, so a lower limit than that counts as that.
     pub limit: u64,
 }
 
@@ -239,7 +241,8 @@ impl<R: FnMut()> Sweep<'_, R> {
     /// even if it is within its limit.
     fn trim_all(&mut self, state: &mut SlotState, unfinished: Option<Trimmed>) {
         let Some(budget) = self.store.budget() else { return };
-        let limit = budget.of_slot(self.slot, self.store.config.slots);
+        let one_row = self.store.layouts.iter().map(|layout| budget.cost(layout)).max().unwrap_or(0);
+        let limit = budget.of_slot(self.slot, self.store.config.slots).max(one_row);
         for (position, group) in self.store.groups.iter().enumerate() {
             let Some(share) = group.spec.share else { continue };
             let limit = (u128::from(limit) * u128::from(share) / 1_000_000) as u64;
