@@ -29,8 +29,8 @@ use crate::life::{LifePolicy, Moment, with_life};
 use crate::slot::SlotState;
 use crate::table::RankedRow;
 use crate::trimming::Trimmed;
-use crate::{GroupId, Slot, SpecError, Store, StoreError};
-use std::sync::atomic::{AtomicU64, Ordering};
+use crate::{GroupId, LifeCounts, Slot, SpecError, Store, StoreError};
+use std::sync::atomic::Ordering;
 
 /// The number that a budget limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,57 +60,6 @@ pub struct Kept {
     /// The shortest time from the last update of an evicted row to the present, to one unit of its
     /// clock. `None` if no row was evicted, or without a clock.
     pub youngest_evicted_seconds: Option<u64>,
-}
-
-/// The outcomes for the rows and gradients of a group since the store was made or opened.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LifeCounts {
-    /// Rows made, by look-ups and updates.
-    pub admitted: u64,
-    /// Gradients dropped because the policy had not admitted their key.
-    pub turned_away: u64,
-    /// Rows removed because they had expired.
-    pub expired: u64,
-    /// Rows removed for the budget or a share.
-    pub evicted: u64,
-    /// Gradients dropped because their key's row had been removed.
-    pub gradients_dropped: u64,
-}
-
-/// [`LifeCounts`] that many threads add to.
-#[derive(Default)]
-pub(crate) struct SharedLifeCounts {
-    admitted: AtomicU64,
-    turned_away: AtomicU64,
-    expired: AtomicU64,
-    evicted: AtomicU64,
-    gradients_dropped: AtomicU64,
-}
-
-impl SharedLifeCounts {
-    pub(crate) fn add(&self, counts: LifeCounts) {
-        let add = |sum: &AtomicU64, count| {
-            if count > 0 {
-                sum.fetch_add(count, Ordering::Relaxed);
-            }
-        };
-        add(&self.admitted, counts.admitted);
-        add(&self.turned_away, counts.turned_away);
-        add(&self.expired, counts.expired);
-        add(&self.evicted, counts.evicted);
-        add(&self.gradients_dropped, counts.gradients_dropped);
-    }
-
-    fn read(&self) -> LifeCounts {
-        let read = |sum: &AtomicU64| sum.load(Ordering::Relaxed);
-        LifeCounts {
-            admitted: read(&self.admitted),
-            turned_away: read(&self.turned_away),
-            expired: read(&self.expired),
-            evicted: read(&self.evicted),
-            gradients_dropped: read(&self.gradients_dropped),
-        }
-    }
 }
 
 /// Bytes of an index entry, counted against a budget in bytes.
@@ -201,13 +150,6 @@ impl Store {
     pub fn budget(&self) -> Option<Budget> {
         *self.budget.lock()
     }
-
-    /// The counts of each group, by [`GroupId`], since the store was made or opened. They do not
-    /// outlive the process.
-    #[must_use]
-    pub fn life_counts(&self) -> Vec<LifeCounts> {
-        self.life_counts.iter().map(SharedLifeCounts::read).collect()
-    }
 }
 
 /// The work of [`Store::keep_budget`] on one slot.
@@ -233,7 +175,7 @@ impl<R: FnMut()> Sweep<'_, R> {
             }
             let count = expired.len() as u64;
             self.kept.expired += count;
-            self.store.life_counts[position].add(LifeCounts { expired: count, ..LifeCounts::default() });
+            self.store.life_counts.add(position, LifeCounts { expired: count, ..LifeCounts::default() });
         }
     }
 
@@ -309,7 +251,7 @@ impl<R: FnMut()> Sweep<'_, R> {
     fn evict_row(&mut self, state: &mut SlotState, row: RankedRow, group: GroupId) {
         let position = usize::from(group.0);
         state.tables[position].remove(row.key, self.store.tracking.load(Ordering::Relaxed));
-        self.store.life_counts[position].add(LifeCounts { evicted: 1, ..LifeCounts::default() });
+        self.store.life_counts.add(position, LifeCounts { evicted: 1, ..LifeCounts::default() });
         self.kept.evicted += 1;
         if self.now != Moment(0) {
             let youngest = &mut self.kept.youngest_evicted_seconds;

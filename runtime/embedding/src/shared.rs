@@ -4,6 +4,7 @@
 //! - a file of rows for each group;
 //! - a file of side tables for each group whose [policy](crate::life) has one;
 //! - a file of [marks](crate::trimming) if the policy of a group removes rows;
+//! - a file of [counts](crate::life_counts) of what policies did;
 //! - an [`UpdateLog`].
 //!
 //! A killed process leaves all rows behind. The next process [opens](Store::in_shared_memory) the
@@ -17,6 +18,7 @@ use crate::arena::Arena;
 use crate::block_file::FoundBlock;
 use crate::group::{Group, GroupMemory};
 use crate::layout::RowLayout;
+use crate::life_counts::SharedLifeCounts;
 use crate::log::{Part, UpdateLog};
 use crate::table::{FoundTable, Table};
 use crate::trimming::Trimming;
@@ -82,6 +84,7 @@ impl Store {
         if store.removes_rows {
             store.trimming = Trimming::open(&directory.join("trimming"), store.config.slots)?;
         }
+        store.life_counts = SharedLifeCounts::open(&directory.join("counts"), store.groups.len())?;
         store.groups.iter().for_each(|group| group.keep_dropped(false));
         let longest = store.groups.iter().map(Group::longest).max();
         let mut log = UpdateLog::open(&directory.join("update"), longest.unwrap_or(0))?;

@@ -4,11 +4,12 @@
 //! The calls on whole slots are in [`contents`](crate::contents), [`moving`](crate::moving) and
 //! [`frozen`](crate::frozen).
 
-use crate::budget::{LifeCounts, SharedLifeCounts, removes_rows};
+use crate::budget::removes_rows;
 use crate::counts::{LookupCounts, Missing, UpdateCounts};
 use crate::group::{Group, GroupMemory};
 use crate::layout::RowLayout;
 use crate::life::with_life;
+use crate::life_counts::{LifeCounts, SharedLifeCounts};
 use crate::log::{NoLog, RowLog, UpdateLog};
 use crate::optimizer::RowOptimizer;
 use crate::pieces::Piece;
@@ -51,8 +52,7 @@ pub struct Store {
     /// Whether the policy of some group removes rows.
     pub(crate) removes_rows: bool,
     pub(crate) trimming: Trimming,
-    /// By group.
-    pub(crate) life_counts: Box<[SharedLifeCounts]>,
+    pub(crate) life_counts: SharedLifeCounts,
     /// See [`Store::work_done`].
     work: AtomicU64,
 }
@@ -85,7 +85,7 @@ impl Store {
             budget: Mutex::new(config.budget),
             removes_rows: config.groups.iter().any(|spec| removes_rows(spec.life)),
             trimming: Trimming::default(),
-            life_counts: groups.iter().map(|_| SharedLifeCounts::default()).collect(),
+            life_counts: SharedLifeCounts::new(groups.len()),
             config,
             groups,
             saves: Mutex::default(),
@@ -276,7 +276,7 @@ impl Store {
     fn count_life(&self, group: GroupId, counts: LifeCounts) {
         let position = usize::from(group.0);
         if self.groups[position].spec.life != LifePolicy::KeepAll {
-            self.life_counts[position].add(counts);
+            self.life_counts.add(position, counts);
         }
     }
 

@@ -111,12 +111,12 @@ impl ParameterServer {
             journal_copy: JournalCopy::default(),
             shared: Arc::new(Shared {
                 plan: Arc::clone(plan),
+                life: TableLife::new(plan, &store),
                 store,
                 slots,
                 partition: parking_lot::RwLock::default(),
                 dense_since: AtomicU64::new(0),
                 kept: kept.map(Arc::new),
-                life: TableLife::new(plan),
                 metrics,
             }),
         };
@@ -347,7 +347,7 @@ impl ParameterServer {
         let digests: Vec<_> = futures::stream::iter(digests).buffered(DIGESTS).try_collect().await?;
         let slots = digests.len();
         let applied = Some(self.shared.read_partition().applied());
-        let table = Some(self.shared.life.since_taken(&self.shared.store));
+        let table = Some(TableLife::since_taken(&self.shared.store));
         let reply = v1::StoreDigests { rows: self.shared.store.rows(), bytes: self.shared.bytes(), applied, table };
         let digests: Vec<u8> = digests.into_iter().flatten().collect();
         let tensor = Tensor::new(&[slots, 32], digests)?;
@@ -499,7 +499,7 @@ impl ParameterServer {
                         kept.move_to(&self.shared.slots.map());
                     }
                     adopted.applied = Some(self.shared.write_partition().take_applied());
-                    adopted.table = Some(self.shared.life.take(&self.shared.store));
+                    adopted.table = Some(TableLife::take(&self.shared.store));
                     self.keep_partition();
                 }
                 self.shared.count_store();

@@ -22,15 +22,13 @@ pub(crate) struct TableLife {
     names: Vec<String>,
     /// The counts that the metrics have, by row group.
     reported: Mutex<Vec<LifeCounts>>,
-    /// The counts that the coordinator has.
-    taken: Mutex<v1::TableCounts>,
 }
 
 impl TableLife {
-    pub(crate) fn new(plan: &JobPlan) -> Self {
+    /// The metrics begin at 0, whatever a killed process has counted in this store.
+    pub(crate) fn new(plan: &JobPlan, store: &Store) -> Self {
         let names = if plan.has_managed_rows() { plan.group_names() } else { Vec::new() };
-        let reported = Mutex::new(vec![LifeCounts::default(); names.len()]);
-        Self { names, reported, taken: Mutex::default() }
+        Self { names, reported: Mutex::new(store.life_counts()) }
     }
 
     /// Updates the metrics to the counts of the store.
@@ -56,15 +54,13 @@ impl TableLife {
     }
 
     /// The counts that the coordinator does not have yet.
-    pub(crate) fn since_taken(&self, store: &Store) -> v1::TableCounts {
-        less(totals(store), *self.taken.lock())
+    pub(crate) fn since_taken(store: &Store) -> v1::TableCounts {
+        totals(&store.life_counts_since_taken())
     }
 
     /// Returns the counts that the coordinator does not have yet, and notes that it has them.
-    pub(crate) fn take(&self, store: &Store) -> v1::TableCounts {
-        let all = totals(store);
-        let before = std::mem::replace(&mut *self.taken.lock(), all);
-        less(all, before)
+    pub(crate) fn take(store: &Store) -> v1::TableCounts {
+        totals(&store.take_life_counts())
     }
 
     /// Notes the rows that a slot lost at `now`. Without a clock, no row has an age.
@@ -84,9 +80,9 @@ pub(crate) fn set_budget(store: &Store, budget: v1::TableBudget) -> Result<(), R
 }
 
 /// The counts of all row groups together, for the coordinator.
-pub(crate) fn totals(store: &Store) -> v1::TableCounts {
+pub(crate) fn totals(by_group: &[LifeCounts]) -> v1::TableCounts {
     let mut totals = v1::TableCounts::default();
-    for counts in store.life_counts() {
+    for counts in by_group {
         totals.admitted += counts.admitted;
         totals.turned_away += counts.turned_away;
         totals.expired += counts.expired;
@@ -94,16 +90,6 @@ pub(crate) fn totals(store: &Store) -> v1::TableCounts {
         totals.gradients_dropped += counts.gradients_dropped;
     }
     totals
-}
-
-fn less(all: v1::TableCounts, before: v1::TableCounts) -> v1::TableCounts {
-    v1::TableCounts {
-        admitted: all.admitted.saturating_sub(before.admitted),
-        turned_away: all.turned_away.saturating_sub(before.turned_away),
-        expired: all.expired.saturating_sub(before.expired),
-        evicted: all.evicted.saturating_sub(before.evicted),
-        gradients_dropped: all.gradients_dropped.saturating_sub(before.gradients_dropped),
-    }
 }
 
 /// The slots that a step has updated, in order.

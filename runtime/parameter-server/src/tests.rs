@@ -268,7 +268,11 @@ async fn a_server_within_a_budget_ends_alike_when_it_is_killed() {
         }
         assert_eq!(lives.standing().await, dies.standing().await, "{mode}");
         let store = &lives.server.shared.store;
-        assert!(super::table_life::totals(store).evicted > 0 && store.rows() <= 1024, "{mode}: {} rows", store.rows());
+        assert!(
+            super::table_life::totals(&store.life_counts()).evicted > 0 && store.rows() <= 1024,
+            "{mode}: {} rows",
+            store.rows()
+        );
     }
 }
 
