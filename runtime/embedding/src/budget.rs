@@ -3,9 +3,9 @@
 //!
 //! A slot has its own part of the budget: the limit divided by the number of slots, and 1 more for
 //! the first slots if there is a remainder. So a slot decides alone, and a job decides the same on
-//! any number of servers. Keys are hashes, so slots fill evenly. The part of a slot is at least one
-//! row. A budget of few rows a slot, fewer than about 30, evicts rows of some slots that are worth more
-//! than rows of others.
+//! any number of servers. Keys are hashes, so slots fill evenly. The part of a slot, and
+//! a share of it, is at least one row. A budget of few rows a slot, fewer than about 30, evicts rows
+//! of some slots that are worth more than rows of others.
 //!
 //! A slot that is over its part is trimmed to 31/32 of it, so that the work comes once for many new
 //! rows. The order is:
@@ -172,10 +172,9 @@ impl<R: FnMut()> Sweep<'_, R> {
             for key in &expired {
                 (self.removing)();
                 table.remove(*key, self.store.tracking.load(Ordering::Relaxed));
+                self.store.life_counts.add(position, LifeCounts { expired: 1, ..LifeCounts::default() });
             }
-            let count = expired.len() as u64;
-            self.kept.expired += count;
-            self.store.life_counts.add(position, LifeCounts { expired: count, ..LifeCounts::default() });
+            self.kept.expired += expired.len() as u64;
         }
     }
 
@@ -188,6 +187,7 @@ impl<R: FnMut()> Sweep<'_, R> {
         for (position, group) in self.store.groups.iter().enumerate() {
             let Some(share) = group.spec.share else { continue };
             let limit = (u128::from(limit) * u128::from(share) / 1_000_000) as u64;
+            let limit = limit.max(budget.cost(&group.layout));
             self.trim(state, budget, limit, Trimmed::Group(GroupId(position as u16)), unfinished);
         }
         self.trim(state, budget, limit, Trimmed::Slot, unfinished);

@@ -407,6 +407,18 @@ fn a_budget_in_bytes_counts_all_of_a_row() {
 }
 
 #[test]
+fn a_slot_keeps_one_row_under_the_smallest_budget() {
+    let store = store_of(config_of(vec![spec(always(KRAKEN))], rows(1)));
+    see(&store, 0, 0..60, (0, 1), 1, START);
+    keep(&store, START);
+    assert!((0..SLOTS).all(|slot| store.slot_rows(Slot(slot)).unwrap() == 1));
+    let shared = RowSpec { share: Some(1), ..spec(always(KRAKEN)) };
+    let store = one_slot(vec![shared], rows(100));
+    see(&store, 0, 0..60, (0, 1), 1, START);
+    assert_eq!((keep(&store, START).evicted, store.rows()), (59, 1));
+}
+
+#[test]
 fn a_lowered_budget_is_kept_at_the_next_call() {
     let store = one_slot(vec![spec(always(KRAKEN))], None);
     see(&store, 0, 0..200, (0, 1), 1, START);

@@ -267,6 +267,8 @@ async fn a_server_within_a_budget_ends_alike_when_it_is_killed() {
             }
         }
         assert_eq!(lives.standing().await, dies.standing().await, "{mode}");
+        let counts = |server: &Tried| super::table_life::TableLife::since_taken(&server.server.shared.store);
+        assert_eq!(counts(&lives), counts(&dies), "{mode}: counts outlive the process");
         let store = &lives.server.shared.store;
         assert!(
             super::table_life::totals(&store.life_counts()).evicted > 0 && store.rows() <= 1024,
