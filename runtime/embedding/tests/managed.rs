@@ -731,6 +731,30 @@ fn a_later_run_may_change_share_and_priority_only() {
 }
 
 #[test]
+fn rows_are_adopted_with_their_scores_or_begin_their_life() {
+    let (old, moment) = (one_slot(vec![spec(always(KRAKEN))], None), START + DAY);
+    see(&old, 0, [1], (3, 0), 1, START);
+    see(&old, 0, [2], (0, 1), 2, START);
+    let adopt = |source: &Store, life: LifePolicy, limit: u64| {
+        let other = RowSpec { life, ..spec(always(KRAKEN)) };
+        let target = one_slot(vec![other], rows(limit));
+        let snapshot = source.snapshot_slot(Slot(0)).unwrap();
+        target.adopt_slot(snapshot.as_bytes(), &[Some(GroupId(0))]).map(|_| target)
+    };
+    let managed = LifePolicy::Managed(always(KRAKEN));
+    let target = adopt(&old, managed, 2).unwrap();
+    see(&target, 0, [3], (0, 2), 3, moment);
+    keep(&target, moment);
+    assert!(has(&target, 0, 1) && has(&target, 0, 3) && !has(&target, 0, 2), "the scores came along");
+    assert!(adopt(&old, LifePolicy::KeepAll, 2).is_err());
+    assert!(adopt(&old, LifePolicy::Managed(always(ScoreRule::Lfu)), 2).is_err());
+    let keeping = RowSpec { life: LifePolicy::KeepAll, ..spec(always(KRAKEN)) };
+    let keeping = one_slot(vec![keeping], None);
+    see(&keeping, 0, [1], (3, 0), 1, START);
+    assert_eq!(adopt(&keeping, managed, 2).unwrap().rows(), 1);
+}
+
+#[test]
 fn memory_of_evicted_rows_is_used_again() {
     let store = one_slot(vec![spec(always(KRAKEN))], rows(1_000));
     store.track_changes(false);
