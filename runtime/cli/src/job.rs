@@ -39,13 +39,23 @@ fn plan_of(args: &JobArgs, manifest: &Manifest) -> Result<JobPlan, Failure> {
 
 /// Reads a manifest and makes the plan that all members share.
 pub(crate) fn plan(args: &JobArgs) -> Result<Arc<JobPlan>, Failure> {
+    plan_and_manifest(args).map(|(plan, _)| plan)
+}
+
+/// As [`plan`], with the manifest and its overrides as YAML.
+pub(crate) fn plan_and_manifest(args: &JobArgs) -> Result<(Arc<JobPlan>, Option<String>), Failure> {
     let manifest = load(args)?;
     let missing = missing(&manifest);
     if !missing.is_empty() {
         let errors: Vec<String> = missing.iter().map(|error| format!("{}: {error}", args.manifest.display())).collect();
         return Err(Failure::User(errors.join("\n")));
     }
-    plan_of(args, &manifest).map(Arc::new)
+    Ok((plan_of(args, &manifest).map(Arc::new)?, manifest.to_yaml()))
+}
+
+/// The manifest with its overrides as YAML; `None` if it cannot be read.
+pub(crate) fn manifest_in_use(args: &JobArgs) -> Option<String> {
+    load(args).ok()?.to_yaml()
 }
 
 /// `rectrain validate`. The job may be one that needs a cluster.

@@ -3,20 +3,24 @@
 //! checkpoints. This crate is thin: the runtime's crates do the work.
 
 mod args;
+mod browser;
 mod checkpoint;
 #[cfg(feature = "cluster")]
 mod cluster;
 mod data;
 mod devices;
 mod failure;
+mod history;
 mod job;
 mod mode;
 mod parent;
 mod policy;
 mod processes;
+mod record;
 mod role;
 mod run;
 mod running;
+mod runs;
 mod saving;
 mod scale;
 mod show;
@@ -53,6 +57,7 @@ fn main() -> ExitCode {
 fn execute(command: Command) -> Result<(), Failure> {
     match command {
         Command::Run(args) => run::run(&args),
+        Command::Runs { command } => runs::run(&command),
         Command::Validate(job) => job::validate(&job),
         Command::Explain { topic } => job::explain(&topic),
         Command::Simulate(args) => simulate::run(&args),

@@ -10,6 +10,8 @@ use indicatif::{HumanDuration, ProgressBar, ProgressStyle};
 use rectrain_kinds::Role;
 use rectrain_protocol::events::{JobEvent, Summary, TestMetrics};
 
+use crate::history::History;
+
 /// See the module's text.
 pub(crate) struct Display {
     json: bool,
@@ -21,6 +23,7 @@ pub(crate) struct Display {
     started: Option<(u64, Instant)>,
     /// Why the summary is not on standard output, in a sentence.
     unwritten: Option<String>,
+    history: History,
 }
 
 /// The least time between two lines of progress.
@@ -50,7 +53,20 @@ impl Display {
         if let Ok(style) = ProgressStyle::with_template(style) {
             bar.set_style(style);
         }
-        Self { json, bar, lines: !json && !terminal, last_line: None, started: None, unwritten: None }
+        Self {
+            json,
+            bar,
+            lines: !json && !terminal,
+            last_line: None,
+            started: None,
+            unwritten: None,
+            history: History::default(),
+        }
+    }
+
+    /// Records every event in this history, too.
+    pub(crate) fn record_in(&mut self, history: History) {
+        self.history = history;
     }
 
     /// Prints a line for a person. With `--json` it prints nothing.
@@ -61,6 +77,7 @@ impl Display {
     }
 
     pub(crate) fn show(&mut self, event: &JobEvent) {
+        self.history.record(event);
         if self.json {
             // If the reader has gone, the job continues, and its exit code tells the result.
             let written = show_json(event);

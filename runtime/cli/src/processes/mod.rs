@@ -49,7 +49,7 @@ use crate::running::Running;
 use crate::saving::{interrupted, save};
 use crate::show::Display;
 use crate::slow::CpuLimit;
-use crate::{signal, slow};
+use crate::{browser, signal, slow};
 
 /// How long a coordinator may take to print its addresses.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
@@ -193,6 +193,9 @@ impl Job<'_> {
             "the job on {page}, its metrics on {}, control at {}",
             addresses.metrics, addresses.control
         ));
+        if self.args.history.open && restarts.done() == 0 {
+            browser::open(page);
+        }
         let stop = watch::Sender::new(());
         // Declared before `children`, so that it is dropped after them: a cgroup can only be
         // removed when its process has ended.

@@ -63,7 +63,10 @@ const charts = METRICS.map(metric => new Chart(metric, view));
 
 const darkSystem = matchMedia("(prefers-color-scheme: dark)");
 let chosenTheme = "system";
+/** A link may ask for a theme and an axis: `#theme=dark&x=epoch`. */
+const asked = new URLSearchParams(location.hash.slice(1));
 try { chosenTheme = localStorage.getItem("rectrain-theme") ?? "system"; } catch { /* A page from a file may have no storage. */ }
+if (["light", "dark"].includes(asked.get("theme"))) chosenTheme = asked.get("theme");
 
 function applyTheme() {
   view.theme = chosenTheme === "system" ? (darkSystem.matches ? "dark" : "light") : chosenTheme;
@@ -176,11 +179,11 @@ function facts(run) {
   const { record, summary } = run, { plan = {}, state = {} } = record;
   const stale = summary?.tokensIssued ? `mean ${fixed(summary.meanStaleness, 2)}, most ${count(summary.maxStaleness)} steps`
     : isKnown(state.meanStaleness) ? `mean ${fixed(state.meanStaleness, 2)} steps` : null;
-  const rate = plan.learningRate ?? {};
+  const rate = optimizer => isKnown(optimizer?.learningRate) ? `${significant(optimizer.learningRate, 4)} (${optimizer.kind})` : null;
   return [
     ["model", plan.model], ["global batch", plan.globalBatchRows && `${count(plan.globalBatchRows)} rows`],
-    ["learning rate, dense", isKnown(rate.dense) ? `${significant(rate.dense, 4)} (${rate.denseOptimizer})` : null],
-    ["learning rate, rows", isKnown(rate.rows) ? `${significant(rate.rows, 4)} (${rate.rowsOptimizer})` : null],
+    ["learning rate, dense", rate(plan.denseOptimizer)],
+    ["learning rate, rows", rate(plan.rowOptimizer)],
     ["embedding rows", count(state.rows ?? summary?.rows)], ["embedding memory", bytes(state.bytes ?? summary?.storeBytes)],
     ["staleness", stale], ["all-reduce", record.allReduceSeconds ? duration(record.allReduceSeconds) : null],
     ["last checkpoint", record.lastCheckpoint], ["started", isKnown(run.startedAt) ? day(run.startedAt) : null],
@@ -203,7 +206,7 @@ function compared() {
     ["test AUC, best", run => best(run, AUC), 1], ["test AUC, last", run => last(run, AUC), 1], ["test log loss, best", run => best(run, LOSS), -1],
     ["test log loss, last", run => last(run, LOSS), -1], ["steps", run => run.summary?.steps ?? run.record.step], ["samples", run => run.summary?.samples ?? run.record.samples],
     ["seconds", run => run.summary?.seconds], ["samples per second", run => run.summary?.samplesPerSecond, 1], ["embedding rows", run => run.summary?.rows],
-    ["learning rate, dense", run => run.record.plan?.learningRate?.dense], ["global batch", run => run.record.plan?.globalBatchRows], ["digest", run => run.summary?.parametersSha256?.slice(0, 12)]];
+    ["learning rate, dense", run => run.record.plan?.denseOptimizer?.learningRate], ["global batch", run => run.record.plan?.globalBatchRows], ["digest", run => run.summary?.parametersSha256?.slice(0, 12)]];
   const table = make("table", { id: "runs" }), head = make("tr");
   head.append(make("th"), ...view.runs.map((run, place) => {
     const cell = make("th");
@@ -488,6 +491,7 @@ async function poll(run, seen) {
 function start() {
   bind();
   applyTheme();
+  if (asked.get("x") in AXES) view.axis = asked.get("x");
   const embedded = JSON.parse($("data").textContent);
   if (embedded) {
     view.runs = embedded.runs.map(record => ingest(emptyRun(record.title ?? record.name), record));
