@@ -307,7 +307,8 @@ const counters = [];
 function rateOf(role) {
   const [before] = counters, now = counters.at(-1);
   if (!now || before === now || !isKnown(before.totals[role]) || !isKnown(now.totals[role])) return null;
-  return (now.totals[role] - before.totals[role]) / (now.at - before.at);
+  const rate = (now.totals[role] - before.totals[role]) / (now.at - before.at);
+  return isKnown(rate) ? rate : null;
 }
 
 function noteCounters(record) {
@@ -316,10 +317,10 @@ function noteCounters(record) {
   if (counters.length > 6) counters.shift();
 }
 
-function throughput(run, section, name) {
+function throughput(run, name) {
   const unit = { loader: "rows read", "embedding-worker": "distinct ids", ps: "rows looked up", "dense-worker": "samples" }[name];
   const rate = rateOf(name), total = run.record.state?.totals?.[name];
-  if (hasEnded(run) || rate === null) return isKnown(total) ? `${compact(total)} ${unit} in all` : "";
+  if (hasEnded(run) || silentSince || rate === null) return isKnown(total) ? `${compact(total)} ${unit} in all` : "";
   return `${compact(rate)} ${unit} a second`;
 }
 
@@ -331,7 +332,7 @@ function drawMembers(run) {
     const there = all.filter(member => member.role === name).length, asked = wanted[section];
     const speeds = all.filter(member => member.role === name && member.computeSeconds).map(member => duration(member.computeSeconds));
     const words = name === "ps" && isKnown(state.rows) ? `${count(state.rows)} rows in ${bytes(state.bytes)}` : speeds.length ? `computes a batch in ${[...new Set(speeds)].slice(0, 4).join(", ")}` : "";
-    return row([[plural], [isKnown(asked) && asked !== there ? `${there}, ${asked} requested` : String(there)], [throughput(run, section, name)], [words]]);
+    return row([[plural], [isKnown(asked) && asked !== there ? `${there}, ${asked} requested` : String(there)], [throughput(run, name)], [words]]);
   }));
   $("members").tBodies[0].replaceChildren(...all.map(member => row([[`${member.role} ${member.index}`, { class: "tight" }], [isKnown(member.slots) ? count(member.slots) : ""],
     [isKnown(member.rows) ? count(member.rows) : ""], [isKnown(member.bytes) ? bytes(member.bytes) : ""], [member.computeSeconds ? duration(member.computeSeconds) : ""], [member.address, { class: "words" }]])));
@@ -356,9 +357,10 @@ function draw() {
   const [run] = view.runs, several = view.runs.length > 1;
   chooseSmoothing();
   const title = several ? view.runs.map(run => run.name).join(" and ") : run.name;
-  document.title = several ? `${title}: compared` : `${title}: ${phaseOf(run)}`;
+  const phase = phaseOf(run) === "Silent" ? "no answer" : phaseOf(run);
+  document.title = several ? `${title}: compared` : `${title}: ${phase}`;
   $("name").textContent = several ? `${view.runs.length} runs compared` : title;
-  $("phase").textContent = several ? "history" : phaseOf(run) === "Silent" ? "no answer" : phaseOf(run);
+  $("phase").textContent = several ? "history" : phase;
   $("phase").className = `badge ${several ? "" : phaseOf(run)}`;
   $("mode").textContent = run.record.mode ?? "";
   $("mode").hidden = several || !run.record.mode;
