@@ -96,7 +96,7 @@ const reason = e => e.reason ? ` Reason: ${sentence(e.reason)}` : "";
 
 /** The text with a capital and a full stop. A field or a file at its start stays as it is. */
 function sentence(text) {
-  const trimmed = String(text ?? "").trim();
+  const trimmed = String(text ?? "").trim().replace(/^interrupted; /, "");
   if (!trimmed) return "";
   const capital = /^[a-z]+[ ,]/.test(trimmed) ? trimmed[0].toUpperCase() + trimmed.slice(1) : trimmed;
   return /[.!?]$/.test(capital) ? capital : `${capital}.`;
