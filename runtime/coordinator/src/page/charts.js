@@ -108,7 +108,7 @@ class Chart {
     const axis = { stroke: soft, grid, ticks: { ...grid, size: 4 }, font: "12px system-ui, sans-serif" };
     const words = AXES[this.view.axis].words;
     const options = {
-      width, height: this.height, legend: { show: false }, padding: [20, 14, 0, 0],
+      width, height: this.height, legend: { show: false }, padding: [20, 20, 0, 0],
       cursor: { sync: { key: "rectrain", setSeries: false, scales: ["x", null] }, drag: { x: true, y: false, setScale: false }, focus: { prox: -1 },
         points: { size: 6 }, bind: { dblclick: () => () => { this.view.zoomTo(null); return null; } } },
       scales: { x: { time: false, auto: false }, y: { auto: false, distr: this.isLog ? 3 : 1 } },

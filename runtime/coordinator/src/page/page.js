@@ -72,7 +72,8 @@ function applyTheme() {
   view.theme = chosenTheme === "system" ? (darkSystem.matches ? "dark" : "light") : chosenTheme;
   view.colours = RUN_COLOURS[view.theme];
   document.documentElement.dataset.theme = view.theme;
-  $("theme").textContent = { system: "◐ system", light: "☀ light", dark: "☾ dark" }[chosenTheme];
+  $("theme").textContent = { system: "◐", light: "☀", dark: "☾" }[chosenTheme];
+  $("theme").setAttribute("aria-label", `theme: ${chosenTheme}`);
 }
 
 function nextTheme() {

@@ -35,11 +35,12 @@ function bytes(value) {
 /** A duration: 85 as 1 min 25 s. */
 function duration(seconds) {
   if (!isKnown(seconds)) return "–";
+  if (seconds === 0) return "0 s";
   if (seconds < 1) return `${(1000 * seconds).toPrecision(seconds < 0.01 ? 2 : 3)} ms`;
   if (seconds < 10) return `${seconds.toFixed(1)} s`;
   if (seconds < 59.5) return `${Math.round(seconds)} s`;
   const whole = Math.round(seconds);
-  if (whole < 3600) return `${Math.floor(whole / 60)} min ${whole % 60} s`;
+  if (whole < 3600) return `${Math.floor(whole / 60)} min${whole % 60 ? ` ${whole % 60} s` : ""}`;
   if (whole < 86400) return `${Math.floor(whole / 3600)} h ${Math.floor(whole % 3600 / 60)} min`;
   return `${Math.floor(whole / 86400)} d ${Math.floor(whole % 86400 / 3600)} h`;
 }
