@@ -140,7 +140,8 @@ impl Record {
         self.set("title", json!(title));
         self.set("manifest", json!(manifest));
         self.set("curve", json!(self.curve));
-        self.set("events", Value::Array(std::mem::take(&mut self.events)));
+        let events = std::mem::take(&mut self.events);
+        self.set("events", Value::Array(events));
         Value::Object(self.fields)
     }
 

@@ -45,7 +45,15 @@ pub fn run(arguments: &[&str]) -> Result<(), TrialError> {
         return Ok(skips::skip("the page in a browser", error)?);
     }
     build_programs()?;
-    let work = Work::new()?;
+    check(&built("rectrain")?, updates)
+}
+
+/// Checks the pages that this program makes. With `updates`, its pictures become the stored ones.
+///
+/// # Errors
+/// See [`run`].
+pub fn check(rectrain: &Path, updates: bool) -> Result<(), TrialError> {
+    let work = Work::new(rectrain)?;
     let mut pictures = Vec::new();
     for state in &STATES {
         states::write(state, &work.history(state.name))?;
@@ -60,13 +68,15 @@ pub fn run(arguments: &[&str]) -> Result<(), TrialError> {
 /// The folders of the trial.
 struct Work {
     folder: PathBuf,
+    /// The program that makes the pages.
+    rectrain: PathBuf,
 }
 
 impl Work {
-    fn new() -> Result<Self, HarnessError> {
+    fn new(rectrain: &Path) -> Result<Self, HarnessError> {
         let folder = workspace().join("target/page");
         files::remove_folder(&folder)?;
-        Ok(Self { folder })
+        Ok(Self { folder, rectrain: rectrain.to_owned() })
     }
 
     fn history(&self, state: &str) -> PathBuf {
@@ -81,7 +91,7 @@ impl Work {
     fn page(&self, names: &[&str]) -> Result<String, HarnessError> {
         let place = self.folder.join("runs");
         let page = place.join("page.html");
-        let mut rectrain = command(built("rectrain")?, ["runs"]);
+        let mut rectrain = command(&self.rectrain, ["runs"]);
         match names {
             [name] => rectrain.args(["show", name]),
             _ => rectrain.arg("compare").args(names).arg("--output").arg(&page),
