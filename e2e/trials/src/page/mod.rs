@@ -180,7 +180,7 @@ fn expected_words(state: &str) -> &'static [(&'static str, &'static str)] {
         "complete" => &[
             ("phase", "Complete"),
             ("banners", "Digest of the model: 9f2c1b7de4a05c33"),
-            ("results", "test AUC 0.7661"),
+            ("results", "test AUC 0.7662"),
             ("facts", "staleness mean 0.42, most 3 steps"),
         ],
         "failed" => &[("phase", "Failed"), ("banners", "Training diverged at step 379"), ("banners", "To continue:")],
@@ -238,8 +238,8 @@ fn expect_acts(found: &Value) -> Result<(), TrialError> {
         ("the key 0 shows the whole run", acts["isWhole"] == true),
         ("the key l is the log scale", acts["isLog"] == true),
         ("the key S smooths less", acts["isLessSmooth"] == true),
-        ("an arrow moves the cursor", text("atCursor").contains("test 0.4461")),
-        ("the legend follows the mouse", !text("inTheMiddle").contains("test 0.4461")),
+        ("an arrow moves the cursor", text("atCursor").contains("test 0.4460")),
+        ("the legend follows the mouse", !text("inTheMiddle").contains("test 0.4460")),
         ("the key n shows older events", text("olderEvents").starts_with("13–24 of")),
         (
             "a filter leaves checkpoints only",
@@ -262,7 +262,7 @@ fn comparison(work: &Work) -> Result<Vec<Picture>, TrialError> {
         let found = show(work, &page, (width, theme), &json!({}), Some(&picture.taken))?;
         expect_fits(&found, theme)?;
         let legend = found["charts"]["auc"]["legend"].as_str().unwrap_or_default();
-        if !legend.contains("complete, test 0.7661") || !legend.contains("overfit, test 0.6643") {
+        if !legend.contains("complete, test 0.7662") || !legend.contains("overfit, test 0.6643") {
             return Err(unmet("both runs in the legend of the AUC", legend));
         }
         pictures.push(picture);
