@@ -22,6 +22,11 @@ function ingest(run, record) {
 function addPoints(train, curve) {
   const length = curve?.step?.length ?? 0;
   if (!length) return;
+  if (!train.step.length) {
+    // The columns of an ended run are long, and nothing is added to them.
+    for (const column of COLUMNS) train[column] = curve[column];
+    return;
+  }
   // A job that restarted from a checkpoint trains some steps again: the later points replace them.
   let keep = train.step.length;
   while (keep > 0 && train.step[keep - 1] > curve.step[0]) keep -= 1;
