@@ -20,9 +20,13 @@ use crate::error::unmet;
 
 const USAGE: &str = "usage: cargo xtask page [--update]
   Shows the page of a run in chromium and checks each state. With --update, the pictures become the stored ones.";
-/// The name, the width in pixels and the theme of each view.
-const VIEWS: [(&str, u32, &str); 3] = [("light", 1200, "light"), ("dark", 1200, "dark"), ("narrow", 400, "light")];
-/// The height of the pictures.
+const VIEWS: [View; 3] = [
+    View { name: "light", width: 1200, height: HEIGHT, theme: "light" },
+    View { name: "dark", width: 1200, height: HEIGHT, theme: "dark" },
+    // High enough for the first charts, which are below the figures.
+    View { name: "narrow", width: 400, height: 2000, theme: "light" },
+];
+/// The height of wide pictures.
 const HEIGHT: u32 = 1100;
 /// The most that a picture may differ from the stored one: the mean over all channels of pixels, of
 /// at most 1. Other fonts give some 0.01, another theme more than 0.5.
@@ -63,6 +67,15 @@ pub fn check(rectrain: &Path, updates: bool) -> Result<(), TrialError> {
     lost_contact(&work).map_err(TrialError::part("lost contact"))?;
     many_points(&work).map_err(TrialError::part("many points"))?;
     if updates { store(&pictures) } else { compare(&work, &pictures) }
+}
+
+/// A size in pixels, and a theme.
+#[derive(Clone, Copy)]
+struct View {
+    name: &'static str,
+    width: u32,
+    height: u32,
+    theme: &'static str,
 }
 
 /// The folders of the trial.
@@ -123,32 +136,26 @@ impl Picture {
 fn views(work: &Work, state: &State) -> Result<Vec<Picture>, TrialError> {
     let page = work.page(&[state.name])?;
     let mut pictures = Vec::new();
-    for (view, width, theme) in VIEWS {
-        let picture = Picture::of(work, &format!("{}-{view}", state.name));
-        let acts = state.name == "complete" && view == "light";
-        let found = show(work, &page, (width, theme), &json!({ "acts": false }), Some(&picture.taken))?;
-        expect_fits(&found, theme)?;
+    for view in VIEWS {
+        let picture = Picture::of(work, &format!("{}-{}", state.name, view.name));
+        let found = show(work, &page, view, &json!({}), Some(&picture.taken))?;
+        expect_fits(&found, view.theme)?;
         expect_state(state.name, &found)?;
-        if acts {
-            expect_acts(&show(work, &page, (width, theme), &json!({ "acts": true }), None)?)?;
+        if state.name == "complete" && view.name == "light" {
+            expect_acts(&show(work, &page, view, &json!({ "acts": true }), None)?)?;
         }
         pictures.push(picture);
     }
     Ok(pictures)
 }
 
-fn show(
-    work: &Work,
-    page: &str,
-    (width, theme): (u32, &str),
-    options: &Value,
-    picture: Option<&Path>,
-) -> Result<Value, TrialError> {
-    let mut all = json!({ "width": width, "height": HEIGHT, "theme": theme, "isLive": false, "acts": false });
+fn show(work: &Work, page: &str, view: View, options: &Value, picture: Option<&Path>) -> Result<Value, TrialError> {
+    let View { width, height, theme, .. } = view;
+    let mut all = json!({ "width": width, "height": height, "theme": theme, "isLive": false, "acts": false });
     if let (Some(all), Some(options)) = (all.as_object_mut(), options.as_object()) {
         all.extend(options.clone());
     }
-    let window = Window { width, height: HEIGHT, picture, is_time_virtual: true };
+    let window = Window { width, height, picture, is_time_virtual: true };
     let found = browser::run(&work.folder, &format!("probe({}, {all})", browser::literal(page)), window)?;
     match found["error"].as_str() {
         Some(error) => Err(unmet("a page without errors", error)),
@@ -257,10 +264,10 @@ fn expect_acts(found: &Value) -> Result<(), TrialError> {
 fn comparison(work: &Work) -> Result<Vec<Picture>, TrialError> {
     let page = work.page(&["complete", "overfit"])?;
     let mut pictures = Vec::new();
-    for (view, width, theme) in VIEWS {
-        let picture = Picture::of(work, &format!("compare-{view}"));
-        let found = show(work, &page, (width, theme), &json!({}), Some(&picture.taken))?;
-        expect_fits(&found, theme)?;
+    for view in VIEWS {
+        let picture = Picture::of(work, &format!("compare-{}", view.name));
+        let found = show(work, &page, view, &json!({}), Some(&picture.taken))?;
+        expect_fits(&found, view.theme)?;
         let legend = found["charts"]["auc"]["legend"].as_str().unwrap_or_default();
         if !legend.contains("complete, test 0.7662") || !legend.contains("overfit, test 0.6643") {
             return Err(unmet("both runs in the legend of the AUC", legend));
@@ -273,7 +280,7 @@ fn comparison(work: &Work) -> Result<Vec<Picture>, TrialError> {
 /// A page whose job no longer answers says so, and does not look like a job that trains.
 fn lost_contact(work: &Work) -> Result<(), TrialError> {
     let page = work.page(&["training"])?;
-    let found = show(work, &page, (1200, "light"), &json!({ "isLive": true }), None)?;
+    let found = show(work, &page, VIEWS[0], &json!({ "isLive": true }), None)?;
     let says = found["banners"].as_str().is_some_and(|text| text.contains("No answer since"));
     if found["phase"] == "no answer" && says { Ok(()) } else { Err(unmet("`no answer`", &found["phase"])) }
 }

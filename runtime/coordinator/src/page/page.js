@@ -188,7 +188,7 @@ function facts(run) {
     ["embedding rows", count(state.rows ?? summary?.rows)], ["embedding memory", bytes(state.bytes ?? summary?.storeBytes)],
     ["staleness", stale], ["all-reduce", record.allReduceSeconds ? duration(record.allReduceSeconds) : null],
     ["last checkpoint", record.lastCheckpoint], ["started", isKnown(run.startedAt) ? day(run.startedAt) : null],
-    ["version", record.version], ["command", record.command],
+    ["version", record.version], ["run", record.title], ["command", record.command],
   ].filter(([, value]) => value && value !== "–");
 }
 
@@ -497,7 +497,9 @@ function start() {
   if (asked.get("x") in AXES) view.axis = asked.get("x");
   const embedded = JSON.parse($("data").textContent);
   if (embedded) {
-    view.runs = embedded.runs.map(record => ingest(emptyRun(record.title ?? record.name), record));
+    // Several runs may be of one job, so each has the name of its folder.
+    const name = record => embedded.runs.length > 1 ? record.title ?? record.name : record.name;
+    view.runs = embedded.runs.map(record => ingest(emptyRun(name(record)), record));
     draw();
   } else {
     view.runs = [emptyRun("rectrain")];
