@@ -10,6 +10,8 @@ use rectrain_crds::{Override, SetKind};
 use rectrain_kinds::Role;
 use rectrain_wire::Address;
 
+use crate::history::HistoryArgs;
+use crate::runs::RunsCommand;
 use crate::slow::{Cpus, Slow};
 
 /// Trains recommender models whose embedding tables are too large for one machine.
@@ -43,6 +45,11 @@ pub(crate) enum LogFormat {
 pub(crate) enum Command {
     /// Train a job on this machine
     Run(RunArgs),
+    /// List, show and compare the runs that `rectrain run` has left in a folder
+    Runs {
+        #[command(subcommand)]
+        command: RunsCommand,
+    },
     /// Check a manifest, and with --data its data, without running it
     Validate(ValidateArgs),
     /// Explain a field of a manifest, or a kind of model, optimizer or training mode
@@ -189,6 +196,8 @@ pub(crate) struct RunArgs {
     /// root)
     #[arg(long, value_name = "WORKER=CORES", requires = "processes")]
     pub(crate) cpus: Vec<Cpus>,
+    #[command(flatten)]
+    pub(crate) history: HistoryArgs,
 }
 
 #[derive(Debug, Args)]

@@ -6,12 +6,14 @@
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod args;
+mod browser;
 mod checkpoint;
 #[cfg(feature = "cluster")]
 mod cluster;
 mod data;
 mod devices;
 mod failure;
+mod history;
 mod human;
 mod input;
 mod job;
@@ -25,9 +27,11 @@ mod policy;
 mod preview;
 mod processes;
 mod progress;
+mod record;
 mod role;
 mod run;
 mod running;
+mod runs;
 mod saving;
 mod scale;
 mod sentences;
@@ -67,6 +71,7 @@ fn main() -> ExitCode {
 fn execute(command: Command) -> Result<(), Failure> {
     match command {
         Command::Run(args) => run::run(&args),
+        Command::Runs { command } => runs::run(&command),
         Command::Validate(args) => job::validate(&args),
         Command::Explain { topic, recursive } => job::explain(&topic, recursive),
         Command::Simulate(args) => simulate::run(&args),
