@@ -13,6 +13,7 @@ mod job;
 mod mode;
 mod parent;
 mod policy;
+mod predict;
 mod processes;
 mod role;
 mod run;
@@ -61,6 +62,7 @@ fn execute(command: Command) -> Result<(), Failure> {
         Command::Mode(args) => mode::mode(&args),
         Command::Scale(args) => scale::scale(&args),
         Command::Checkpoint { command } => checkpoint::run(&command),
+        Command::Predict(args) => predict::run(&args),
         Command::Devices { json } => devices::show(json),
         Command::Coordinator(args) => role::coordinate(&args),
         Command::Member(member) => role::run_member(member.role, &member.args),

@@ -32,6 +32,11 @@ pub(crate) fn say(text: &str) {
     let _reader_gone = writeln!(std::io::stderr(), "{text}");
 }
 
+/// Whether standard error is a terminal.
+pub(crate) fn has_terminal() -> bool {
+    std::io::stderr().is_terminal()
+}
+
 /// Checks that standard output can be written, before anything is trained. An empty write fails on
 /// a full device and on a file that is open for reading only, and adds nothing to the output.
 ///
@@ -258,11 +263,11 @@ fn most_unseen(test: &TestMetrics) -> Option<String> {
 }
 
 /// 0.031 as 3.1 %.
-fn percent(share: f64) -> String {
+pub(crate) fn percent(share: f64) -> String {
     format!("{:.1} %", 100.0 * share)
 }
 
-fn number(value: Option<f64>, digits: usize) -> String {
+pub(crate) fn number(value: Option<f64>, digits: usize) -> String {
     value.map_or("-".to_owned(), |value| format!("{value:.digits$}"))
 }
 

@@ -275,14 +275,14 @@ fn carried_texts_come_back_with_their_rows_and_labels_may_be_absent() {
     let text = folder.put("rows.csv", bare.join("\n"));
     let binary = folder.put("rows.parquet", parquet(&rows, 11));
     for path in [&text, &binary] {
-        let carried = vec!["when".to_owned(), "user".to_owned()];
+        let carried = vec!["tags".to_owned(), "user".to_owned()];
         let source = SourceConfig { carried, label_is_optional: true, ..config(&[path]) };
         let batch = open_and_read(source).unwrap();
         assert_eq!(batch.sparse, expected(&rows).sparse);
         assert_eq!(batch.labels.iter().all(|label| label.is_nan()), path == &text);
         for (place, row) in rows.iter().enumerate() {
             let found = batch.carried.iter().map(|column| column.text(place).unwrap_or_default().to_vec());
-            let expected = [row.when.to_string().into_bytes(), row.user.clone().into_bytes()];
+            let expected = [row.tags.join("|").into_bytes(), row.user.clone().into_bytes()];
             assert_eq!(found.collect::<Vec<_>>(), expected, "row {place}");
         }
     }

@@ -677,7 +677,7 @@ fn check_types(
             return refuse(column, "a dense feature must be numbers");
         }
     }
-    for &label in &layout.label {
+    if let Some(label) = layout.label {
         match (types[label], schema.label.values.is_empty()) {
             (found, true) if is_number(found) => {}
             (DataType::Utf8 | DataType::Binary, false) => {}
