@@ -41,7 +41,7 @@ impl From<rectrain_protocol::RoleError> for Failure {
 impl From<rectrain_serving::ServingError> for Failure {
     fn from(error: rectrain_serving::ServingError) -> Self {
         match error {
-            rectrain_serving::ServingError::Checkpoint(error) => error.into(),
+            rectrain_serving::ServingError::Checkpoint(error) => (*error).into(),
             error if error.is_users_input() => Self::User(error.to_string()),
             error => Self::Failed(error.to_string()),
         }

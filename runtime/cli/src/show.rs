@@ -49,7 +49,7 @@ pub(crate) fn check_output() -> std::io::Result<()> {
 
 impl Display {
     pub(crate) fn new(json: bool) -> Self {
-        let terminal = std::io::stderr().is_terminal();
+        let terminal = has_terminal();
         let bar = if json || !terminal { ProgressBar::hidden() } else { ProgressBar::no_length() };
         let style = "{bar:32} {pos}/{len} steps  {msg}";
         if let Ok(style) = ProgressStyle::with_template(style) {

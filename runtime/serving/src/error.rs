@@ -13,7 +13,7 @@ use rectrain_wire::WireError;
 pub enum ServingError {
     /// The checkpoint cannot be read.
     #[error(transparent)]
-    Checkpoint(#[from] CheckpointError),
+    Checkpoint(Box<CheckpointError>),
     /// The tower cannot be built, or cannot compute.
     #[error(transparent)]
     Dense(#[from] DenseError),
@@ -69,6 +69,12 @@ pub enum ServingError {
         /// The reason.
         source: std::io::Error,
     },
+}
+
+impl From<CheckpointError> for ServingError {
+    fn from(error: CheckpointError) -> Self {
+        Self::Checkpoint(Box::new(error))
+    }
 }
 
 impl ServingError {
