@@ -24,6 +24,7 @@ mod outlook;
 mod output;
 mod parent;
 mod policy;
+mod predict;
 mod preview;
 mod processes;
 mod progress;
@@ -80,6 +81,7 @@ fn execute(command: Command) -> Result<(), Failure> {
         Command::Mode(args) => mode::mode(&args),
         Command::Scale(args) => scale::scale(&args),
         Command::Checkpoint { command } => checkpoint::run(&command),
+        Command::Predict(args) => predict::run(&args),
         Command::Devices { json } => devices::show(json),
         Command::Coordinator(args) => role::coordinate(&args),
         Command::Member(member) => role::run_member(member.role, &member.args),
