@@ -257,7 +257,7 @@ fn report(status: &v1::JobStatus) -> Report {
         slots_decided_seconds: status.slots_decided_seconds,
         slowest: status.slowest.as_ref().and_then(slow_member),
         no_step: status.no_step.as_ref().map(no_step),
-        budget: status.budget.map(budget),
+        budget: status.budget.map(budget).map(Box::new),
     }
 }
 

@@ -73,7 +73,7 @@ pub struct Report {
     pub no_step: Option<NoStep>,
     /// The memory budget of the tables. Absent without one, and from coordinators of an earlier
     /// version.
-    pub budget: Option<BudgetStatus>,
+    pub budget: Option<Box<BudgetStatus>>,
 }
 
 /// A slow member.

@@ -99,7 +99,9 @@ async fn members_join_and_leave_while_the_job_trains() {
 async fn a_changed_memory_budget_needs_no_restart() {
     let rows = |rows| BudgetStatus { max_rows: Some(rows), max_bytes: None };
     let with_budget = |view| match view {
-        CoordinatorView::Live(report) => CoordinatorView::Live(Report { budget: Some(rows(900_000)), ..report }),
+        CoordinatorView::Live(report) => {
+            CoordinatorView::Live(Report { budget: Some(Box::new(rows(900_000))), ..report })
+        }
         other => other,
     };
     let manifest = manifest().replace("features: {", "features: {memory: {maxRows: 900000}, ");

@@ -398,7 +398,8 @@ impl CoordinatorClient for ScriptedCoordinators {
         let slots_decided_seconds = run.and_then(|run| scripts.slots_decided.get(run)).copied().unwrap_or(0);
         let view = match view.unwrap_or(CoordinatorView::Silent) {
             CoordinatorView::Live(report) => {
-                let budget = run.and_then(|run| scripts.budgets.get(run)).copied().or(report.budget);
+                let changed = run.and_then(|run| scripts.budgets.get(run)).copied().map(Box::new);
+                let budget = changed.or(report.budget);
                 CoordinatorView::Live(Report { mode, members, slots_decided_seconds, budget, ..report })
             }
             other => other,
