@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use rectrain_kinds::{BadRows, CsvFormat, DataFormat, DenseField, LabelField, Position};
+use rectrain_kinds::{BadRows, CsvFormat, DataFormat, DenseField, LabelField, Position, Schema};
 
 use super::{Opening, open_each};
 use crate::batch::Batch;
