@@ -115,7 +115,7 @@ impl CoordinatorPoller {
             let view = Box::new(request.await);
             let in_time = was_late && begun.elapsed() <= MOMENT;
             if let Some(late) = lock(&late).get_mut(&job).filter(|late| late.coordinator == coordinator) {
-                late.answer = LateAnswer::Arrived { view, in_time };
+                late.answer = LateAnswer::Arrived { view: Box::new(view), in_time };
             }
             // It fails only when the operator ends, and then no reconcile needs the answer.
             let _ended = arrived.send(job).await;

@@ -285,7 +285,7 @@ mod tests {
 
     fn started() -> JobEvent {
         let (job, mode, model) = ("small".to_owned(), "sync".to_owned(), "dlrm".to_owned());
-        JobEvent::Started { job, mode, model, dense_parameters: 7, replicas: BTreeMap::new() }
+        JobEvent::Started { job, mode, model, dense_parameters: 7, replicas: BTreeMap::new(), from: None }
     }
 
     fn progress(step: u64) -> JobEvent {

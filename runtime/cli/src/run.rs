@@ -83,7 +83,7 @@ async fn in_process(
         serve_metrics_and_page(args.metrics, metrics.clone(), readiness.clone(), page.clone()).await?;
     page.describe(recorded.run_facts);
     if args.history.open {
-        browser::open(&format!("http://{address}/"));
+        browser::open(format!("http://{address}/"));
     }
     let slow = slow::factors(&args.slow, plan.replicas.dense_worker)?;
     let events = EventLog::default();

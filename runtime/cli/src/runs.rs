@@ -1,5 +1,6 @@
 //! `rectrain runs`: lists, shows and compares the histories that `rectrain run` leaves.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};

@@ -41,14 +41,14 @@ const TEST_ROWS: u32 = 240;
 
 /// A row, with missing cells, empty lists, and for `first_user` above 60 unseen ids.
 fn line(row: u32, first_user: u32) -> String {
-    let user = if row % 17 == 0 { String::new() } else { format!("u{}", first_user + row * 7 % 60) };
+    let user = if row.is_multiple_of(17) { String::new() } else { format!("u{}", first_user + row * 7 % 60) };
     let city = ["Bern", "", "New York", "7", "7.0", "null"][(row % 6) as usize];
     let tags = match row % 4 {
         0 => String::new(),
         1 => format!("t{}", row % 9),
         _ => format!("t{}|{}||t{}", row % 9, row % 13, row % 5),
     };
-    let age = if row % 11 == 0 { String::new() } else { (row % 70).to_string() };
+    let age = if row.is_multiple_of(11) { String::new() } else { (row % 70).to_string() };
     format!("{},{user},{city},{tags},{age},{}", u32::from(row * 5 % 7 < 3), f64::from(row % 23) / 4.0 - 2.0)
 }
 
@@ -138,8 +138,9 @@ fn predictions_repeat_the_evaluation_of_every_model() {
         assert!(own.iter().any(|probability| (probability - own[0]).abs() > 1e-3), "{model}: all are equal");
         if let Some(python) = &python {
             let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/predict_check.py");
-            let output = Command::new(python).arg(script).args(["export", "test.csv", "d.csv"]).current_dir(folder);
-            let output = output.output().unwrap();
+            let mut check = Command::new(python);
+            check.arg(script).args(["export", "test.csv", "d.csv"]).current_dir(folder);
+            let output = check.output().unwrap();
             assert!(output.status.success(), "{model}: {}", String::from_utf8_lossy(&output.stderr));
             let difference = largest_difference(&own, &probabilities(folder, "d.csv"));
             assert!(difference < 1e-6, "{model}: Python differs by {difference:e}");

@@ -149,7 +149,8 @@ impl Coordinator {
         let checkpoints = Checkpoints::open(&plan, run)?;
         let recovered = recovered.flatten();
         let lease = checkpoints.as_ref().map(Checkpoints::lease);
-        let coordinator = Self { lease: lease.clone(), ..Self::new(plan, journal, events, metrics)? };
+        // Boxed: a future that holds it would be too large for the stack.
+        let coordinator = Box::new(Self { lease: lease.clone(), ..Self::new(plan, journal, events, metrics)? });
         if let (Some(checkpoints), None) = (&checkpoints, &recovered) {
             checkpoints.probe().await?;
             checkpoints.lease().acquire(&coordinator.events).await?;
