@@ -112,7 +112,7 @@ impl CoordinatorPoller {
         let (job, coordinator) = (job.clone(), coordinator.clone());
         tokio::spawn(async move {
             let begun = Instant::now();
-            let view = Box::new(request.await);
+            let view = request.await;
             let in_time = was_late && begun.elapsed() <= MOMENT;
             if let Some(late) = lock(&late).get_mut(&job).filter(|late| late.coordinator == coordinator) {
                 late.answer = LateAnswer::Arrived { view: Box::new(view), in_time };
