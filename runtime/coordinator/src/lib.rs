@@ -307,8 +307,9 @@ impl Coordinator {
             // is the cause.
             result = summarizing => result.map_err(|error| self.cause_of(error)),
             superseded = self.run_journal() => Err(superseded),
-            never = self.poll_server_progress() => never,
-            never = self.spread_budget() => never,
+            // Boxed, because the futures of a job's roles are together in one.
+            never = Box::pin(self.poll_server_progress()) => never,
+            never = Box::pin(self.spread_budget()) => never,
             error = self.keep_lease() => Err(error),
         };
         if let Err(RoleError::Superseded) = &result {
