@@ -306,11 +306,11 @@ impl Coordinator {
             // Once a member has failed, the others end, and calls to them fail. The first failure
             // is the cause.
             result = summarizing => result.map_err(|error| self.cause_of(error)),
-            superseded = self.run_journal() => Err(superseded),
             // Boxed, because the futures of a job's roles are together in one.
+            superseded = Box::pin(self.run_journal()) => Err(superseded),
             never = Box::pin(self.poll_server_progress()) => never,
             never = Box::pin(self.spread_budget()) => never,
-            error = self.keep_lease() => Err(error),
+            error = Box::pin(self.keep_lease()) => Err(error),
         };
         if let Err(RoleError::Superseded) = &result {
             return Err(self.step_down());
