@@ -499,7 +499,11 @@ fn event_times_are_seconds_in_every_kind_of_file() {
         (folder.put("b.parquet", of(texts)), TimeUnit::Seconds),
     ] {
         let batch = all(&Dataset::open(config(&[&file]), schema(unit)).unwrap()).unwrap();
-        assert_eq!((batch.latest(), batch.times), (1_700_000_001, Some(vec![1_700_000_000, 1_700_000_001])), "{file}");
+        assert_eq!(
+            (batch.latest(), batch.times),
+            (1_700_000_001, Some(vec![1_700_000_000, 1_700_000_001])),
+            "{file:?}"
+        );
     }
     let wrong = folder.put("c.csv", "y,at\n1,soon\n");
     let error = all(&Dataset::open(config(&[&wrong]), schema(TimeUnit::Seconds)).unwrap()).unwrap_err().to_string();
