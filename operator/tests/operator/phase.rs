@@ -591,6 +591,7 @@ fn at(step: u64) -> Report {
         slots_decided_seconds: 0,
         slowest: None,
         no_step: None,
+        budget: None,
         missing: Vec::new(),
         stage,
         mode: Some(Mode::Sync),
