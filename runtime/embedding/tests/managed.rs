@@ -539,7 +539,7 @@ fn a_counted_key_is_never_read_as_a_row() {
         let mut initial = [0.0; DIM];
         store.lookup(GroupId(0), &[key(7)], Missing::ReadInitial, &mut initial).unwrap();
         let (mut sightings, mut has_row, mut now) = (0, false, START);
-        for number in 0..6 {
+        for number in 0..6_u32 {
             let event =
                 [Event::See, Event::LookUp, Event::Expire, Event::Evict][(sequence >> (2 * number) & 3) as usize];
             match event {
@@ -663,7 +663,7 @@ fn a_digest_covers_time_and_score() {
     assert!(stores[0] != stores[1] && stores[0] != stores[2]);
 }
 
-fn save(store: &Arc<Store>, save: u64, scope: SaveScope, meanwhile: impl FnOnce()) -> Vec<SlotSnapshot> {
+fn save(store: &Arc<Store>, save: u128, scope: SaveScope, meanwhile: impl FnOnce()) -> Vec<SlotSnapshot> {
     let frozen = store.freeze(SaveId(save), scope).unwrap();
     meanwhile();
     let snapshots = (0..store.config().slots).map(|slot| frozen.save_slot(Slot(slot)).unwrap()).collect();
