@@ -160,7 +160,10 @@ type Name = (u16, FeatureKey);
 
 fn names(store: &Store, slot: Slot) -> BTreeSet<Name> {
     let mut names = BTreeSet::new();
-    store.for_each_row(slot, |group, key, _, _| drop(names.insert((group.0, key)))).unwrap();
+    let mut add = |group: GroupId, key, _: &[f32], _: &[f32]| {
+        names.insert((group.0, key));
+    };
+    store.for_each_row(slot, &mut add).unwrap();
     names
 }
 
@@ -247,7 +250,7 @@ impl Reference {
         for evicted in removed.iter().filter(|name| age(name) <= SPAN) {
             self.check_order(*evicted, after, now);
         }
-        removed.iter().for_each(|name| drop(self.rows.remove(name)));
+        self.rows.retain(|name, _| !removed.contains(name));
     }
 
     /// The slot's part is 50 rows, and the part of group 1 is 12.
