@@ -626,7 +626,8 @@ fn one_store_and_three_with_restores_and_moves_are_equal() {
     run(&whole, &trace, 0, trace.len());
     let counts = whole.life_counts();
     assert!([0, 1, 3].iter().all(|&group| counts[group].evicted > 10), "{counts:?}");
-    assert!([1, 3].iter().all(|&group| counts[group].expired > 10), "{counts:?}");
+    // Rows by recency rank below rows by score, so few of group 3 live long enough to expire.
+    assert!(counts[1].expired > 10 && counts[3].expired > 0, "{counts:?}");
     assert!([1, 2].iter().all(|&group| counts[group].turned_away > 10) && whole.rows() <= 150, "{counts:?}");
     let mut parts: Vec<Arc<Store>> = (0..SLOTS).map(|_| store_of(config())).collect();
     // The store of each slot.
