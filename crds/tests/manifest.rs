@@ -85,9 +85,16 @@ fn a_ten_line_manifest_is_enough_and_takes_every_default() {
             "dense": [],
             "group": null,
             "tables": [
-                {"name": "user_id", "dim": 16, "initializer": {"normal": {"standardDeviation": 0.01_f32}}},
-                {"name": "item_id", "dim": 16, "initializer": {"normal": {"standardDeviation": 0.01_f32}}},
+                {
+                    "name": "user_id", "dim": 16, "initializer": {"normal": {"standardDeviation": 0.01_f32}},
+                    "life": null, "hashBuckets": null,
+                },
+                {
+                    "name": "item_id", "dim": 16, "initializer": {"normal": {"standardDeviation": 0.01_f32}},
+                    "life": null, "hashBuckets": null,
+                },
             ],
+            "memory": null,
         },
         "data": {
             "source": {"files": {
@@ -476,7 +483,7 @@ fn a_capability_that_is_missing_is_refused_and_never_ignored() {
         errors[0].to_string(),
         "spec.checkpoint.resume: this version cannot start from a checkpoint: remove the field"
     );
-    assert_eq!(errors.len(), 7);
+    assert_eq!(errors.len(), 8);
 }
 
 #[test]
