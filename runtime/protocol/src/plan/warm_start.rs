@@ -322,10 +322,10 @@ metadata: {name: test}
 spec:
   model: {kind: dnn, embeddingDim: 4, hidden: [16, 8]}
   features:
-    sparse: [{name: user}, {name: item, dim: 6}, {name: seen, table: item}]
+    sparse: [{name: user}, {name: item, dim: 6}, {name: seen, dim: 6}]
     dense: [{name: age}, {name: price}]
   data:
-    synthetic: {rows: 2000, testRows: 500, vocabulary: 1000}
+    train: {paths: ['d/*.csv']}
   training: {globalBatchSize: 96, epochs: 2}
 ";
         let over = |change: &&str| Override { kind: SetKind::Infer, expression: (*change).to_owned() };
@@ -360,7 +360,7 @@ spec:
             "spec.features.sparse[0].missing=skip",
             "spec.model.dropout=0.5",
             "spec.roles.ps.replicas=3",
-            "spec.data.synthetic=null,spec.data.train.paths={a.csv}",
+            "spec.data.train.paths={a.csv}",
         ] {
             let whole = inherit(&[change]).unwrap_or_else(|error| panic!("{change}: {error}"));
             assert_eq!(whole.dense.fresh(), 0, "{change}");
@@ -404,7 +404,7 @@ spec:
                 &["spec.features.sparse[1].dim=8", "spec.model.hidden={16,8,4}"],
                 &["the dim of the sparse feature `item` is `6`", "and `[16,8,4]` in the job"],
             ),
-            (&["spec.features.sparse[2].pooling=mean"], &["the pooling of the sparse feature `seen`"]),
+            (&["spec.features.sparse[2].pooling=sum"], &["the pooling of the sparse feature `seen`"]),
             (&["spec.features.dense[0].transform=log1p"], &["the transform of the dense feature `age`"]),
             (
                 &["spec.training.optimizer.sparse.kind=adaGrad"],
