@@ -178,10 +178,7 @@ impl Snapshot {
         let epoch_batches = self.epoch_rows.map(|rows| rows.div_ceil(plan.global_batch_rows.max(1)));
         let all = match plan.length {
             TrainingLength::Steps(steps) => Some(steps),
-            TrainingLength::Epochs(epochs) => epoch_batches.map(|batches| {
-                let passes = u64::from(epochs.saturating_sub(self.first_pass.epoch));
-                batches.saturating_mul(passes).saturating_add(self.first_pass.batch)
-            }),
+            TrainingLength::Epochs(epochs) => self.first_pass.batches_of_run(epochs, epoch_batches),
         };
         all.is_some_and(|all| self.training.batch >= all)
     }

@@ -158,7 +158,7 @@ impl State {
         let mut saved = Snapshot::new(plan, self.training.save()?);
         saved.epoch_rows = self.data.ledger.epoch_rows();
         saved.first_pass = self.data.ledger.first_pass();
-        saved.files = self.data.listed.clone();
+        saved.files = self.files_to_save();
         self.forget_reads_before(saved.position())?;
         let again = self.data.reads.values();
         saved.labels = again.clone().fold((self.data.labels.sum, self.data.labels.rows), |(sum, rows), read| {
