@@ -249,8 +249,8 @@ impl Head {
         Ok(head)
     }
 
-    /// The names of the columns. A file without the label, if that is optional, has one cell less than
-    /// `columns` has names.
+    /// The names of the columns. A file without an optional label has one cell less than `columns`
+    /// has names.
     fn names(&self, file: &SourceFile, format: &CsvFormat, encoder: &Encoder) -> Result<Vec<String>, DataError> {
         let Some(names) = &format.columns else {
             return Ok(self.first.clone());
