@@ -12,6 +12,8 @@ pub enum Capability {
     Checkpoint,
     /// Starting from a checkpoint.
     Resume,
+    /// Beginning with the model of another job.
+    WarmStart,
     /// Computing on NVIDIA GPUs.
     Cuda,
     /// Suspending a job.
@@ -26,11 +28,29 @@ pub enum Capability {
     ApplyScaling,
 }
 
+impl Capability {
+    /// The remedy for a job that needs it, in a program that lacks it.
+    fn remedy(self) -> &'static str {
+        match self {
+            Capability::Checkpoint | Capability::Resume | Capability::WarmStart | Capability::AutoMode => {
+                "remove the field"
+            }
+            Capability::Cuda => {
+                "remove the field, or use a program that was built with the feature `cuda` (docs/guide/gpu.md)"
+            }
+            Capability::Suspend | Capability::Deadline | Capability::Autoscaling | Capability::ApplyScaling => {
+                "remove the field here; in a cluster it works"
+            }
+        }
+    }
+}
+
 impl fmt::Display for Capability {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Capability::Checkpoint => "write checkpoints",
             Capability::Resume => "start from a checkpoint",
+            Capability::WarmStart => "begin with the model of another job",
             Capability::Cuda => "compute on a GPU",
             Capability::Suspend => "suspend a job",
             Capability::Deadline => "stop a job after a time",
@@ -65,6 +85,7 @@ pub fn capabilities(job: &RecTrainingJob) -> Vec<Requirement> {
     let asked = [
         (checkpoint.path.is_some(), "spec.checkpoint.path", Capability::Checkpoint),
         (checkpoint.resume == Some(Resume::Latest), "spec.checkpoint.resume", Capability::Resume),
+        (checkpoint.from.is_some(), "spec.checkpoint.from", Capability::WarmStart),
         (needs_gpu, asks_by.as_str(), Capability::Cuda),
         (spec.suspend == Some(true), "spec.suspend", Capability::Suspend),
         (spec.active_deadline_seconds.is_some(), "spec.activeDeadlineSeconds", Capability::Deadline),
@@ -87,7 +108,10 @@ pub fn capabilities(job: &RecTrainingJob) -> Vec<Requirement> {
 pub fn refuse_missing(job: &RecTrainingJob, can: &[Capability]) -> Result<(), Vec<FieldError>> {
     let missing = capabilities(job).into_iter().filter(|asked| !can.contains(&asked.capability));
     let errors: Vec<_> = missing
-        .map(|asked| FieldError::new(asked.path, format!("this version cannot {}: remove the field", asked.capability)))
+        .map(|asked| {
+            let (capability, remedy) = (asked.capability, asked.capability.remedy());
+            FieldError::new(asked.path, format!("this version cannot {capability}: {remedy}"))
+        })
         .collect();
     if errors.is_empty() { Ok(()) } else { Err(errors) }
 }

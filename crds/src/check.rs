@@ -9,7 +9,7 @@ use regex::Regex;
 use serde_json::{Map, Value};
 
 use crate::schema::{EXPECTED, OPEN, VALUES, annotated, properties};
-use crate::suggest::nearest;
+use crate::suggest::{are_alike, nearest};
 use crate::{FieldPath, Mode, ModeSpec, Segment};
 
 /// An error about one field.
@@ -228,22 +228,30 @@ fn unknown(name: &str, schema: &Value, document: &Value, path: &FieldPath) -> St
     if let Some(meant) = nearest(name, siblings()) {
         return format!("unknown field; did you mean `{meant}`?");
     }
-    if let Some(place) = elsewhere(name, document) {
-        return format!("unknown field here; did you mean `{place}`?");
+    let parent = FieldPath(path.0[..path.0.len() - 1].to_vec());
+    let count = siblings().count();
+    // An object with so few fields is known from their names: a namesake elsewhere would mislead.
+    let is_small = (1..=2).contains(&count);
+    let places = if is_small { Vec::new() } else { elsewhere(name, document, &parent) };
+    if !places.is_empty() {
+        let places: Vec<String> = places.iter().map(|place| format!("`{place}`")).collect();
+        return format!("unknown field here; did you mean {}?", places.join(" or "));
     }
-    if siblings().next().is_none() {
+    if count == 0 {
         return "unknown field: no fields are expected here".to_string();
     }
-    let parent = FieldPath(path.0[..path.0.len() - 1].to_vec());
-    format!("unknown field; `{parent}` has the fields {}", listed(siblings()))
+    format!("unknown field; `{parent}` has the {} {}", plural(count as u64, "field", "fields"), listed(siblings()))
 }
 
-/// The field of `spec` with this very name, if there is exactly one.
-fn elsewhere(name: &str, document: &Value) -> Option<FieldPath> {
+/// The most fields of one name that a message suggests.
+const MOST_PLACES: usize = 3;
+
+/// The fields of `spec` with this name, if there are few: those below `parent`, or else all.
+fn elsewhere(name: &str, document: &Value, parent: &FieldPath) -> Vec<FieldPath> {
     fn collect(name: &str, schema: &Value, path: &FieldPath, places: &mut Vec<FieldPath>) {
         for (field, child) in properties(schema).into_iter().flatten() {
             let path = path.key(field);
-            if field == name {
+            if are_alike(field, name) {
                 places.push(path.clone());
             }
             collect(name, child, &path, places);
@@ -254,7 +262,10 @@ fn elsewhere(name: &str, document: &Value) -> Option<FieldPath> {
     }
     let mut places = Vec::new();
     collect(name, &document["properties"]["spec"], &FieldPath::root().key("spec"), &mut places);
-    if places.len() == 1 { places.pop() } else { None }
+    if places.iter().any(|place| parent.contains(place)) {
+        places.retain(|place| parent.contains(place));
+    }
+    if places.len() <= MOST_PLACES { places } else { Vec::new() }
 }
 
 fn not_one_of(text: &str, values: &[Value], path: &FieldPath) -> String {

@@ -1,13 +1,14 @@
-//! `rectrain explain FIELD|KIND`: the manual of one field or kind, from the schema. So its text
-//! comes from the doc comments of the types.
+//! `rectrain explain FIELD|KIND`: the manual of one field, kind or document, from the schema. So
+//! its text comes from the doc comments of the types.
 
 use serde_json::Value;
 
 use crate::check::{expected, meanings};
 use crate::examples::{KIND_FIELDS, KindExample, KindField};
-use crate::schema::{self, DEFAULT, default_text, properties};
+use crate::schema::{self, DEFAULT, EXPECTED, default_text, properties};
+use crate::simulation::simulation_schema;
 use crate::suggest::nearest;
-use crate::{FieldPath, Mode};
+use crate::{FieldPath, Mode, Segment};
 
 /// The topic is neither a field nor a kind.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -21,6 +22,9 @@ pub struct ExplainError {
 
 const WIDTH: usize = 100;
 
+/// The most fields of one name that a message suggests.
+const MOST_NAMESAKES: usize = 3;
+
 /// Explains a field (`spec.training.globalBatchSize`, or without `spec.`): type, default, allowed
 /// values, meaning, rules, and the fields below it. Or explains a kind (`hybrid`, `dlrm`, `adam`):
 /// its meaning, with an example. Some names are kinds of several fields; all are explained.
@@ -33,14 +37,168 @@ pub fn explain(topic: &str) -> Result<String, ExplainError> {
     if !kinds.is_empty() {
         return Ok(kinds.join("\n"));
     }
+    if let Some(document) = document(topic) {
+        return Ok(document.page());
+    }
+    if let Some(page) = root_page(topic) {
+        return Ok(page.to_string());
+    }
+    match field(topic) {
+        Some((path, schema)) => Ok(page(&path, schema)),
+        None => Err(ExplainError { topic: topic.to_string(), hint: hint(topic) }),
+    }
+}
+
+/// As [`explain`], with a list of all fields below the field or document.
+///
+/// # Errors
+/// As [`explain`].
+pub fn explain_all(topic: &str) -> Result<String, ExplainError> {
+    let topic = topic.trim();
+    let mut text = explain(topic)?;
+    let mut fields = String::new();
+    if let Some(document) = document(topic) {
+        list_fields(document.schema, 1, &mut fields);
+    } else if let Some((_, schema)) = field(topic) {
+        list_fields(schema, 1, &mut fields);
+    }
+    if !fields.is_empty() {
+        text += &format!("\nALL FIELDS:\n{fields}");
+    }
+    Ok(text)
+}
+
+/// The field with this path, with or without `spec.` before it.
+fn field(topic: &str) -> Option<(FieldPath, &'static Value)> {
     let path = FieldPath::parse(topic);
     let below_spec = FieldPath::parse("spec").join(&path);
-    for path in [path, below_spec] {
-        if let Some(schema) = schema::at(&path) {
-            return Ok(page(&path, schema));
-        }
+    [path, below_spec].into_iter().filter(|path| !path.0.is_empty()).find_map(|path| {
+        let schema = schema::at(&path)?;
+        Some((path, schema))
+    })
+}
+
+/// Lists the fields of a schema with their types, indented by their depth.
+fn list_fields(schema: &Value, depth: usize, into: &mut String) {
+    let object = schema.get("items").unwrap_or(schema);
+    for (name, field) in properties(object).into_iter().flatten() {
+        *into += &format!("{}{name} <{}>\n", "  ".repeat(depth), type_name(field));
+        list_fields(field, depth + 1, into);
     }
-    Err(ExplainError { topic: topic.to_string(), hint: hint(topic) })
+}
+
+/// A kind of document, with its schema.
+struct Document {
+    kind: &'static str,
+    purpose: &'static str,
+    example: &'static str,
+    schema: &'static Value,
+}
+
+fn document(topic: &str) -> Option<Document> {
+    match topic {
+        "RecTrainingJob" | "rtj" | "rectrainingjobs" => Some(Document {
+            kind: "RecTrainingJob",
+            purpose: "A training job: the one manifest that `rectrain run` reads and that `kubectl apply` puts into a \
+                      cluster.",
+            example: "docs/examples/minimal.yaml",
+            schema: schema::annotated(),
+        }),
+        "Simulation" => Some(Document {
+            kind: "Simulation",
+            purpose: "The input of `rectrain simulate`: how many workers, how fast they are, and which training modes \
+                      are compared.",
+            example: "docs/examples/straggler.yaml",
+            schema: simulation_schema(),
+        }),
+        _ => None,
+    }
+}
+
+impl Document {
+    fn page(&self) -> String {
+        let mut page = format!("DOCUMENT: {} (rectrain.dev/v1alpha1)\n\n{}", self.kind, wrapped(self.purpose, ""));
+        page += "\nFIELDS:\n  apiVersion <string, required>\n      rectrain.dev/v1alpha1\n";
+        page += &format!("  kind <string, required>\n      {}\n  metadata <object>\n      The name.\n", self.kind);
+        let spec = properties(self.schema).and_then(|fields| fields.get("spec"));
+        let fields = spec.and_then(properties).into_iter().flatten();
+        let fields = fields.map(|(name, field)| {
+            (format!("spec.{name} <{}>", type_name(field)), first_sentence(description(field)).to_string())
+        });
+        for (name, meaning) in fields {
+            page += &wrapped(&name, "  ");
+            page += &wrapped(&meaning, "      ");
+        }
+        page + &format!("\nEXAMPLE:\n  {}\n", self.example)
+    }
+}
+
+/// The pages of the fields outside `spec`, which belong to Kubernetes.
+fn root_page(topic: &str) -> Option<&'static str> {
+    match topic {
+        "metadata" => Some(METADATA),
+        "metadata.name" => Some(METADATA_NAME),
+        "apiVersion" => Some("FIELD:    apiVersion <string, required>\nEXPECTED: rectrain.dev/v1alpha1\n"),
+        "kind" => Some("FIELD:    kind <string, required>\nEXPECTED: RecTrainingJob, or Simulation\n"),
+        _ => None,
+    }
+}
+
+const METADATA: &str = "\
+FIELD:    metadata <object, required>
+
+Kubernetes' metadata of the object. `rectrain run` reads only the name.
+
+FIELDS:
+  name <string, required>
+      The job's name.
+  namespace <string>
+      The namespace in a cluster.
+  labels, annotations <map>
+      Labels and annotations in a cluster.
+
+EXAMPLE:
+  metadata: {name: clicks}
+";
+
+const METADATA_NAME: &str = "\
+FIELD:    metadata.name <string, required>
+EXPECTED: at most 35 characters: lower-case letters, digits and `-`, first a letter
+
+The job's name. It begins the names of the job's pods. `rectrain status NAME` and `rectrain mode NAME`
+find a running job by it.
+
+EXAMPLE:
+  metadata: {name: clicks}
+";
+
+/// How to set a field on the command line, with a value that it takes. `None` for objects, and for
+/// texts without an example.
+fn example_of(path: &FieldPath, schema: &Value) -> Option<String> {
+    let value = match schema.get("type").and_then(Value::as_str)? {
+        "boolean" => "true".to_string(),
+        "integer" | "number" => {
+            let default = schema.get(DEFAULT).filter(|default| default.is_number());
+            default.or_else(|| schema.get("minimum")).map_or_else(|| "1".to_string(), default_text)
+        }
+        "string" => match schema.get("enum").and_then(Value::as_array) {
+            Some(values) => values.first()?.as_str()?.to_string(),
+            None => {
+                let (_, example) = schema.get(EXPECTED)?.as_str()?.split_once("such as ")?;
+                example.split([',', ' ']).next()?.to_string()
+            }
+        },
+        _ => return None,
+    };
+    // A field below a list belongs to its entries.
+    let mut place = FieldPath::root();
+    for segment in &path.0 {
+        let Segment::Key(name) = segment else { continue };
+        place = place.key(name);
+        let is_list = schema::at(&place)?.get("items").is_some();
+        place = if is_list { place.index(0) } else { place };
+    }
+    Some(format!("\nEXAMPLE:\n  --set {place}={value}\n"))
 }
 
 /// The pages of all kinds with this name.
@@ -75,9 +233,12 @@ fn hint(topic: &str) -> String {
     }
     let paths = field_paths();
     let last = topic.rsplit('.').next().unwrap_or(topic);
-    let meant =
-        paths.iter().find(|path| leaf(path) == last).map(String::as_str).or_else(|| nearest_topic(last, &paths));
-    meant.map(|meant| format!("; did you mean `{meant}`?")).unwrap_or_default()
+    let namesakes: Vec<String> =
+        paths.iter().filter(|path| leaf(path) == last).take(MOST_NAMESAKES).map(|path| format!("`{path}`")).collect();
+    if !namesakes.is_empty() {
+        return format!("; did you mean {}?", namesakes.join(" or "));
+    }
+    nearest_topic(last, &paths).map(|meant| format!("; did you mean `{meant}`?")).unwrap_or_default()
 }
 
 /// The field or kind with the nearest name.
@@ -132,7 +293,7 @@ fn page(path: &FieldPath, schema: &Value) -> String {
     section(&mut page, "FIELDS", fields);
     let rules = rules(schema).into_iter().chain(if std::ptr::eq(object, schema) { Vec::new() } else { rules(object) });
     section(&mut page, "RULES", rules.map(|rule| (rule, String::new())));
-    page
+    page + &example_of(path, schema).unwrap_or_default()
 }
 
 fn section(page: &mut String, title: &str, entries: impl Iterator<Item = (String, String)>) {
@@ -232,6 +393,50 @@ mod tests {
             explain("spec.features.sparse.dim").unwrap(),
             explain("features.sparse[3].dim").unwrap().replace("[3]", "")
         );
+    }
+
+    #[test]
+    fn documents_and_their_metadata_are_explained() {
+        for (topic, part) in [
+            ("RecTrainingJob", "spec.training <object>"),
+            ("Simulation", "spec.workers <[]integer>"),
+            ("metadata", "name <string, required>"),
+            ("metadata.name", "at most 35 characters"),
+            ("apiVersion", "rectrain.dev/v1alpha1"),
+        ] {
+            let page = explain(topic).unwrap();
+            assert!(page.contains(part), "{part}:\n{page}");
+        }
+    }
+
+    #[test]
+    fn all_fields_below_a_field_are_listed() {
+        let page = explain_all("spec.training").unwrap();
+        assert!(
+            page.contains("\nALL FIELDS:\n") && page.contains("\n    dense <object>\n      beta1 <number>\n"),
+            "{page}"
+        );
+        assert!(!explain_all("spec.training.seed").unwrap().contains("ALL FIELDS"));
+        assert!(explain_all("RecTrainingJob").unwrap().contains("\n      globalBatchSize <integer>\n"));
+    }
+
+    #[test]
+    fn a_field_has_an_example_that_can_be_set() {
+        for (field, example) in [
+            ("spec.training.globalBatchSize", "  --set spec.training.globalBatchSize=4096\n"),
+            ("features.sparse.dim", "  --set spec.features.sparse[0].dim=1\n"),
+            ("spec.training.mode", "  --set spec.training.mode=sync\n"),
+        ] {
+            assert!(explain(field).unwrap().ends_with(&format!("EXAMPLE:\n{example}")), "{}", explain(field).unwrap());
+        }
+    }
+
+    #[test]
+    fn a_field_in_the_wrong_place_is_found_by_its_last_name() {
+        let error = explain("training.learningRate").unwrap_err().to_string();
+        let hint = "did you mean `spec.training.optimizer.dense.learningRate` or \
+                    `spec.training.optimizer.sparse.learningRate`?";
+        assert!(error.contains(hint), "{error}");
     }
 
     #[test]

@@ -27,9 +27,11 @@ mod capability;
 mod check;
 mod decision;
 pub mod defaults;
+mod doubts;
 mod examples;
 mod explain;
 mod job;
+mod life;
 mod locate;
 mod locations;
 mod manifest;
@@ -40,19 +42,23 @@ mod resolve;
 mod resolved;
 mod schema;
 mod set;
+mod set_aside;
 pub mod simulation;
 pub mod spec;
 mod status;
 mod suggest;
+mod syntax;
 mod template;
 mod typed;
 mod validate;
+mod warm_start;
 
 pub use capability::{Capability, Requirement, capabilities, refuse_missing};
 pub use check::FieldError;
 pub use decision::{DecisionAction, DecisionStatus, DecisionSubject, UnknownAction};
+pub use doubts::doubts;
 pub use examples::{KIND_FIELDS, KindExample, KindField};
-pub use explain::{ExplainError, explain, field_paths};
+pub use explain::{ExplainError, explain, explain_all, field_paths};
 pub use job::{RecTrainingJob, RecTrainingJobSpec};
 pub use manifest::{
     LocatedError, Manifest, ManifestError, Origin, Override, load, parse_manifest, parse_manifest_with,
@@ -62,16 +68,18 @@ pub use ranges::{ExpandError, expand};
 pub use rectrain_kinds::*;
 pub use reference::{reference_markdown, simulation_reference_markdown};
 pub use resolved::{
-    DataSource, FilePlan, ResolvedAutoMode, ResolvedAutoscaling, ResolvedBounds, ResolvedCheckpoint, ResolvedData,
-    ResolvedDenseWorkerScaling, ResolvedEmbedding, ResolvedEmbeddingWorkerScaling, ResolvedEvaluation,
-    ResolvedFaultTolerance, ResolvedFeatures, ResolvedJob, ResolvedModel, ResolvedPsScaling, ResolvedRole,
-    ResolvedRoles, ResolvedStorage, ResolvedTable, ResolvedTraining, TrainTest, TrainingLength,
+    DataSource, FilePlan, ResolvedAdmission, ResolvedAutoMode, ResolvedAutoscaling, ResolvedBounds, ResolvedBudget,
+    ResolvedCheckpoint, ResolvedData, ResolvedDenseWorkerScaling, ResolvedEmbedding, ResolvedEmbeddingWorkerScaling,
+    ResolvedEvaluation, ResolvedEviction, ResolvedFaultTolerance, ResolvedFeatures, ResolvedJob, ResolvedLife,
+    ResolvedMemory, ResolvedModel, ResolvedPsScaling, ResolvedRole, ResolvedRoles, ResolvedStorage, ResolvedTable,
+    ResolvedTraining, TrainTest, TrainingLength,
 };
 pub use schema::{crd, crd_yaml};
 pub use set::{SetError, SetKind, apply_set};
 pub use spec::*;
 pub use status::{
-    AttemptMode, AttemptReplicas, AttemptStatus, CheckpointStatus, JobSummary, ModePrediction, Phase,
-    RecTrainingJobStatus, ReplicaCount, ReplicaStatuses, RoleReplicas,
+    AttemptMode, AttemptReplicas, AttemptStatus, BudgetStatus, CheckpointStatus, JobSummary, ModePrediction, Phase,
+    RecTrainingJobStatus, ReplicaCount, ReplicaStatuses, RoleReplicas, SlowestStatus, TableStatus,
 };
 pub use validate::{validate, validate_update};
+pub use warm_start::WarmStart;

@@ -35,6 +35,8 @@ fn locations(spec: &RecTrainingJobSpec) -> Vec<(FieldPath, &str)> {
     }
     let checkpoint = spec.checkpoint.as_ref().and_then(|checkpoint| checkpoint.path.as_deref());
     found.extend(checkpoint.map(|path| (FieldPath::parse("spec.checkpoint.path"), path)));
+    let from = spec.checkpoint.as_ref().and_then(|checkpoint| checkpoint.from.as_deref());
+    found.extend(from.map(|from| (FieldPath::parse("spec.checkpoint.from"), from)));
     found
 }
 

@@ -10,7 +10,9 @@ use serde_yaml::Value as Yaml;
 
 use crate::locate::locate;
 use crate::schema::annotated;
+use crate::set_aside::set_aside;
 use crate::suggest::nearest;
+use crate::syntax::{Explained, explain_syntax};
 use crate::template::template_errors;
 use crate::typed::typed;
 use crate::{FieldError, FieldPath, RecTrainingJob, ResolvedJob, SetError, SetKind, apply_set, check, validate};
@@ -31,6 +33,32 @@ pub struct Manifest {
     pub job: RecTrainingJob,
     /// The same job with every default filled in.
     pub resolved: ResolvedJob,
+    /// A sentence for each setting of the file that was set aside, because an override chose a kind
+    /// without it.
+    pub set_aside: Vec<String>,
+}
+
+impl Manifest {
+    /// The object as written, with overrides applied, as YAML. `None` if it cannot be written; no
+    /// manifest that was read causes that.
+    #[must_use]
+    pub fn to_yaml(&self) -> Option<String> {
+        let mut object = serde_yaml::to_value(&self.job).ok()?;
+        drop_nulls(&mut object);
+        serde_yaml::to_string(&object).ok()
+    }
+}
+
+/// Removes the fields that the manifest left out.
+fn drop_nulls(value: &mut serde_yaml::Value) {
+    match value {
+        serde_yaml::Value::Mapping(fields) => {
+            fields.retain(|_, field| !field.is_null());
+            fields.iter_mut().for_each(|(_, field)| drop_nulls(field));
+        }
+        serde_yaml::Value::Sequence(entries) => entries.iter_mut().for_each(drop_nulls),
+        _ => {}
+    }
 }
 
 /// Why a manifest was refused. The message names file, line and field, and states the expectation.
@@ -123,7 +151,7 @@ pub fn parse_manifest(text: &str, file: &str) -> Result<RecTrainingJob, Manifest
 /// # Errors
 /// Like [`parse_manifest`], and an override that cannot be applied.
 pub fn parse_manifest_with(text: &str, file: &str, overrides: &[Override]) -> Result<RecTrainingJob, ManifestError> {
-    let (job, _) = read(text, file, overrides)?;
+    let (job, ..) = read(text, file, overrides)?;
     Ok(job)
 }
 
@@ -133,9 +161,9 @@ pub fn parse_manifest_with(text: &str, file: &str, overrides: &[Override]) -> Re
 /// # Errors
 /// Like [`parse_manifest_with`], and everything that [`validate`] finds, with its line.
 pub fn load(text: &str, file: &str, overrides: &[Override]) -> Result<Manifest, ManifestError> {
-    let (job, sources) = read(text, file, overrides)?;
+    let (job, sources, set_aside) = read(text, file, overrides)?;
     match validate(&job) {
-        Ok(resolved) => Ok(Manifest { job, resolved }),
+        Ok(resolved) => Ok(Manifest { job, resolved, set_aside }),
         Err(errors) => Err(sources.locate(errors)),
     }
 }
@@ -144,11 +172,13 @@ fn read<'a>(
     text: &'a str,
     file: &'a str,
     overrides: &'a [Override],
-) -> Result<(RecTrainingJob, Sources<'a>), ManifestError> {
-    let (manifest, sources) = read_document(&JOB, text, file, overrides)?;
+) -> Result<(RecTrainingJob, Sources<'a>, Vec<String>), ManifestError> {
+    let (mut manifest, sources) = read_document(&JOB, text, file, overrides)?;
+    let overridden: Vec<FieldPath> = sources.set.iter().map(|(path, _)| path.clone()).collect();
+    let set_aside = set_aside(&mut manifest, &overridden);
     let job = typed(manifest, &FieldPath::parse("spec")).map_err(|errors| sources.locate(errors))?;
     match template_errors(&job) {
-        errors if errors.is_empty() => Ok((job, sources)),
+        errors if errors.is_empty() => Ok((job, sources, set_aside)),
         errors => Err(sources.locate(errors)),
     }
 }
@@ -236,7 +266,8 @@ impl Sources<'_> {
         let place = error.location().map(|location| (location.line(), location.column()));
         let message = error.to_string();
         // The parser appends the position in its own words. `origin` already has it.
-        let reason = message.split(" at line ").next().unwrap_or(&message).to_string();
+        let reason = message.split(" at line ").next().unwrap_or(&message);
+        let Explained { place, reason } = explain_syntax(self.text, place, reason);
         ManifestError::Syntax { origin: Origin::File { file: self.file.to_string(), place }, reason }
     }
 

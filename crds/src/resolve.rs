@@ -5,6 +5,7 @@
 use std::collections::{HashMap, HashSet};
 
 use crate::defaults as d;
+use crate::life::{TableSettings, check_budget, clock, memory, table_settings};
 use crate::locations::location_errors;
 use crate::resolved::*;
 use crate::*;
@@ -23,30 +24,32 @@ pub(crate) fn resolve(job: &RecTrainingJob) -> Result<ResolvedJob, Vec<FieldErro
         model: model(&spec.model, &features),
         features,
         data,
-        training: training(&spec.training.clone().unwrap_or_default()),
+        training: training(spec),
         roles: roles(&spec.roles.clone().unwrap_or_default()),
         autoscaling: spec.autoscaling.as_ref().map(|given| autoscaling(given, spec, &mut errors)),
         checkpoint: spec.checkpoint.as_ref().and_then(checkpoint),
+        warm_start: warm_start(spec, &mut errors),
         fault_tolerance: fault_tolerance(spec.fault_tolerance.as_ref()),
         suspend: spec.suspend.unwrap_or(false),
     };
     local_batches(&resolved, &mut errors);
     slices(spec, &resolved, &mut errors);
+    check_budget(&resolved, &mut errors);
     if errors.0.is_empty() { Ok(resolved) } else { Err(errors.0) }
 }
 
 #[derive(Default)]
-struct Errors(Vec<FieldError>);
+pub(crate) struct Errors(Vec<FieldError>);
 
 impl Errors {
-    fn add(&mut self, path: FieldPath, message: impl Into<String>) {
+    pub(crate) fn add(&mut self, path: FieldPath, message: impl Into<String>) {
         if self.0.len() < check::MAX_ERRORS {
             self.0.push(FieldError::new(path, message));
         }
     }
 }
 
-fn at(path: &str) -> FieldPath {
+pub(crate) fn at(path: &str) -> FieldPath {
     FieldPath::parse(path)
 }
 
@@ -115,8 +118,10 @@ fn features(spec: &RecTrainingJobSpec, errors: &mut Errors) -> ResolvedFeatures 
         let limit = dense_limit(feature, &path, errors);
         dense.extend(names.into_iter().map(|name| DenseField { name, transform, missing, limit }));
     }
-    let schema = Schema { sparse, dense, label, group: given.group.clone() };
-    ResolvedFeatures { schema, embeddings, tables: tables.list }
+    let needs_clock = given.memory.is_some() || tables.list.iter().any(|table| table.life.is_some());
+    let time = if needs_clock { clock(&spec.data, errors) } else { None };
+    let schema = Schema { sparse, dense, label, group: given.group.clone(), time };
+    ResolvedFeatures { schema, embeddings, tables: tables.list, memory: memory(spec, errors) }
 }
 
 /// The names in use, each with the entry of the manifest that used it first.
@@ -181,10 +186,13 @@ impl Tables {
         path: &FieldPath,
         errors: &mut Errors,
     ) -> usize {
+        let TableSettings { life, hash_buckets } = table_settings(feature, spec, path, errors);
         let table = ResolvedTable {
             name: feature.table.clone().unwrap_or_else(|| name.to_string()),
             dim: feature.dim.map_or_else(|| embedding_dim(&spec.model), |dim| dim as usize),
             initializer: initializer(feature.initializer.as_ref().or(spec.features.initializer.as_ref())),
+            life,
+            hash_buckets,
         };
         let Some((position, first)) = self.by_name.get(&table.name) else {
             let position = self.list.len();
@@ -209,6 +217,15 @@ impl Tables {
                     table.name
                 ),
             );
+        } else if (earlier.life, earlier.hash_buckets) != (table.life, table.hash_buckets) {
+            errors.add(
+                path.clone(),
+                format!(
+                    "the table `{}` has other settings in {first}: features that share a table need the same `admission`, \
+                     `expireAfter`, `priority`, `share` and `hashBuckets`",
+                    table.name
+                ),
+            );
         }
         *position
     }
@@ -218,8 +235,9 @@ fn sparse_field(name: String, given: &SparseFeature, table: &ResolvedTable) -> S
     SparseField {
         name,
         table: table.name.clone(),
-        multi_value: given.multi_value.as_ref().map(|multi| multi.separator.clone()),
+        multi_value: given.multi_value.as_ref().map(|multi| multi.separator.clone().unwrap_or_default()),
         missing: given.missing.unwrap_or(MissingValue::Token),
+        hash_buckets: table.hash_buckets,
     }
 }
 
@@ -396,6 +414,7 @@ fn files(given: &DataSpec, schema: &Schema, errors: &mut Errors) -> FilePlan {
     let format = format(given, &parts, errors);
     if let FileFormat::Csv(csv) = &format {
         columns(csv, schema, &parts, errors);
+        separators(schema, errors);
     }
     let null_values = null_values(given.null_values.as_deref(), errors);
     FilePlan { parts, format, bad_rows: bad_rows(given.bad_rows.as_ref()), null_values }
@@ -415,6 +434,17 @@ fn null_values(given: Option<&[String]>, errors: &mut Errors) -> Vec<String> {
         markers.push(marker.to_owned());
     }
     markers
+}
+
+/// Text files have no lists, so a cell with several values needs a separator.
+fn separators(schema: &Schema, errors: &mut Errors) {
+    for feature in schema.sparse.iter().filter(|feature| feature.multi_value.as_deref() == Some("")) {
+        let message = format!(
+            "`{}` has several values in a cell of text: set `multiValue.separator` to the text between them, such as |",
+            feature.name
+        );
+        errors.add(at("spec.features.sparse"), message);
+    }
 }
 
 /// The paths, divided by the one way of the split that is given.
@@ -559,7 +589,12 @@ fn recognize(given: &DataSpec, parts: &TrainTest, errors: &mut Errors) -> DataFo
     for path in paths.into_iter().filter(|path| Scheme::of(path).is_ok()) {
         let Some(format) = DataFormat::of_path(path) else {
             let guess = if given.csv.is_some() { "csv or tsv" } else { "csv, tsv or parquet" };
-            errors.add(at(place), format!("the name of `{path}` does not end with .csv, .tsv or .parquet (or one of these and .gz or .zst): set spec.data.format to {guess}"));
+            let message = format!(
+                "the name of `{path}` does not end with .csv, .tsv or .parquet (or one of these and .gz or .zst): set \
+                 spec.data.format to {guess}; for a folder, name the files in it, such as {}/*.csv",
+                path.trim_end_matches('/')
+            );
+            errors.add(at(place), message);
             return DataFormat::Csv;
         };
         match recognized {
@@ -643,9 +678,13 @@ fn columns(csv: &CsvFormat, schema: &Schema, parts: &TrainTest, errors: &mut Err
     if let TrainTest::Divided { split: Split::Time { column, .. }, .. } = parts {
         need(column, "spec.data.split.time.column", "the time column");
     }
+    if let Some(time) = &schema.time {
+        need(&time.name, "spec.data.timeColumn.name", "the time column");
+    }
 }
 
-fn training(given: &TrainingSpec) -> ResolvedTraining {
+fn training(spec: &RecTrainingJobSpec) -> ResolvedTraining {
+    let given = &spec.training.clone().unwrap_or_default();
     let optimizer = given.optimizer.clone().unwrap_or_default();
     let mode = given.mode.unwrap_or_default();
     ResolvedTraining {
@@ -667,7 +706,7 @@ fn training(given: &TrainingSpec) -> ResolvedTraining {
         switch_at: given.switch_at.clone(),
         staleness: given.hybrid.as_ref().and_then(|hybrid| hybrid.staleness).unwrap_or(d::STALENESS),
         dense_optimizer: dense_optimizer(&optimizer.dense.unwrap_or_default()),
-        sparse_optimizer: sparse_optimizer(&optimizer.sparse.unwrap_or_default()),
+        sparse_optimizer: sparse_optimizer(&optimizer.sparse.unwrap_or_default(), spec.features.memory.is_some()),
         embedding_value_type: given.embedding_value_type.unwrap_or_default(),
         precision: given.precision.unwrap_or_default(),
         compression: given.compression.unwrap_or_default(),
@@ -878,7 +917,16 @@ fn dense_optimizer(given: &DenseOptimizerSpec) -> DenseOptimizer {
     }
 }
 
-fn sparse_optimizer(given: &SparseOptimizerSpec) -> SparseOptimizer {
+/// The default where tables have a budget keeps one number a row (Kraken's Table II). The settings of
+/// adam without a kind mean adam.
+fn default_sparse_kind(given: &SparseOptimizerSpec, has_budget: bool) -> SparseOptimizerKind {
+    match has_budget && given.beta1.is_none() && given.beta2.is_none() {
+        true => SparseOptimizerKind::RowWiseAdaGrad,
+        false => SparseOptimizerKind::Adam,
+    }
+}
+
+fn sparse_optimizer(given: &SparseOptimizerSpec, has_budget: bool) -> SparseOptimizer {
     let learning_rate = given.learning_rate;
     let accumulated = |row_wise: bool| {
         let learning_rate = learning_rate.unwrap_or(d::ADA_GRAD_LEARNING_RATE);
@@ -890,7 +938,7 @@ fn sparse_optimizer(given: &SparseOptimizerSpec) -> SparseOptimizer {
             SparseOptimizer::AdaGrad { learning_rate, initial_accumulator, epsilon }
         }
     };
-    match given.kind.unwrap_or_default() {
+    match given.kind.unwrap_or_else(|| default_sparse_kind(given, has_budget)) {
         SparseOptimizerKind::Adam => SparseOptimizer::Adam {
             learning_rate: learning_rate.unwrap_or(d::ADAM_LEARNING_RATE),
             beta1: given.beta1.unwrap_or(d::ADAM_BETA1),
@@ -928,6 +976,29 @@ fn fault_tolerance(given: Option<&FaultToleranceSpec>) -> ResolvedFaultTolerance
         stall_seconds: given.stall_seconds.unwrap_or(d::STALL_SECONDS),
         shared_memory: given.shared_memory.unwrap_or(d::SHARED_MEMORY),
     }
+}
+
+fn warm_start(spec: &RecTrainingJobSpec, errors: &mut Errors) -> Option<WarmStart> {
+    let given = spec.checkpoint.as_ref()?;
+    let field = at("spec.checkpoint.from");
+    let from = match WarmStart::parse(given.from.as_deref()?) {
+        Ok(from) => from,
+        Err(problem) => {
+            errors.add(field, problem);
+            return None;
+        }
+    };
+    if given.path.as_deref().is_some_and(|path| from.is_in(path)) {
+        let path = &from.path;
+        errors.add(
+            field,
+            format!(
+                "expected the checkpoint path of another job, found this job's own spec.checkpoint.path {path}: \
+                 set spec.checkpoint.resume to `latest` instead to resume there, or give this job another path"
+            ),
+        );
+    }
+    Some(from)
 }
 
 fn checkpoint(given: &CheckpointSpec) -> Option<ResolvedCheckpoint> {

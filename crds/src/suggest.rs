@@ -15,6 +15,11 @@ pub(crate) fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a s
         .map(|(_, candidate)| candidate)
 }
 
+/// Whether two names differ only in case and separators.
+pub(crate) fn are_alike(one: &str, other: &str) -> bool {
+    fold(one) == fold(other)
+}
+
 /// Lower case, only letters and digits, and at most 64 of them: no field name is longer.
 fn fold(word: &str) -> String {
     word.chars().filter(|c| c.is_alphanumeric()).flat_map(char::to_lowercase).take(64).collect()

@@ -54,10 +54,19 @@ fn resolve(expressions: &[&str]) -> ResolvedJob {
 // -------------------------------------------------------------------------------------- valid ones
 
 #[test]
+fn a_manifest_is_written_with_its_overrides_and_no_defaults() {
+    let manifest = load(BASE, "base.yaml", &sets(&["spec.training.mode=gba"])).unwrap();
+    let written = manifest.to_yaml().unwrap();
+    assert!(written.starts_with("apiVersion: rectrain.dev/v1alpha1\nkind: RecTrainingJob\n"), "{written}");
+    assert!(written.contains("mode: gba") && !written.contains("null") && !written.contains("status"), "{written}");
+    assert_eq!(load(&written, "again.yaml", &[]).unwrap().job, manifest.job);
+}
+
+#[test]
 fn a_ten_line_manifest_is_enough_and_takes_every_default() {
     let text = read("docs/examples/minimal.yaml");
     assert_eq!(text.lines().count(), 10);
-    let resolved = load(&text, "minimal.yaml", &[]).unwrap().resolved;
+    let resolved = load(&text, "minimal.yaml", &sets(&["spec.training=null"])).unwrap().resolved;
     let expected = json!({
         "name": "minimal",
         "model": {
@@ -76,9 +85,16 @@ fn a_ten_line_manifest_is_enough_and_takes_every_default() {
             "dense": [],
             "group": null,
             "tables": [
-                {"name": "user_id", "dim": 16, "initializer": {"normal": {"standardDeviation": 0.01_f32}}},
-                {"name": "item_id", "dim": 16, "initializer": {"normal": {"standardDeviation": 0.01_f32}}},
+                {
+                    "name": "user_id", "dim": 16, "initializer": {"normal": {"standardDeviation": 0.01_f32}},
+                    "life": null, "hashBuckets": null,
+                },
+                {
+                    "name": "item_id", "dim": 16, "initializer": {"normal": {"standardDeviation": 0.01_f32}},
+                    "life": null, "hashBuckets": null,
+                },
             ],
+            "memory": null,
         },
         "data": {
             "source": {"files": {
@@ -113,6 +129,7 @@ fn a_ten_line_manifest_is_enough_and_takes_every_default() {
         },
         "autoscaling": null,
         "checkpoint": null,
+        "warmStart": null,
         "faultTolerance": {"maxRestarts": 10, "backoffSeconds": 10, "stallSeconds": 600, "sharedMemory": true},
         "suspend": false,
     });
@@ -181,6 +198,39 @@ fn every_example_is_valid() {
         }
     }
     assert!(count >= 4);
+}
+
+/// The fenced YAML of a page of docs.
+fn fenced_yaml(page: &str) -> Vec<String> {
+    let blocks = page.split("```yaml\n").skip(1);
+    blocks.map(|block| block.split("```").next().unwrap_or_default().to_owned()).collect()
+}
+
+#[test]
+fn the_daily_cron_job_of_the_guide_is_valid() {
+    let blocks = fenced_yaml(&read("docs/guide/daily-training.md"));
+    let documents: Vec<Value> = blocks
+        .iter()
+        .flat_map(|block| block.split("\n---\n"))
+        .map(|document| serde_yaml::from_str(document).unwrap())
+        .collect();
+    let of_kind = |kind: &str| documents.iter().find(|document| document["kind"] == kind).expect(kind);
+    let cron = &of_kind("CronJob")["spec"];
+    assert_eq!((&cron["concurrencyPolicy"], &cron["timeZone"]), (&json!("Forbid"), &json!("Etc/UTC")));
+    let pod = &cron["jobTemplate"]["spec"]["template"]["spec"];
+    assert_eq!(pod["serviceAccountName"], of_kind("ServiceAccount")["metadata"]["name"]);
+    assert_eq!(pod["volumes"][0]["configMap"]["name"], of_kind("ConfigMap")["metadata"]["name"]);
+    let script = pod["containers"][0]["args"][0].as_str().unwrap();
+    assert!(script.contains("/template/day.yaml") && script.contains("s|@LAST@|$last|"), "{script}");
+    let template = of_kind("ConfigMap")["data"]["day.yaml"].as_str().unwrap();
+    // The first night has no model to begin with.
+    let lines: Vec<&str> = template.lines().filter(|line| !line.contains("@LAST@")).collect();
+    let first = load(&lines.join("\n").replace("@DAY@", "2026-06-01"), "day.yaml", &[]).unwrap().resolved;
+    assert_eq!((first.name.as_str(), first.warm_start), ("clicks-2026-06-01", None));
+    let path = first.checkpoint.unwrap().path;
+    let second = load(&template.replace("@LAST@", &path).replace("@DAY@", "2026-06-02"), "day.yaml", &[]).unwrap();
+    let from = second.resolved.warm_start.unwrap();
+    assert_eq!((from.path, from.step), (path, None));
 }
 
 #[test]
@@ -395,14 +445,18 @@ fn gpus_or_device_puts_dense_workers_on_gpus() {
     assert_eq!((asked.len(), asked[0].capability), (1, Capability::Cuda));
     let error = refuse_missing(&job(&["spec.roles.denseWorker.gpus=1"]), &[]).unwrap_err();
     let error = error[0].to_string();
-    assert_eq!(error, "spec.roles.denseWorker.gpus: this version cannot compute on a GPU: remove the field");
+    assert_eq!(
+        error,
+        "spec.roles.denseWorker.gpus: this version cannot compute on a GPU: remove the field, or use a program that \
+         was built with the feature `cuda` (docs/guide/gpu.md)"
+    );
 }
 
 #[test]
 fn a_capability_that_is_missing_is_refused_and_never_ignored() {
     assert_eq!(capabilities(&job(&[])), []);
     let job = job(&[
-        "spec.checkpoint.path=/c,spec.checkpoint.resume=latest",
+        "spec.checkpoint.path=/c,spec.checkpoint.resume=latest,spec.checkpoint.from=/d@7",
         "spec.roles.denseWorker.device=cuda",
         "spec.suspend=true",
         "spec.activeDeadlineSeconds=5",
@@ -414,6 +468,7 @@ fn a_capability_that_is_missing_is_refused_and_never_ignored() {
         [
             Capability::Checkpoint,
             Capability::Resume,
+            Capability::WarmStart,
             Capability::Cuda,
             Capability::Suspend,
             Capability::Deadline,
@@ -428,7 +483,7 @@ fn a_capability_that_is_missing_is_refused_and_never_ignored() {
         errors[0].to_string(),
         "spec.checkpoint.resume: this version cannot start from a checkpoint: remove the field"
     );
-    assert_eq!(errors.len(), 7);
+    assert_eq!(errors.len(), 8);
 }
 
 #[test]
@@ -474,7 +529,7 @@ fn auto_starts_in_sync_and_autoscaling_takes_every_default() {
 
 /// The text to replace in BASE, its replacement, the start of the only error's message after the
 /// file, and a part of its sentence.
-const BAD_TEXTS: [(&str, &str, &str, &str); 30] = [
+const BAD_TEXTS: [(&str, &str, &str, &str); 31] = [
     (
         "globalBatchSize",
         "globalBachSize",
@@ -487,6 +542,12 @@ const BAD_TEXTS: [(&str, &str, &str, &str); 30] = [
         "{kind: dnn, globalBatchSize: 3}",
         "base.yaml:5:22: spec.model.globalBatchSize: ",
         "did you mean `spec.training.globalBatchSize`?",
+    ),
+    (
+        "globalBatchSize: 256",
+        "learningRate: 0.1",
+        "base.yaml:15:5: spec.training.learningRate: ",
+        "did you mean `spec.training.optimizer.dense.learningRate` or `spec.training.optimizer.sparse.learningRate`?",
     ),
     ("{kind: dnn}", "{kind: dnn, colour: red}", "base.yaml:5:22: spec.model.colour: ", "`spec.model` has the fields"),
     ("kind: dnn", "kind: deepFM", "base.yaml:5:11: spec.model.kind: ", "did you mean `deepfm`?"),
@@ -549,8 +610,8 @@ const BAD_TEXTS: [(&str, &str, &str, &str); 30] = [
     (
         "    globalBatchSize: 256",
         "    globalBatchSize: 256\n    globalBatchSize: 512",
-        "base.yaml:15:5: this is not valid YAML: ",
-        "duplicate entry with key \"globalBatchSize\"",
+        "base.yaml:16:5: this is not valid YAML: ",
+        "the field `globalBatchSize` is there twice",
     ),
     (
         "metadata: {name: base}",
@@ -561,6 +622,25 @@ const BAD_TEXTS: [(&str, &str, &str, &str); 30] = [
     ("  training:", "---\n  training:", "base.yaml: ", "several YAML documents"),
     ("spec:", "Spec:", "base.yaml: spec: ", "`spec` describes the job"),
 ];
+
+#[test]
+fn a_small_object_names_its_own_fields() {
+    let split =
+        "spec.data.train=null,spec.data.test=null,spec.data.source.paths={a.csv},spec.data.split.fraction.test=0.2";
+    let error = load(BASE, "base.yaml", &sets(&[split])).unwrap_err().to_string();
+    let sentence = "spec.data.split.fraction.test: unknown field; `spec.data.split.fraction` has the field `train`";
+    assert!(error.contains(sentence), "{error}");
+}
+
+#[test]
+fn lists_need_no_separator_and_text_does() {
+    let text = BASE.replacen("{name: user}", "{name: user, multiValue: {}}", 1);
+    let error = load(&text, "base.yaml", &[]).unwrap_err().to_string();
+    assert!(error.contains("`user` has several values in a cell of text: set `multiValue.separator`"), "{error}");
+    let lists = text.replace(".csv", ".parquet");
+    let resolved = load(&lists, "base.yaml", &[]).unwrap().resolved;
+    assert_eq!(resolved.features.schema.sparse[0].multi_value.as_deref(), Some(""));
+}
 
 #[test]
 fn a_wrong_manifest_gets_a_sentence_with_line_and_expectation() {
@@ -588,7 +668,7 @@ fn an_unknown_kind_is_answered_with_every_kind() {
 
 /// Overrides of BASE, the field of the only error and a part of its sentence. No single field shows
 /// these errors.
-const BAD_JOBS: [(&[&str], &str, &str); 59] = [
+const BAD_JOBS: [(&[&str], &str, &str); 63] = [
     (
         &["spec.training.mode=shadow"],
         "spec.training.mode",
@@ -755,6 +835,18 @@ const BAD_JOBS: [(&[&str], &str, &str); 59] = [
     ),
     (&["spec.checkpoint.path=~"], "spec.checkpoint.path", "nothing expands `~`"),
     (&["spec.checkpoint.path=$HOME/models"], "spec.checkpoint.path", "nothing expands `$HOME` in `$HOME/models`"),
+    (
+        &["spec.checkpoint.from=~/models@7"],
+        "spec.checkpoint.from",
+        "nothing expands `~` in `~/models@7`: write the whole path",
+    ),
+    (&["spec.checkpoint.from=hdfs://nn/ck"], "spec.checkpoint.from", "no build reads hdfs:// URLs"),
+    (&["spec.checkpoint.from=/ck@newest"], "spec.checkpoint.from", "expected the number of a step or `latest`"),
+    (
+        &["spec.checkpoint.from=/models/day@latest,spec.checkpoint.path=/models/day/"],
+        "spec.checkpoint.from",
+        "set spec.checkpoint.resume to `latest` instead",
+    ),
     (&["spec.data.train.paths[0]=/data/${DAY}.csv"], "spec.data.train.paths[0]", "nothing expands `${DAY}`"),
     (
         &["spec.data.test.paths[0]=file:///data/$DAY/x.csv"],
@@ -802,6 +894,9 @@ fn paths_and_endpoints_that_can_be_used_are_valid() {
             "spec.data.storage.secretName=keys",
         ],
         &["spec.checkpoint.path=gs://b/ck", "spec.data.storage.options.endpoint=http://127.0.0.1:4443"],
+        &["spec.checkpoint.from=s3://b/monday@latest,spec.checkpoint.path=s3://b/tuesday"],
+        // A job may begin with a model and save none.
+        &["spec.checkpoint.from=/models/monday@1200"],
         // No URL uses it.
         &["spec.data.storage.options.endpoint=minio:9000"],
     ] {
@@ -897,6 +992,99 @@ fn a_byte_order_mark_is_skipped() {
     let wrong = marked.replace("kind: dnn", "kind: mlp");
     let error = load(&wrong, "base.yaml", &[]).unwrap_err().to_string();
     assert!(error.starts_with("base.yaml:5:11: spec.model.kind: "), "{error}");
+}
+
+const BUDGET: &str = "spec.features.memory.maxRows=9000";
+const TIME: &str = "spec.data.timeColumn.name=time";
+
+#[test]
+fn a_budget_below_the_rows_of_one_batch_is_refused() {
+    refused(&["spec.features.memory.maxRows=511"], "spec.features.memory.maxRows", "can need 512 rows");
+    assert!(resolve(&["spec.features.memory.maxRows=512"]).features.memory.is_some());
+    refused(&["spec.features.memory.maxBytes=31Ki"], "spec.features.memory.maxBytes", "can need 32768 bytes");
+}
+
+#[test]
+fn a_budget_of_bytes_is_a_number_with_a_unit() {
+    let bytes =
+        |text: &str| resolve(&[&format!("spec.features.memory.maxBytes={text}")]).features.memory.unwrap().budget;
+    assert_eq!((bytes("40Gi"), bytes("1000000")), (ResolvedBudget::Bytes(40 << 30), ResolvedBudget::Bytes(1_000_000)));
+    refused(&["spec.features.memory.maxBytes=4.5Gi"], "spec.features.memory.maxBytes", "such as 40Gi, 512Mi or 40G");
+    refused(&["spec.features.memory.maxBytes=0"], "spec.features.memory.maxBytes", "found `0`");
+}
+
+#[test]
+fn auto_takes_a_share_of_the_servers_limits() {
+    refused(&["spec.features.memory.auto=true"], "spec.features.memory.auto", "limits.memory, such as 16Gi");
+    let auto = [
+        "spec.features.memory.auto=true",
+        "spec.roles.ps.replicas=2",
+        "spec.roles.ps.template.resources.limits.memory=10Gi",
+    ];
+    let job = job(&auto);
+    let memory = job.spec.features.memory.clone().unwrap().for_members(&job.spec);
+    assert_eq!(resolve(&auto).features.memory.unwrap().budget, ResolvedBudget::Bytes(12 << 30));
+    assert_eq!(memory.max_bytes.and_then(|bytes| bytes.bytes()), Some(12 << 30));
+}
+
+#[test]
+fn rows_expire_only_by_the_clock_of_the_data() {
+    let expire = "spec.features.sparse[0].expireAfter=48h";
+    refused(&[expire], "spec.features.sparse[0].expireAfter", "spec.data.timeColumn");
+    let resolved = resolve(&[expire, TIME, "spec.data.timeColumn.unit=milliseconds"]).features;
+    let life = resolved.tables[0].life.unwrap();
+    assert_eq!(life.expire_after_seconds.map(u64::from), Some(172_800));
+    assert_eq!(resolved.schema.time.unwrap().unit, TimeUnit::Milliseconds);
+    assert_eq!(resolved.tables[1].life, None);
+    for wrong in ["5s", "4000d"] {
+        let expire = format!("spec.features.sparse[0].expireAfter={wrong}");
+        refused(&[&expire, TIME], "spec.features.sparse[0].expireAfter", "from 1m to 3650d");
+    }
+    refused(&["spec.features.sparse[0].expireAfter=2 days", TIME], "spec.features.sparse[0].expireAfter", "48h or 30d");
+}
+
+#[test]
+fn the_column_of_a_split_by_time_is_the_clock() {
+    let split =
+        ["spec.data.train=null,spec.data.test=null,spec.data.source.paths={a.csv}", "spec.data.split.time.column=t"];
+    let clock = |bound: &str| {
+        let bound = format!("spec.data.split.time.testFrom={bound}");
+        resolve(&[split[0], split[1], &bound, BUDGET]).features.schema.time.unwrap()
+    };
+    assert_eq!((clock("2026-11-03").order, clock("25.11.2026").order), (None, Some(DateOrder::DayFirst)));
+    assert_eq!(clock("1700000000").seconds_of_text(b"1700000000"), Some(1_700_000_000));
+    let milliseconds = "spec.data.split.time.testFrom=1700000000000";
+    refused(&[split[0], split[1], milliseconds, BUDGET], "spec.data.split.time.testFrom", "milliseconds");
+    assert_eq!(resolve(&[split[0], split[1], milliseconds]).features.schema.time, None, "no table needs a clock");
+}
+
+#[test]
+fn settings_of_evictions_need_a_budget() {
+    for (field, value) in [("priority", "high"), ("share", "0.5")] {
+        let set = format!("spec.features.sparse[0].{field}={value}");
+        refused(&[&set], &format!("spec.features.sparse[0].{field}"), "set spec.features.memory");
+    }
+    refused(&["spec.features.sparse[0].share=1.5", BUDGET], "spec.features.sparse[0].share", "1");
+    let life = resolve(&[BUDGET, "spec.features.sparse[1].share=0.25"]).features.tables[1].life.unwrap();
+    assert_eq!(life.share_millionths, Some(250_000));
+}
+
+#[test]
+fn a_hashed_table_has_no_budget() {
+    let hashed = "spec.features.sparse[1].hashBuckets=1000";
+    refused(&[hashed, BUDGET], "spec.features.sparse[1].hashBuckets", "remove `hashBuckets`");
+    let features = resolve(&[hashed]).features;
+    assert_eq!((features.schema.sparse[0].hash_buckets, features.schema.sparse[1].hash_buckets), (None, Some(1000)));
+    let shared = ["spec.features.sparse[0].table=t", "spec.features.sparse[1].table=t", hashed];
+    refused(&shared, "spec.features.sparse[1]", "need the same `admission`");
+}
+
+#[test]
+fn a_budget_makes_row_wise_adagrad_the_default() {
+    let kind = |sets: &[&str]| resolve(sets).training.sparse_optimizer.kind();
+    assert_eq!((kind(&[]), kind(&[BUDGET])), (SparseOptimizerKind::Adam, SparseOptimizerKind::RowWiseAdaGrad));
+    assert_eq!(kind(&[BUDGET, "spec.training.optimizer.sparse.beta1=0.8"]), SparseOptimizerKind::Adam);
+    assert_eq!(kind(&[BUDGET, "spec.training.optimizer.sparse.kind=sgd"]), SparseOptimizerKind::Sgd);
 }
 
 #[test]
@@ -1013,6 +1201,31 @@ const RULES: &[(&[&str], &[&str])] = &[
     (&["spec.features.sparse[0].name=item"], &["spec.features.sparse[0].name=Item"]),
     (&["spec.features.dense[1].name=age"], &["spec.features.dense[1].name=year"]),
     (&["spec.features.group=label"], &["spec.features.group=user"]),
+    (&["spec.features.memory.maxRows=9000,spec.features.memory.maxBytes=8Gi"], &["spec.features.memory.maxBytes=8Gi"]),
+    (&["spec.features.memory.auto=false"], &["spec.features.memory.auto=true"]),
+    (&["spec.features.eviction.policy=lfu"], &["spec.features.eviction.policy=lfu,spec.features.memory.maxRows=9000"]),
+    (
+        &["spec.features.memory.maxRows=9000,spec.features.eviction.policy=lru,spec.features.eviction.decayPerDay=0.2"],
+        &["spec.features.memory.maxRows=9000,spec.features.eviction.decayPerDay=0.2"],
+    ),
+    (
+        &["spec.features.memory.maxRows=9000,spec.features.eviction.decayPerDay=1"],
+        &["spec.features.memory.maxRows=9000,spec.features.eviction.decayPerDay=0.99"],
+    ),
+    (
+        &["spec.features.sparse[0].admission.probability=0.1,spec.features.sparse[0].admission.count=3"],
+        &["spec.features.sparse[0].admission.count=3"],
+    ),
+    (&["spec.features.sparse[0].admission.probability=0"], &["spec.features.sparse[0].admission.probability=0.001"]),
+    (&["spec.features.sparse[0].share=0"], &["spec.features.sparse[0].share=0.5"]),
+    (
+        &["spec.features.sparse[0].hashBuckets=1000,spec.features.sparse[0].admission.count=3"],
+        &["spec.features.sparse[0].hashBuckets=1000"],
+    ),
+    (
+        &["spec.data.train=null,spec.data.test=null,spec.data.synthetic.rows=5,spec.data.timeColumn.name=time"],
+        &["spec.data.timeColumn.name=time"],
+    ),
     (&["spec.data.csv.header=false"], &["spec.data.csv.header=false,spec.data.csv.columns={label,user,item,age}"]),
     (&["spec.data.test=null,spec.data.train=null"], &["spec.data.test=null"]),
     (
@@ -1173,6 +1386,16 @@ const CHANGES: &[(&[&str], &[&str], &[&str])] = &[
     ),
     (&[], &["spec.model.hidden={64}"], &["spec.training.mode=hybrid"]),
     (&[], &["spec.features.sparse[0].dim=8"], &["spec.training.globalBatchSize=512"]),
+    (
+        &["spec.features.memory.maxRows=9000"],
+        &["spec.features.memory.maxRows=9000,spec.features.group=user"],
+        &["spec.features.memory.maxRows=8000"],
+    ),
+    (
+        &["spec.features.memory.maxRows=9000,spec.training.optimizer.sparse.kind=sgd"],
+        &["spec.training.optimizer.sparse.kind=sgd"],
+        &["spec.features.memory.maxBytes=8Gi,spec.training.optimizer.sparse.kind=sgd"],
+    ),
     (&[], &["spec.training.seed=7"], &["spec.training.seed=42"]),
     (&[], &["spec.training.embeddingValueType=bf16"], &["spec.training.embeddingValueType=f32"]),
     (

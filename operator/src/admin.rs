@@ -19,7 +19,7 @@ use crate::traces::Traces;
 pub struct Admin {
     /// Served on `/metrics`.
     pub metrics: OperatorMetrics,
-    /// Set once the API server has answered. A standby instance is ready, too.
+    /// Whether the API server answers. A standby instance is ready, too.
     pub is_ready: Arc<AtomicBool>,
     /// Served on `/traces`.
     pub traces: Arc<Traces>,
@@ -54,7 +54,7 @@ async fn ready(State(admin): State<Admin>) -> Response {
     if admin.is_ready.load(Ordering::Relaxed) {
         "ok\n".into_response()
     } else {
-        (StatusCode::SERVICE_UNAVAILABLE, "the API server has not answered yet\n").into_response()
+        (StatusCode::SERVICE_UNAVAILABLE, "the API server does not answer\n").into_response()
     }
 }
 

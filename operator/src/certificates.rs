@@ -19,6 +19,7 @@ use ring::hkdf;
 use ring::rand::{SecureRandom, SystemRandom};
 use tokio_rustls::rustls::pki_types::PrivatePkcs8KeyDer;
 
+use crate::api_server::is_silent;
 use crate::names::FIELD_MANAGER;
 
 /// The Secret of the root, in the operator's namespace.
@@ -51,7 +52,16 @@ pub enum CertificateError {
     Write(#[from] rcgen::Error),
 }
 
+impl CertificateError {
+    /// Whether the API server did not answer, so the same call may succeed later.
+    #[must_use]
+    pub fn is_silence(&self) -> bool {
+        matches!(self, Self::Root { source, .. } if is_silent(source))
+    }
+}
+
 /// The secret from which all certificates of an installation are derived.
+#[derive(Clone)]
 pub struct Root([u8; KEY_BYTES]);
 
 /// A job's certificate, PEM.

@@ -8,7 +8,10 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
-use rectrain_crds::{CheckpointStatus, JobSummary, MOST_UNSEEN_FEATURES, Mode, Role, UnseenShares, highest_unseen};
+use rectrain_crds::{
+    BudgetStatus, CheckpointStatus, JobSummary, MOST_UNSEEN_FEATURES, Mode, Role, TableStatus, UnseenShares,
+    highest_unseen,
+};
 use rectrain_proto::v1::control_client::ControlClient;
 use rectrain_proto::{member_role, v1};
 use serde::Deserialize;
@@ -16,7 +19,7 @@ use tonic::Code;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 
 use crate::certificates::{JobCertificate, MEMBER_NAME};
-use crate::coordinator_view::{CoordinatorView, Members, Rebalance, Report, Stage, SwitchAnswer};
+use crate::coordinator_view::{CoordinatorView, Members, NoStep, Rebalance, Report, SlowMember, Stage, SwitchAnswer};
 
 /// Deadline of a request.
 const DEADLINE: Duration = Duration::from_secs(3);
@@ -65,6 +68,14 @@ pub trait CoordinatorClient: Send + Sync {
         coordinator: &'a CoordinatorEndpoint,
         rebalance: Rebalance,
         reason: &'a str,
+    ) -> BoxFuture<'a, Result<(), RequestError>>;
+
+    /// Asks for another memory budget of the tables. The next report shows whether the coordinator
+    /// accepted.
+    fn set_budget<'a>(
+        &'a self,
+        coordinator: &'a CoordinatorEndpoint,
+        budget: BudgetStatus,
     ) -> BoxFuture<'a, Result<(), RequestError>>;
 
     /// Asks for a checkpoint at the next step boundary and waits, without a deadline, until it
@@ -154,6 +165,19 @@ impl CoordinatorClient for GrpcCoordinatorClient {
         Box::pin(scale(coordinator, request))
     }
 
+    fn set_budget<'a>(
+        &'a self,
+        coordinator: &'a CoordinatorEndpoint,
+        budget: BudgetStatus,
+    ) -> BoxFuture<'a, Result<(), RequestError>> {
+        let BudgetStatus { max_rows, max_bytes } = budget;
+        let budget = v1::TableBudget { rows: max_rows.unwrap_or(0), bytes: max_bytes.unwrap_or(0) };
+        Box::pin(within_deadline(async move {
+            connect(coordinator).await?.set_budget(v1::SetBudgetRequest { budget: Some(budget) }).await?;
+            Ok(())
+        }))
+    }
+
     fn save<'a>(&'a self, coordinator: &'a CoordinatorEndpoint) -> BoxFuture<'a, Result<String, RequestError>> {
         Box::pin(async move {
             let mut client = connect(coordinator).await?;
@@ -231,7 +255,24 @@ fn report(status: &v1::JobStatus) -> Report {
         idle_seconds: status.idle_seconds,
         recovered: status.recovered,
         slots_decided_seconds: status.slots_decided_seconds,
+        slowest: status.slowest.as_ref().and_then(slow_member),
+        no_step: status.no_step.as_ref().map(no_step),
+        budget: status.budget.map(budget).map(Box::new),
     }
+}
+
+fn budget(v1::TableBudget { rows, bytes }: v1::TableBudget) -> BudgetStatus {
+    BudgetStatus { max_rows: (rows > 0).then_some(rows), max_bytes: (bytes > 0).then_some(bytes) }
+}
+
+fn slow_member(slowest: &v1::Slowest) -> Option<SlowMember> {
+    let role = member_role(slowest.role())?;
+    Some(SlowMember { role, index: slowest.index, share: slowest.share, since_seconds: slowest.since_seconds })
+}
+
+fn no_step(no_step: &v1::NoStep) -> NoStep {
+    let member = |member: &v1::Member| Some((member_role(member.role())?, member.index));
+    NoStep { seconds: no_step.seconds, waits_for: no_step.waits_for.as_ref().and_then(member) }
 }
 
 fn last_checkpoint(status: &v1::JobStatus) -> Option<CheckpointStatus> {
@@ -273,6 +314,7 @@ struct Summary {
     seconds: f64,
     samples_per_second: f64,
     rows: u64,
+    table: Option<TableStatus>,
     #[serde(default)]
     skipped_rows: u64,
     parameters_sha256: String,
@@ -335,6 +377,7 @@ fn job_summary(summary: Summary) -> JobSummary {
         seconds: summary.seconds,
         samples_per_second: summary.samples_per_second,
         rows: summary.rows,
+        table: summary.table,
         skipped_rows: summary.skipped_rows,
         parameters_sha256: summary.parameters_sha256,
     }

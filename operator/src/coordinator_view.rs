@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use rectrain_crds::{CheckpointStatus, JobSummary, Mode, Role, UnseenShares};
+use rectrain_crds::{BudgetStatus, CheckpointStatus, JobSummary, Mode, Role, UnseenShares};
 
 /// A coordinator's report about its job.
 #[derive(Clone, Debug, PartialEq)]
@@ -67,6 +67,35 @@ pub struct Report {
     /// Time of the newest decision to rebalance that the coordinator has accepted, in seconds since
     /// 1970; 0 if there is none.
     pub slots_decided_seconds: u64,
+    /// The member that slows training the most.
+    pub slowest: Option<SlowMember>,
+    /// The time without a step, while training makes none for longer than usual.
+    pub no_step: Option<NoStep>,
+    /// The memory budget of the tables. Absent without one, and from coordinators of an earlier
+    /// version.
+    pub budget: Option<Box<BudgetStatus>>,
+}
+
+/// A slow member.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SlowMember {
+    /// Its role.
+    pub role: Role,
+    /// Its index in the role.
+    pub index: u32,
+    /// The share of a step's time that its slowness costs.
+    pub share: f64,
+    /// When it became slow, in seconds since 1970.
+    pub since_seconds: u64,
+}
+
+/// The time without a step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct NoStep {
+    /// Seconds since the last step.
+    pub seconds: f64,
+    /// The member that training waits for, if it is known.
+    pub waits_for: Option<(Role, u32)>,
 }
 
 /// The members of a role.

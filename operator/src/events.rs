@@ -75,6 +75,7 @@ pub fn transitions(before: Option<&RecTrainingJobStatus>, decision: &Decision) -
     if let Some(before) = before {
         all.extend(mode_switched(before, after));
         all.extend(has_unseen_ids(before, after));
+        all.extend(slows_training(before, after));
         all.extend(Role::MEMBERS.into_iter().filter_map(|role| scaled(role, before, after)));
     }
     let known = before.map(|status| status.decisions.as_slice()).unwrap_or_default();
@@ -165,6 +166,32 @@ fn has_unseen_ids(before: &RecTrainingJobStatus, after: &RecTrainingJobStatus) -
         action: "Evaluate".to_owned(),
         note: shorten(&warning, MOST),
     })
+}
+
+/// Another member slows training, or none does any longer.
+fn slows_training(before: &RecTrainingJobStatus, after: &RecTrainingJobStatus) -> Option<Announcement> {
+    let pod = |status: &RecTrainingJobStatus| status.slowest.as_ref().map(|slowest| slowest.pod.clone());
+    let (earlier, later) = (pod(before), pod(after));
+    if earlier == later {
+        return None;
+    }
+    match &after.slowest {
+        Some(slowest) => {
+            let node = slowest.node.as_deref().map(|node| format!(" on node {node}")).unwrap_or_default();
+            let percent = 100.0 * slowest.share;
+            let note = format!("{}{node} is slow: its slowness costs {percent:.0} % of a step's time", slowest.pod);
+            Some(Announcement { is_warning: true, reason: "SlowMember", action: format!("Slow/{}", slowest.pod), note })
+        }
+        None if after.phase == Some(Phase::Training) => {
+            let pod = earlier?;
+            Some(Announcement::normal(
+                "MemberRecovered",
+                format!("Recovered/{pod}"),
+                format!("{pod} is no longer slow"),
+            ))
+        }
+        None => None,
+    }
 }
 
 /// The number of a role's members has changed.

@@ -9,6 +9,9 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
+use crate::api_server::is_silent;
+use crate::metrics::Loss;
+
 /// The Lease, in the operator's namespace.
 pub const LEASE: &str = "rectrain-operator";
 /// A lease is renewed after a third of its time.
@@ -29,6 +32,35 @@ struct Times {
     grace: u64,
 }
 
+/// Whether the API server did not answer, so the same call may succeed later.
+#[must_use]
+pub fn is_silence(error: &LeaseManagerError) -> bool {
+    matches!(error, LeaseManagerError::KubeError(error) if is_silent(error))
+}
+
+/// The parameters of the lease, from which its manager is built.
+#[derive(Clone)]
+struct Membership {
+    client: Client,
+    namespace: String,
+    identity: String,
+    times: Times,
+}
+
+impl Membership {
+    /// Creates the Lease if it does not exist.
+    async fn manager(&self) -> Result<LeaseManager, LeaseManagerError> {
+        LeaseManagerBuilder::new(self.client.clone(), LEASE)
+            .with_namespace(&self.namespace)
+            .with_identity(&self.identity)
+            .with_field_manager(&self.identity)
+            .with_duration(self.times.holds)
+            .with_grace(self.times.grace)
+            .build()
+            .await
+    }
+}
+
 /// A candidate of the election. Dropping it releases the lease at once.
 pub struct Candidate {
     lease: Api<Lease>,
@@ -47,40 +79,41 @@ impl Candidate {
         Self::with(client, namespace, identity, TIMES).await
     }
 
-    async fn with(
-        client: Client,
-        namespace: &str,
-        identity: &str,
-        Times { holds, grace }: Times,
-    ) -> Result<Self, LeaseManagerError> {
+    async fn with(client: Client, namespace: &str, identity: &str, times: Times) -> Result<Self, LeaseManagerError> {
         let lease = Api::namespaced(client.clone(), namespace);
-        let manager = LeaseManagerBuilder::new(client, LEASE)
-            .with_namespace(namespace)
-            .with_identity(identity)
-            .with_field_manager(identity)
-            .with_duration(holds)
-            .with_grace(grace)
-            .build()
-            .await?;
+        let (namespace, identity) = (namespace.to_owned(), identity.to_owned());
+        let membership = Membership { client, namespace, identity: identity.clone(), times };
+        let manager = membership.manager().await?;
         let (tell, leads) = watch::channel(false);
-        let task = tokio::spawn(keep(manager, tell));
-        Ok(Self { lease, identity: identity.to_owned(), holds: Duration::from_secs(holds), leads, task })
+        let task = tokio::spawn(keep(membership, manager, tell));
+        Ok(Self { lease, identity, holds: Duration::from_secs(times.holds), leads, task })
     }
 
-    /// Returns once this instance leads.
+    /// Returns once this instance leads. The lease is read to confirm it: after a silence of the
+    /// API server, the lease may have expired without a report of its loss.
     pub async fn elected(&mut self) {
-        self.until(true).await;
+        loop {
+            self.until(true).await;
+            let renewed = tokio::time::timeout(self.holds, renewed(&self.lease, &self.identity)).await;
+            let age = renewed.ok().flatten().map(|time| SystemTime::now().duration_since(time).unwrap_or_default());
+            if age.is_some_and(|age| age < self.holds) {
+                return;
+            }
+            tokio::time::sleep((self.holds / LOOKS).min(RETRY)).await;
+        }
     }
 
     /// Returns once this instance has stopped to lead: another one leads, or may lead, because the
     /// lease was not renewed in time. An instance that is cut off from the API server may still
     /// reach coordinators, and must not send them requests that no status records.
-    pub async fn deposed(&mut self) {
+    ///
+    /// The candidate stays in the election: [`Candidate::elected`] waits for the next time.
+    pub async fn deposed(&mut self) -> Loss {
         let (lease, identity, holds) = (self.lease.clone(), self.identity.clone(), self.holds);
         let look = || renewed(&lease, &identity);
         tokio::select! {
-            () = self.until(false) => {}
-            () = expires(look, holds / LOOKS, holds) => {}
+            () = self.until(false) => Loss::Taken,
+            () = expires(look, holds / LOOKS, holds) => Loss::Silent,
         }
     }
 
@@ -107,7 +140,13 @@ impl Candidate {
 ///
 /// The manager has a loop of its own, but its back-off grows after each failed call and is reset
 /// only by another leader. After a few failures in months the next one would cost the lease.
-async fn keep(manager: LeaseManager, tell: watch::Sender<bool>) -> Result<(), LeaseManagerError> {
+///
+/// A manager whose Lease was deleted never creates it again, so another manager replaces it.
+async fn keep(
+    membership: Membership,
+    mut manager: LeaseManager,
+    tell: watch::Sender<bool>,
+) -> Result<(), LeaseManagerError> {
     loop {
         let changed = tokio::select! {
             biased;
@@ -117,6 +156,15 @@ async fn keep(manager: LeaseManager, tell: watch::Sender<bool>) -> Result<(), Le
         match changed {
             Ok(leads) => {
                 tell.send_replace(leads);
+            }
+            Err(LeaseManagerError::NonexistentLease(_)) => {
+                tracing::warn!("the Lease {LEASE} was deleted and is created again");
+                tell.send_replace(false);
+                match membership.manager().await {
+                    Ok(new) => manager = new,
+                    Err(error) => tracing::warn!(%error, "the Lease {LEASE} cannot be created"),
+                }
+                tokio::time::sleep(RETRY).await;
             }
             Err(error) => {
                 tracing::warn!(%error, "a call for the lease failed");
@@ -160,7 +208,7 @@ async fn expires<Look: Future<Output = Option<SystemTime>>>(look: impl Fn() -> L
 mod tests {
     use std::convert::Infallible;
     use std::sync::Arc;
-    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
     use http::{Method, Request, Response};
     use kube::client::Body;
@@ -245,6 +293,49 @@ mod tests {
         assert!(deposed.is_err(), "it stopped to lead after {} changes", changes.load(Ordering::Relaxed) - before);
         // Every second one failed.
         assert!(changes.load(Ordering::Relaxed) - before >= 8);
+        candidate.resign().await;
+    }
+
+    /// An API server with one lease. While the switch is on, it answers no call, and each fails
+    /// after a moment as by a timeout.
+    fn server_with_a_switch() -> (Client, Arc<AtomicBool>) {
+        let lease = Arc::new(Mutex::new(json!({"metadata": {"name": LEASE}, "spec": {}})));
+        let switch = Arc::new(AtomicBool::new(false));
+        let is_silent = Arc::clone(&switch);
+        let service = tower::service_fn(move |request: Request<Body>| {
+            let (lease, is_silent) = (Arc::clone(&lease), is_silent.load(Ordering::Relaxed));
+            async move {
+                if is_silent {
+                    tokio::time::sleep(Duration::from_millis(300)).await;
+                    return Err(std::io::Error::from(std::io::ErrorKind::TimedOut));
+                }
+                let is_change = request.method() == Method::PATCH;
+                let body = request.into_body().collect_bytes().await.expect("a body");
+                let mut lease = lease.lock();
+                if is_change {
+                    let patch: Value = serde_json::from_slice(&body).expect("JSON");
+                    let changed = patch["spec"].as_object().expect("a spec").clone();
+                    lease["spec"].as_object_mut().expect("a spec").extend(changed);
+                }
+                Ok(answer(200, &lease))
+            }
+        });
+        (Client::new(service, "default"), switch)
+    }
+
+    #[tokio::test]
+    async fn a_leader_waits_out_a_silence_and_leads_again() {
+        let (client, is_silent) = server_with_a_switch();
+        let times = Times { holds: 2, grace: 1 };
+        let mut candidate = Candidate::with(client, "default", "it", times).await.expect("a candidate");
+        tokio::time::timeout(Duration::from_secs(5), candidate.elected()).await.expect("it is elected");
+        is_silent.store(true, Ordering::Relaxed);
+        let deposed = tokio::time::timeout(Duration::from_secs(6), candidate.deposed()).await;
+        assert_eq!(deposed, Ok(Loss::Silent), "no other instance has the lease");
+        let elected = tokio::time::timeout(Duration::from_secs(2), candidate.elected()).await;
+        assert!(elected.is_err(), "it does not lead while the API server is silent");
+        is_silent.store(false, Ordering::Relaxed);
+        tokio::time::timeout(Duration::from_secs(5), candidate.elected()).await.expect("it is elected again");
         candidate.resign().await;
     }
 }

@@ -12,15 +12,17 @@
 //!   [`path_in_use`], [`decisions`] and [`automatic`].
 //! - Requests: [`coordinator_client`] and [`coordinator_poller`] to coordinators, [`scrape`] to the
 //!   processes of a job, and [`nodes`] and [`events`] to the API server.
-//! - Around it: [`controller`] watches and retries, [`leader`] elects an instance, and [`admin`]
-//!   serves health, [`metrics`] and [`traces`].
+//! - Around it: [`controller`] watches and retries, [`leader`] elects an instance, [`api_server`]
+//!   waits for a silent API server, and [`admin`] serves health, [`metrics`] and [`traces`].
 //!
 //! Every decision is computed from the present state. No event is counted that could be missed.
 
 pub mod admin;
+pub mod api_server;
 pub mod attempt_signals;
 pub mod automatic;
 pub mod blocked;
+pub mod budget;
 pub mod cache;
 pub mod certificates;
 pub mod config;

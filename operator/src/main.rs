@@ -14,20 +14,22 @@ use kube::client::{Body, ClientBuilder};
 use kube::{Client, Config};
 use kube_lease_manager::LeaseManagerError;
 use rectrain_operator::admin::{self, Admin};
+use rectrain_operator::api_server;
 use rectrain_operator::certificates::{CertificateError, Root};
 use rectrain_operator::config::{GpuPods, OperatorConfig};
 use rectrain_operator::controller::{self, Watches};
 use rectrain_operator::coordinator_client::GrpcCoordinatorClient;
 use rectrain_operator::coordinator_poller::{CoordinatorPoller, LateAnswers};
 use rectrain_operator::events::Announcer;
-use rectrain_operator::leader::Candidate;
-use rectrain_operator::metrics::OperatorMetrics;
+use rectrain_operator::leader::{self, Candidate};
+use rectrain_operator::metrics::{Loss, OperatorMetrics};
 use rectrain_operator::nodes::{ClusterNodes, NoNodes, ReadNodes};
 use rectrain_operator::reconcile::context::{Context, Measurements};
 use rectrain_operator::reconcile::memory::JobMemories;
 use rectrain_operator::reconcile::stored_forms::StoredForms;
 use rectrain_operator::scrape::HttpScraper;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
 use tower::util::MapRequestLayer;
 use tracing_subscriber::EnvFilter;
 
@@ -94,14 +96,12 @@ enum OperatorError {
     Admin { address: SocketAddr, source: std::io::Error },
     #[error("no cluster: neither a kubeconfig nor a ServiceAccount could be used: {0}")]
     NoCluster(Box<kube::Error>),
-    #[error("the API server does not answer: {0}")]
-    NoAnswer(Box<kube::Error>),
+    #[error("the API server refuses to tell its version: {0}")]
+    Refused(Box<kube::Error>),
     #[error(transparent)]
     Root(#[from] CertificateError),
     #[error("cannot join the election in namespace {namespace}: {source}")]
     Election { namespace: String, source: LeaseManagerError },
-    #[error("another instance has taken the lease, or it could not be renewed in time")]
-    Deposed,
 }
 
 fn main() -> ExitCode {
@@ -164,59 +164,116 @@ async fn serve(cli: Cli) -> Result<(), OperatorError> {
     let address = admin::serve(cli.address, admin.clone())
         .await
         .map_err(|source| OperatorError::Admin { address: cli.address, source })?;
+    let stop = Stop::on_signals();
     let clients = Clients::new(&metrics).await?;
-    let version = clients.calls.apiserver_version().await.map_err(|error| OperatorError::NoAnswer(Box::new(error)))?;
+    tokio::select! {
+        result = answer_of(&clients, &metrics) => result?,
+        () = stop.requested() => return Ok(()),
+    }
     is_ready.store(true, Ordering::Relaxed);
-    tracing::info!(kubernetes = version.git_version, %address, identity = cli.identity, "standing by");
+    metrics.api_server_answers(true);
+    tokio::spawn(api_server::watch_readiness(clients.elections.clone(), is_ready, metrics.clone()));
+    tracing::info!(%address, identity = cli.identity, "standing by");
     match cli.namespace.clone() {
-        Some(namespace) => stand(&cli, clients, admin, namespace).await,
+        Some(namespace) => tokio::select! {
+            candidacy = Candidacy::new(&cli, &clients, &metrics, &namespace) => {
+                candidacy?.stand(&cli, &clients, &admin, &stop).await;
+                Ok(())
+            }
+            () = stop.requested() => Ok(()),
+        },
         None => {
             metrics.leads(true);
-            lead(&cli, clients, admin, None, stopped()).await;
+            lead(&cli, clients, admin, None, async move { stop.requested().await }).await;
             Ok(())
         }
     }
 }
 
-/// Joins the election, and leads once it is elected.
-async fn stand(cli: &Cli, clients: Clients, admin: Admin, namespace: String) -> Result<(), OperatorError> {
-    let root = Root::load(clients.calls.clone(), &namespace).await?;
-    let mut candidate = Candidate::new(clients.elections.clone(), &namespace, &cli.identity)
+/// Waits until the API server answers.
+async fn answer_of(clients: &Clients, metrics: &OperatorMetrics) -> Result<(), OperatorError> {
+    let version = api_server::answered(|| clients.elections.apiserver_version(), api_server::is_silent, metrics)
         .await
-        .map_err(|source| OperatorError::Election { namespace, source })?;
-    tokio::select! {
-        () = candidate.elected() => {}
-        () = stopped() => {
-            candidate.resign().await;
-            return Ok(());
-        }
-    }
-    let metrics = admin.metrics.clone();
-    metrics.leads(true);
-    tracing::info!(identity = cli.identity, "leading");
-    // Reconciles under way end before the lease is released.
-    let (stop, stopping) = tokio::sync::oneshot::channel::<()>();
-    let leading = lead(cli, clients, admin, Some(root), async {
-        // A dropped sender means stop as well.
-        let _stopped = stopping.await;
-    });
-    tokio::pin!(leading);
-    let ending = tokio::select! {
-        () = &mut leading => Ending::Ended,
-        () = candidate.deposed() => Ending::Deposed,
-        () = stopped() => Ending::Stopped,
-    };
-    drop(stop);
-    metrics.leads(false);
-    match ending {
-        // Another instance may reconcile already, so nothing is finished. A new process joins the
-        // election.
-        Ending::Deposed => return Err(OperatorError::Deposed),
-        Ending::Ended => {}
-        Ending::Stopped => leading.await,
-    }
-    candidate.resign().await;
+        .map_err(|error| OperatorError::Refused(Box::new(error)))?;
+    tracing::info!(kubernetes = version.git_version, "the API server answers");
     Ok(())
+}
+
+/// The membership of this instance in the election.
+struct Candidacy {
+    root: Root,
+    candidate: Candidate,
+}
+
+impl Candidacy {
+    /// Joins the election. Waits for an API server that does not answer.
+    async fn new(
+        cli: &Cli,
+        clients: &Clients,
+        metrics: &OperatorMetrics,
+        namespace: &str,
+    ) -> Result<Self, OperatorError> {
+        let load = || Root::load(clients.calls.clone(), namespace);
+        let root = api_server::answered(load, CertificateError::is_silence, metrics).await?;
+        let join = || Candidate::new(clients.elections.clone(), namespace, &cli.identity);
+        let candidate = api_server::answered(join, leader::is_silence, metrics)
+            .await
+            .map_err(|source| OperatorError::Election { namespace: namespace.to_owned(), source })?;
+        Ok(Self { root, candidate })
+    }
+
+    /// Leads whenever this instance is elected, until it is stopped. An instance that has lost the
+    /// lease stands by: the process does not end.
+    async fn stand(mut self, cli: &Cli, clients: &Clients, admin: &Admin, stop: &Stop) {
+        loop {
+            tokio::select! {
+                () = self.candidate.elected() => {}
+                () = stop.requested() => break,
+            }
+            match self.lead(cli, clients, admin, stop).await {
+                Ending::Deposed(loss) => note_loss(admin, loss),
+                Ending::Ended | Ending::Stopped => break,
+            }
+        }
+        self.candidate.resign().await;
+    }
+
+    /// Leads until this instance is deposed or stopped.
+    async fn lead(&mut self, cli: &Cli, clients: &Clients, admin: &Admin, stop: &Stop) -> Ending {
+        admin.metrics.leads(true);
+        tracing::info!(identity = cli.identity, "leading");
+        // Reconciles under way end before the lease is released.
+        let (end, ended) = tokio::sync::oneshot::channel::<()>();
+        let leading = lead(cli, clients.clone(), admin.clone(), Some(self.root.clone()), async {
+            // A dropped sender means stop as well.
+            let _stopped = ended.await;
+        });
+        tokio::pin!(leading);
+        let ending = tokio::select! {
+            () = &mut leading => Ending::Ended,
+            loss = self.candidate.deposed() => Ending::Deposed(loss),
+            () = stop.requested() => Ending::Stopped,
+        };
+        drop(end);
+        admin.metrics.leads(false);
+        // Once deposed, another instance may reconcile already: reconciles under way are dropped.
+        if matches!(ending, Ending::Stopped) {
+            leading.await;
+        }
+        ending
+    }
+}
+
+/// Forgets everything that the leader knew about jobs.
+fn note_loss(admin: &Admin, loss: Loss) {
+    admin.metrics.lost_lease(loss);
+    admin.traces.forget_all();
+    match loss {
+        Loss::Silent => {
+            tracing::warn!("the lease could not be renewed in time: standing by until it can be taken again")
+        }
+        Loss::Taken => tracing::warn!("another instance has taken the lease, or it was deleted: standing by"),
+    }
 }
 
 /// A client of the API server that counts its requests.
@@ -244,7 +301,7 @@ enum Ending {
     /// The controller ended by itself.
     Ended,
     /// The lease was lost.
-    Deposed,
+    Deposed(Loss),
     /// The process received a signal.
     Stopped,
 }
@@ -298,6 +355,30 @@ fn config(cli: &Cli) -> OperatorConfig {
         namespace: cli.namespace.clone(),
         tls: cli.pod_tls,
         concurrency: cli.concurrency,
+    }
+}
+
+/// The request to end this process.
+#[derive(Clone)]
+struct Stop(watch::Receiver<bool>);
+
+impl Stop {
+    /// By Ctrl-C, or the signal with which a supervisor ends a process.
+    fn on_signals() -> Self {
+        let (tell, requested) = watch::channel(false);
+        tokio::spawn(async move {
+            stopped().await;
+            tell.send_replace(true);
+        });
+        Self(requested)
+    }
+
+    /// Returns once the process should end.
+    async fn requested(&self) {
+        // The task of the signals never ends without a signal.
+        if self.0.clone().wait_for(|stop| *stop).await.is_err() {
+            std::future::pending::<()>().await;
+        }
     }
 }
 

@@ -9,7 +9,7 @@ use parking_lot::{Mutex, MutexGuard};
 use prometheus::{
     GaugeVec, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
 };
-use rectrain_crds::{Phase, RecTrainingJobStatus, ReplicaCount, ReplicaStatuses, UnseenShares};
+use rectrain_crds::{Phase, RecTrainingJobStatus, ReplicaCount, ReplicaStatuses, SlowestStatus, UnseenShares};
 
 use crate::names::JobName;
 
@@ -100,9 +100,12 @@ metrics! {
     replicas: status = "rectrain_operator_job_replicas" ["role"], "Pods that a job under way should have, by role.";
     ready_replicas: status = "rectrain_operator_job_ready_replicas" ["role"], "Ready pods of a job under way, by role.";
     ages: status = "rectrain_operator_job_status_age_seconds", "Time since the status of a job was last checked.";
+    slowest: status = "rectrain_operator_job_slowest_share" ["role", "index", "member_pod", "member_node"], "Share of a step's time that the slowness of a job's slowest member costs. Absent if no member is slow.";
     prediction_errors: job = "rectrain_operator_mode_prediction_error_ratio", "Relative error of the speed predicted for the training mode of a job in `auto`: 0.1 means a tenth faster than predicted.";
     used_by_others: job = "rectrain_operator_cpu_used_by_others_ratio", "CPU in use by other pods over the CPU that a job has not requested, as its automatic mode sees it: the mean over the nodes of its pods.";
     lost_pods: counter = "rectrain_operator_lost_pods_total", "Pods that the operator deleted because their node was lost and their grace period was over.";
+    api_server: gauge = "rectrain_operator_api_server_answers", "1 while the API server answers this instance, 0 while it is silent. The instance waits for it, and is not ready meanwhile.";
+    lost_leases: counters = "rectrain_operator_leases_lost_total" ["cause"], "Times that this instance stopped leading without ending: `silent` if the lease was not renewed in time, `taken` if another instance took it or it was deleted. The instance joins the election again.";
     leader: gauge = "rectrain_operator_is_leader", "1 in the instance that reconciles, 0 in standby instances.";
     memory: gauge = "process_resident_memory_bytes", "Resident memory of the process.";
 }
@@ -159,6 +162,29 @@ impl Step {
     }
 }
 
+/// Why an instance stopped leading without ending, as a label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Loss {
+    /// The lease was not renewed in time, for instance because the API server is silent.
+    Silent,
+    /// Another instance took the lease, or it was deleted.
+    Taken,
+}
+
+impl Loss {
+    /// All causes.
+    pub const ALL: [Self; 2] = [Self::Silent, Self::Taken];
+
+    /// The value of the label.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Silent => "silent",
+            Self::Taken => "taken",
+        }
+    }
+}
+
 /// The operator's metrics. Cheap to clone.
 #[derive(Clone)]
 pub struct OperatorMetrics(Arc<Inner>);
@@ -189,6 +215,7 @@ struct Progress {
     unseen: UnseenShares,
     restarts: u32,
     max_restarts: u32,
+    slowest: Option<SlowestStatus>,
     /// By role.
     replicas: Vec<(&'static str, ReplicaCount)>,
 }
@@ -210,6 +237,7 @@ impl JobSnapshot {
                 loss: status.loss,
                 auc: status.auc,
                 unseen: status.unseen.clone(),
+                slowest: status.slowest.clone(),
                 restarts: status.counted_restarts(),
                 max_restarts,
                 replicas: replicas.map(|(role, count)| (role.name(), count.clone())).collect(),
@@ -243,6 +271,11 @@ impl Families {
         for (feature, share) in &progress.unseen {
             self.unseen.with_label_values(&[namespace, name, feature.as_str()]).set(*share);
         }
+        if let Some(slowest) = &progress.slowest {
+            let SlowestStatus { role, index, pod, node, share, .. } = slowest;
+            let (index, node) = (index.to_string(), node.as_deref().unwrap_or_default());
+            self.slowest.with_label_values(&[namespace, name, role, &index, pod, node]).set(*share);
+        }
         for (role, count) in &progress.replicas {
             self.replicas.with_label_values(&[namespace, name, role]).set(f64::from(count.wanted));
             self.ready_replicas.with_label_values(&[namespace, name, role]).set(f64::from(count.ready));
@@ -264,6 +297,9 @@ impl OperatorMetrics {
         }
         for step in Step::ALL {
             families.errors.with_label_values(&[step.name()]);
+        }
+        for loss in Loss::ALL {
+            families.lost_leases.with_label_values(&[loss.name()]);
         }
         Ok(Self(Arc::new(Inner { registry, families, snapshots: Mutex::default() })))
     }
@@ -305,6 +341,20 @@ impl OperatorMetrics {
     /// A request to the API server.
     pub fn requests(&self, method: &str) {
         self.families().requests.with_label_values(&[method]).inc();
+    }
+
+    /// Whether the API server answers.
+    pub fn api_server_answers(&self, answers: bool) {
+        self.families().api_server.set(i64::from(answers));
+    }
+
+    /// This instance stopped leading. The status of jobs is another instance's now.
+    pub fn lost_lease(&self, loss: Loss) {
+        self.families().lost_leases.with_label_values(&[loss.name()]).inc();
+        let jobs: Vec<JobName> = self.snapshots().keys().cloned().collect();
+        for job in jobs {
+            self.forget_job(&job);
+        }
     }
 
     /// Whether this instance reconciles.
@@ -444,6 +494,7 @@ mod tests {
             "job_max_restarts{job_name=\"j\",job_namespace=\"n\"} 10",
             "job_replicas{job_name=\"j\",job_namespace=\"n\",role=\"ps\"} 2",
             "job_ready_replicas{job_name=\"j\",job_namespace=\"n\",role=\"ps\"} 1",
+            "job_slowest_share{index=\"1\",job_name=\"j\",job_namespace=\"n\",member_node=\"node-a\",member_pod=\"j-ps-1\",role=\"ps\"} 0.75",
             "job_unseen_share{feature=\"user\",job_name=\"j\",job_namespace=\"n\"} 0.25",
             "cpu_used_by_others_ratio{job_name=\"j\",job_namespace=\"n\"} 0.5",
         ] {
@@ -467,8 +518,20 @@ mod tests {
             "phase": "Training", "mode": "gba", "step": 7, "loss": 0.5, "auc": 0.75, "restarts": 3, "unseen": {"user": 0.25},
             "conditions": [condition("Ready", "True"), condition("Stalled", "True"), condition("Failed", "False")],
             "replicaStatuses": {"ps": {"ready": 1, "wanted": 2, "display": "1/2"}},
+            "slowest": {"role": "ps", "index": 1, "pod": "j-ps-1", "node": "node-a", "share": 0.75},
         }))
         .expect("it is a status")
+    }
+
+    #[test]
+    fn a_lost_lease_is_counted_and_hides_the_jobs() {
+        let metrics = OperatorMetrics::new().expect("they register");
+        metrics.saw_job(&j(), JobSnapshot::new(&training(), 10));
+        metrics.lost_lease(Loss::Silent);
+        let text = metrics.encode().expect("they are served");
+        assert!(text.contains("rectrain_operator_leases_lost_total{cause=\"silent\"} 1\n"), "{text}");
+        assert!(text.contains("rectrain_operator_leases_lost_total{cause=\"taken\"} 0\n"), "{text}");
+        assert!(!text.contains("job_name=\"j\""), "{text}");
     }
 
     #[test]

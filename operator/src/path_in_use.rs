@@ -109,6 +109,20 @@ mod tests {
     }
 
     #[test]
+    fn jobs_that_begin_with_one_model_do_not_wait() {
+        let from = |name: &str, path: &str, status: Value| {
+            let mut job = job(name, 1, path, status);
+            if let Some(checkpoint) = &mut job.spec.checkpoint {
+                checkpoint.from = Some("gs://b/monday@latest".to_owned());
+            }
+            job
+        };
+        let second = from("second", "gs://b/two", json!({}));
+        let writer = job("writer", 0, "gs://b/monday", attempt("Training"));
+        assert_eq!(path_in_use(&second, [&from("first", "gs://b/one", attempt("Training")), &writer]), None);
+    }
+
+    #[test]
     fn of_jobs_that_begin_together_the_oldest_goes_first() {
         let jobs = [("b", 1), ("a", 1), ("c", 2)].map(|(name, second)| job(name, second, "gs://b/ck", json!({})));
         let waits = jobs.each_ref().map(|job| path_in_use(job, &jobs).is_some());

@@ -1,6 +1,6 @@
 //! Traces of automatic decisions: recent observations and decisions about each job, in the format
 //! of `rectrain policy replay` ([`rectrain_policy::replay()`]). They are served on
-//! `/traces/NAMESPACE/JOB` and end with the operator's process.
+//! `/traces/NAMESPACE/JOB` and end when the instance stops leading.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -59,6 +59,11 @@ impl Traces {
     /// Forgets a job that is gone, or whose name another job has.
     pub fn forget(&self, job: &JobName) {
         self.lock().remove(job);
+    }
+
+    /// Forgets all jobs, because another instance may continue with them.
+    pub fn forget_all(&self) {
+        self.lock().clear();
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<JobName, Trace>> {

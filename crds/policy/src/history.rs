@@ -45,6 +45,8 @@ pub struct History {
     pub(crate) prediction_error: Option<f64>,
     /// ln(gba / sync) of the corrected predictions.
     pub(crate) advantage: Window<f64>,
+    /// ln of the corrected predictions for `sync`, in rows per second.
+    pub(crate) sync_speed: Window<f64>,
     /// Replicas that each role needed.
     pub(crate) needed: BTreeMap<Subject, Window<u32>>,
     /// The largest number of look-ups or bytes of a parameter server over their mean.

@@ -21,9 +21,12 @@ fn verdict(policy: &ModePolicy, look: Look<'_>) -> Verdict {
     let Some(advantages) = history.advantage.over(policy.window_seconds) else {
         return Verdict::keep(format!("less than {} s were measured", policy.window_seconds));
     };
+    // Both windows have the same samples, but a history of an earlier version has only one.
+    let sync = history.sync_speed.over(policy.window_seconds).unwrap_or_else(|| vec![predicted.sync.ln()]);
     let comparison = Comparison {
         present,
-        gba_over_sync: advantages.iter().sum::<f64>() / advantages.len() as f64,
+        gba_over_sync: mean(&advantages),
+        sync: mean(&sync).exp(),
         crowd: crowd(policy, &observations.cluster),
     };
     let to = present.other();
@@ -47,6 +50,8 @@ struct Comparison {
     present: AutoMode,
     /// Mean of ln(gba / sync).
     gba_over_sync: f64,
+    /// The geometric mean of the predictions for `sync`, in rows per second.
+    sync: f64,
     crowd: Option<String>,
 }
 
@@ -61,17 +66,21 @@ impl Comparison {
 
     fn facts(&self, policy: &ModePolicy, predicted: Prediction) -> String {
         format!(
-            "predicted over {} s: gba {} % {} than sync (now {:.0} against {:.0} samples/s; slowest of a step is worker {}, {:.3} s a step){}",
+            "predicted over {} s: gba {} % {} than sync ({:.0} against {:.0} samples/s; slowest of a step is worker {}, {:.3} s a step){}",
             policy.window_seconds,
             percent(self.gba_over_sync),
             if self.gba_over_sync < 0.0 { "slower" } else { "faster" },
-            predicted.gba,
-            predicted.sync,
+            self.sync * self.gba_over_sync.exp(),
+            self.sync,
             predicted.slowest,
             predicted.sync_step_seconds,
             self.crowd.as_ref().map(|crowd| format!("; the cluster is crowded: {crowd}")).unwrap_or_default(),
         )
     }
+}
+
+fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len().max(1) as f64
 }
 
 /// The size of a logarithmic advantage in percent.

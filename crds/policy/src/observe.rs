@@ -49,6 +49,7 @@ impl History {
     fn begin_attempt(&mut self) {
         self.mode = None;
         self.advantage = Window::default();
+        self.sync_speed = Window::default();
         self.needed.clear();
         self.unevenness = Window::default();
         self.table_bytes = Window::default();
@@ -90,6 +91,7 @@ impl History {
         let advantage = advantage.clamp(-most, most);
         let window = policy.mode.as_ref().map_or(0, |mode| mode.window_seconds);
         self.advantage.push(observations.at_seconds, advantage, window);
+        self.sync_speed.push(observations.at_seconds, corrected.sync.max(f64::MIN_POSITIVE).ln(), window);
     }
 
     fn observe_memory(&mut self, policy: &Policy, observations: &Observations) {

@@ -54,6 +54,15 @@ pub struct CheckpointSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = Resume::None))]
     pub resume: Option<Resume>,
+
+    /// The checkpoint of another job whose model a new job begins with: the other job's `path`,
+    /// followed by `@STEP` or `@latest`. Rows, optimizer state and dense parameters carry over. The
+    /// data, the modes, the learning rates and all numbers of members may differ, and features may
+    /// be added or left out. The other job's files are only read. If `path` holds a checkpoint of
+    /// this job, the job resumes from that one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 1024), extend("x-default" = "initial values"))]
+    pub from: Option<String>,
 }
 
 /// The handling of crashes, in a cluster and in `rectrain run --processes`. A failure caused by the

@@ -3,6 +3,9 @@
 //! that runtime images build without a Kubernetes client. It needs only the permissions of a
 //! kubectl user and never connects to the job's pods.
 
+// A print macro panics when its pipe closes.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
 mod logs;
 mod show;
 

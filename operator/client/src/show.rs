@@ -34,6 +34,12 @@ fn lines(status: &RecTrainingJobStatus) -> Vec<(&'static str, String)> {
     if let Some(speed) = status.samples_per_second {
         lines.push(("samples/s", speed.to_string()));
     }
+    if let Some(slowest) = &status.slowest {
+        let node = slowest.node.as_deref().map(|node| format!(" on {node}")).unwrap_or_default();
+        let since = slowest.since.as_ref().map(|since| format!(", since {}", since.0)).unwrap_or_default();
+        lines
+            .push(("slowest", format!("{}{node}: costs {:.0} % of a step{since}", slowest.pod, 100.0 * slowest.share)));
+    }
     if let Some(loss) = status.loss {
         lines.push(("loss", format!("{loss:.4}")));
     }
@@ -68,6 +74,16 @@ fn results(summary: &JobSummary) -> Vec<(&'static str, String)> {
         ),
         ("rows", summary.rows.to_string()),
     ];
+    if let Some(table) = &summary.table {
+        let dropped = table.gradients_dropped + table.turned_away;
+        lines.push((
+            "tables",
+            format!(
+                "{} bytes; {} rows evicted, {} expired, {} admitted; {dropped} gradients dropped",
+                table.bytes, table.evicted, table.expired, table.admitted
+            ),
+        ));
+    }
     if let Some(log_loss) = summary.log_loss {
         lines.push(("log loss", format!("{log_loss:.4}")));
     }
@@ -101,8 +117,11 @@ mod tests {
             "lastTransitionTime": "2026-11-21T20:00:00Z"});
         let text = render(&job(
             json!({"phase": "Starting", "mode": "sync", "step": 3, "totalSteps": 9, "conditions": [condition],
+            "slowest": {"role": "ps", "index": 1, "pod": "clicks-ps-1", "node": "node-a", "share": 0.6, "since": "2026-11-21T20:00:00Z"},
             "replicaStatuses": {"ps": {"ready": 1, "wanted": 2, "display": "1/2"}}}),
         ));
+        let slow = "slowest      clicks-ps-1 on node-a: costs 60 % of a step, since 2026-11-21T20:00:00Z";
+        assert!(text.contains(slow), "{text}");
         assert!(text.starts_with("clicks: Starting\n"), "{text}");
         for line in ["step         3 of 9", "pods         ps 1/2", "Unschedulable: no node takes clicks-ps-0"] {
             assert!(text.contains(line), "{line}: {text}");

@@ -23,6 +23,8 @@ pub(super) struct ConditionFacts<'a> {
     pub(super) before: &'a [Condition],
     pub(super) phase: Phase,
     pub(super) problem: Option<&'a Problem>,
+    /// The message of a job that makes no step for longer than usual.
+    pub(super) no_step: Option<&'a str>,
     /// Whether the manifest has a path for checkpoints.
     pub(super) has_checkpoint_path: bool,
     /// Whether each role has all its pods, by the manifest.
@@ -92,11 +94,11 @@ fn condition(facts: &ConditionFacts<'_>, kind: &str, holds: bool) -> Condition {
 fn explanation(facts: &ConditionFacts<'_>) -> (&'static str, String) {
     match facts.problem {
         Some(problem) => (problem.cause.reason(), problem.message.clone()),
-        None => (facts.phase.name(), phase_message(facts).to_owned()),
+        None => (facts.phase.name(), facts.no_step.unwrap_or_else(|| phase_message(facts)).to_owned()),
     }
 }
 
-fn phase_message(facts: &ConditionFacts<'_>) -> &'static str {
+fn phase_message<'a>(facts: &ConditionFacts<'a>) -> &'a str {
     match facts.phase {
         Phase::Pending => "its pods are about to be created",
         Phase::Starting => "its pods are starting",

@@ -46,6 +46,7 @@ impl<'a> Draft<'a> {
     /// Clears values that are valid only while pods train.
     pub(super) fn clear_progress(&mut self) {
         self.status.samples_per_second = None;
+        self.status.slowest = None;
         self.status.last_progress_time = None;
     }
 
@@ -121,6 +122,7 @@ impl<'a> Draft<'a> {
             before: &self.conditions_before(),
             phase,
             problem: problem.as_ref(),
+            no_step: self.no_step_message(phase).as_deref(),
             has_checkpoint_path: self.has_checkpoint_path(),
             all_ready: self.facts.verdict.is_ok() && run == Run::Go && self.all_ready(),
             generation: self.facts.job.metadata.generation,

@@ -93,6 +93,7 @@ impl Draft<'_> {
     fn end(mut self, phase: Phase, problem: Option<Problem>, run: Run) -> Decision {
         self.status.completion_time = Some(Time(self.facts.now));
         self.status.samples_per_second = None;
+        self.status.slowest = None;
         self.count_replicas(false);
         let ttl = self.facts.job.spec.ttl_seconds_after_finished;
         let look_again = ttl.map(|seconds| Duration::from_secs(u64::from(seconds)));

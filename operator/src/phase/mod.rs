@@ -30,6 +30,7 @@ mod restarts;
 mod running;
 mod scaling;
 mod settings;
+mod slowest;
 mod suspension;
 mod time;
 

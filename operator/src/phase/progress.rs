@@ -43,6 +43,7 @@ impl Draft<'_> {
             self.status.auc = report.auc.map(|auc| rounded(auc, 5)).or(self.status.auc);
             self.note_unseen(&report.unseen);
         }
+        self.status.slowest = report.slowest.map(|slow| self.slowest(slow));
         self.status.mode = report.mode.or(self.status.mode);
         self.note_checkpoint(report.last_checkpoint.as_ref());
         match report.stage {

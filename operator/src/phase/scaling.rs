@@ -1,14 +1,19 @@
 //! The members of an attempt, and automatic decisions about them and about the mode.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use rectrain_crds::{AttemptStatus, DecisionAction, DecisionSubject, ModeSpec, Phase, Role};
+use rectrain_crds::{AttemptStatus, BudgetStatus, DecisionAction, DecisionSubject, ModeSpec, Phase, Role};
 
 use super::draft::Draft;
 use crate::automatic::memory::{KilledServer, after_a_kill};
+use crate::budget;
 use crate::coordinator_view::Rebalance;
 use crate::decisions;
 use crate::members;
 use crate::pods::PodFacts;
+use crate::text::shorten;
+
+/// Bytes of a reason in a status.
+const MOST_REASON: usize = 1000;
 
 impl Draft<'_> {
     /// Whether the wanted numbers of members have changed since the last look at the attempt.
@@ -43,6 +48,12 @@ impl Draft<'_> {
         members::rebalance_to_ask(self.status.attempt.as_ref()?.replicas.as_ref()?, report, decided)
     }
 
+    /// The memory budget to ask the coordinator for. A manifest with errors changes nothing.
+    pub(super) fn budget_to_ask_for(&self) -> Option<BudgetStatus> {
+        let report = self.live_report().filter(|_| self.facts.verdict.is_ok())?;
+        budget::to_ask(&self.facts.job.spec, self.status.attempt.as_ref()?, report.budget.as_deref().copied())
+    }
+
     /// Writes automatic decisions down. They are carried out from the next look on.
     pub(super) fn note_automatic(&mut self, phase: Phase) {
         if let Some(findings) = self.facts.automatic.filter(|_| phase == Phase::Training) {
@@ -56,15 +67,17 @@ impl Draft<'_> {
             self.status.mode_prediction = None;
         } else if self.status.mode != self.before.mode || self.before.mode_since.is_none() {
             self.status.mode_since = Some(Time(self.facts.now));
-            self.status.mode_reason = Some(self.mode_reason().to_owned());
+            self.status.mode_reason = Some(self.mode_reason());
         }
     }
 
-    /// Why the mode in use was chosen automatically.
-    fn mode_reason(&self) -> &str {
+    /// Why the mode in use was chosen automatically, with the time of the decision.
+    fn mode_reason(&self) -> String {
         match decisions::last(&self.before.decisions, DecisionSubject::Mode) {
-            Some(decided) if is_switch_to(&decided.action, self.status.mode) => &decided.reason,
-            _ => "automatic training starts in it",
+            Some(decided) if is_switch_to(&decided.action, self.status.mode) => {
+                shorten(&format!("decided at {}: {}", decided.time.0, decided.reason), MOST_REASON)
+            }
+            _ => "automatic training starts in it".to_owned(),
         }
     }
 

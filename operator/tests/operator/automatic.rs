@@ -86,7 +86,9 @@ async fn a_slow_worker_switches_the_mode_and_a_full_table_is_reported() {
     ticks(&world, 30).await;
     let after = status(&world);
     assert_eq!(after.mode, Some(Mode::Gba));
-    assert!(after.mode_reason.unwrap().contains("faster than sync") && after.mode_since > before.mode_since);
+    let reason = after.mode_reason.unwrap();
+    assert!(reason.starts_with("decided at 2") && reason.contains("faster than sync"), "{reason}");
+    assert!(after.mode_since > before.mode_since);
     assert_eq!(about(&world, DecisionSubject::Mode), [("sync".to_owned(), "gba".to_owned(), true)]);
     assert_eq!(about(&world, DecisionSubject::Ps), [("2".to_owned(), "3".to_owned(), false)]);
     assert_eq!(world.scripts.lock().asked, [Mode::Gba]);

@@ -4,10 +4,15 @@
 //! Figures are medians of many short rounds, because machines are seldom quiet. Things to compare
 //! alternate within one run.
 
+// A print macro panics when its pipe closes.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
 mod flat;
 mod job;
 mod large;
+mod managed;
 mod memory;
+mod soak;
 mod step;
 mod store;
 mod timing;
@@ -18,10 +23,14 @@ mod zipf;
 pub use flat::{FlatArgs, FlatFigures, bench_flat};
 pub use job::{JobArgs, JobFigures, RunFigures, bench_job};
 pub use large::{LargeArgs, LargeFigures, bench_large};
+pub use managed::ManagedFigures;
 pub use memory::{MemoryFigures, bench_memory};
+pub use soak::{SoakArgs, SoakFigures, bench_soak};
 pub use step::{BenchedPrecision, BenchedTower, StepArgs, StepFigures, bench_step};
 pub use store::{StoreArgs, StoreFigures, bench_store};
 pub use wire::{WireArgs, WireFigures, bench_wire};
+
+use std::io::{ErrorKind, Write};
 
 use comfy_table::{CellAlignment, Table, presets};
 use rectrain_checkpoint::CheckpointError;
@@ -42,6 +51,8 @@ pub enum Bench {
     Memory(StoreArgs),
     /// Check a table beyond the limits of 32 bits against arithmetic: values, slots, a rows file
     Large(LargeArgs),
+    /// Soak a store within a memory budget with ids that keep coming: memory, requests, hit rate
+    Managed(SoakArgs),
     /// Measure the dense part of a training step: a tower and its optimizer
     Step(StepArgs),
     /// Compare the data plane with bare TCP, on loopback
@@ -111,6 +122,10 @@ pub fn run(bench: &Bench) -> Result<(), BenchError> {
             let figures = bench_large(args)?;
             print(&figures.table(), args.json.then_some(&figures))
         }
+        Bench::Managed(args) => {
+            let figures = bench_soak(args)?;
+            print(&figures.table(), args.json.then_some(&figures))
+        }
         Bench::Step(args) => {
             let figures = bench_step(args)?;
             print(&figures.table(), args.json.then_some(&figures))
@@ -127,11 +142,16 @@ pub fn run(bench: &Bench) -> Result<(), BenchError> {
 }
 
 fn print(table: &Table, json: Option<&impl Serialize>) -> Result<(), BenchError> {
-    println!("{table}");
+    let mut text = format!("{table}\n");
     if let Some(figures) = json {
-        println!("{}", serde_json::to_string(figures)?);
+        text += &(serde_json::to_string(figures)? + "\n");
     }
-    Ok(())
+    let mut output = std::io::stdout().lock();
+    match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {
+        // The reader has seen enough.
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+        written => Ok(written?),
+    }
 }
 
 /// A table with these columns; all but the first hold numbers and align right.

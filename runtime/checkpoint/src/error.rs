@@ -108,7 +108,7 @@ pub enum CheckpointError {
     },
     /// A checkpoint of a job with another model, other features or other optimizers.
     #[error(
-        "{checkpoint} belongs to another job: {difference}; undo that change, or give this job its own checkpoint path"
+        "{checkpoint} belongs to another job: {difference}; undo that change, or give this job its own checkpoint path (with spec.checkpoint.from it begins with this model)"
     )]
     OtherJob {
         /// The checkpoint.

@@ -239,6 +239,13 @@ impl Manifest {
         directory_name(self.step, self.kind)
     }
 
+    /// XXH3-64 of the manifest, which holds the checksums of all files. Only a manifest that was
+    /// read has it.
+    #[must_use]
+    pub fn digest(&self) -> Hash64 {
+        self.checksum
+    }
+
     /// Total bytes of all files.
     #[must_use]
     pub fn bytes(&self) -> u64 {

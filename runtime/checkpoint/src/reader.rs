@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use futures::{StreamExt, TryStreamExt};
-use rectrain_embedding::{Slot, SlotContent, Store};
+use rectrain_embedding::{GroupId, Slot, SlotContent, Store};
 use rectrain_storage::Directory;
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
 
@@ -53,6 +53,14 @@ pub struct RestoredRows {
     pub removed: u64,
     /// Bytes read.
     pub bytes: u64,
+}
+
+/// The store that rows are restored into.
+struct Target<'t> {
+    store: &'t Arc<Store>,
+    /// For each row group of the checkpoint, the group of the store that takes its rows. `None`:
+    /// both have the same groups.
+    groups: Option<&'t Arc<[Option<GroupId>]>>,
 }
 
 /// An existing checkpoint, with all its bases.
@@ -294,6 +302,24 @@ impl Checkpoint {
     /// [`CheckpointError::Rows`], other errors of a file that cannot be used, and errors of the
     /// storage. The slots are then restored in part: clear them.
     pub async fn restore_rows(&self, store: &Arc<Store>, slots: &SlotSet) -> Result<RestoredRows, CheckpointError> {
+        self.put_rows(&Target { store, groups: None }, slots).await
+    }
+
+    /// Restores slots into a store with other row groups. `groups` has for each group of the
+    /// checkpoint the store's group that takes its rows; see [`Store::adopt_slot`].
+    ///
+    /// # Errors
+    /// As [`Self::restore_rows`].
+    pub async fn adopt_rows(
+        &self,
+        store: &Arc<Store>,
+        slots: &SlotSet,
+        groups: &Arc<[Option<GroupId>]>,
+    ) -> Result<RestoredRows, CheckpointError> {
+        self.put_rows(&Target { store, groups: Some(groups) }, slots).await
+    }
+
+    async fn put_rows(&self, target: &Target<'_>, slots: &SlotSet) -> Result<RestoredRows, CheckpointError> {
         let mut restored = RestoredRows { slots: slots.len(), ..RestoredRows::default() };
         for manifest in &self.chain {
             for file in &manifest.files {
@@ -303,7 +329,7 @@ impl Checkpoint {
                 }
                 let mut entries = self.index(manifest, file).await?;
                 entries.retain(|entry| slots.contains(entry.slot));
-                self.restore_entries(manifest, file, entries, store, &mut restored).await?;
+                self.restore_entries(manifest, file, entries, target, &mut restored).await?;
             }
         }
         Ok(restored)
@@ -316,18 +342,20 @@ impl Checkpoint {
         manifest: &Manifest,
         file: &FileEntry,
         entries: Vec<IndexEntry>,
-        store: &Arc<Store>,
+        target: &Target<'_>,
         restored: &mut RestoredRows,
     ) -> Result<(), CheckpointError> {
         let path = Self::path(manifest, file);
         let name = self.directory.name_of(&path);
         let runs = runs(entries).into_iter().map(|run| {
-            let (path, name, store) = (&path, name.clone(), Arc::clone(store));
+            let (path, name) = (&path, name.clone());
+            let (store, groups) = (Arc::clone(target.store), target.groups.cloned());
             async move {
                 let start = run[0].offset;
                 let end = run.last().map_or(start, |last| last.offset + last.length);
                 let bytes = self.directory.read_range(path, start..end).await?;
-                let task = tokio::task::spawn_blocking(move || restore_run(&store, &name, &run, &bytes));
+                let task =
+                    tokio::task::spawn_blocking(move || restore_run(&store, groups.as_deref(), &name, (&run, &bytes)));
                 let ended = |error: tokio::task::JoinError| CheckpointError::Task {
                     what: "restore rows",
                     reason: error.to_string(),
@@ -410,7 +438,12 @@ fn runs(entries: Vec<IndexEntry>) -> Vec<Vec<IndexEntry>> {
 }
 
 /// Puts a run of slots into the store. Returns its rows and removed rows.
-fn restore_run(store: &Store, name: &str, run: &[IndexEntry], bytes: &[u8]) -> Result<(u64, u64), CheckpointError> {
+fn restore_run(
+    store: &Store,
+    groups: Option<&[Option<GroupId>]>,
+    name: &str,
+    (run, bytes): (&[IndexEntry], &[u8]),
+) -> Result<(u64, u64), CheckpointError> {
     let (mut rows, mut removed, mut rest) = (0, 0, bytes);
     for entry in run {
         let (own, others) = rest.split_at(entry.length as usize);
@@ -426,7 +459,11 @@ fn restore_run(store: &Store, name: &str, run: &[IndexEntry], bytes: &[u8]) -> R
                 expected: entry.slot.to_string(),
             });
         }
-        let restored = store.restore_slot(own).map_err(failed)?;
+        let restored = match groups {
+            None => store.restore_slot(own),
+            Some(groups) => store.adopt_slot(own, groups),
+        };
+        let restored = restored.map_err(failed)?;
         if (restored.content, restored.rows, restored.removed) != (entry.content, entry.rows, entry.removed) {
             let problem = format!("the snapshot of slot {} contradicts the index", entry.slot);
             return Err(CheckpointError::Damaged { file: name.to_owned(), problem });
@@ -444,7 +481,7 @@ mod tests {
     #[test]
     fn a_snapshot_that_contradicts_the_index_is_refused() {
         use rectrain_embedding::{
-            FeatureKey, GroupId, Initializer, LifePolicy, Missing, RowSpec, SparseOptimizer, StoreConfig, ValueType,
+            FeatureKey, Initializer, LifePolicy, Missing, RowSpec, SparseOptimizer, StoreConfig, ValueType,
         };
         let spec = RowSpec {
             dim: 1,
@@ -453,15 +490,16 @@ mod tests {
             life: LifePolicy::KeepAll,
             initializer: Initializer::Constant(0.5),
             zero_columns: 0,
+            share: None,
         };
-        let store = Store::new(StoreConfig { slots: 1, seed: 1, groups: vec![spec] }).unwrap();
+        let store = Store::new(StoreConfig { slots: 1, seed: 1, groups: vec![spec], budget: None }).unwrap();
         store.lookup(GroupId(0), &[FeatureKey(7)], Missing::Insert, &mut [0.0]).unwrap();
         let bytes = store.snapshot_slot(Slot(0)).unwrap().into_bytes();
         let length = bytes.len() as u64;
         let entry = IndexEntry { slot: Slot(0), content: SlotContent::Whole, offset: 64, length, rows: 1, removed: 0 };
-        assert_eq!(restore_run(&store, "rows.bin", &[entry], &bytes).unwrap(), (1, 0));
+        assert_eq!(restore_run(&store, None, "rows.bin", (&[entry], &bytes)).unwrap(), (1, 0));
         for other in [IndexEntry { rows: 2, ..entry }, IndexEntry { content: SlotContent::Changes, ..entry }] {
-            let error = restore_run(&store, "rows.bin", &[other], &bytes).unwrap_err();
+            let error = restore_run(&store, None, "rows.bin", (&[other], &bytes)).unwrap_err();
             assert!(matches!(error, CheckpointError::Damaged { .. }), "{error}");
             assert!(error.to_string().starts_with("rows.bin is damaged"), "{error}");
         }

@@ -5,16 +5,19 @@ use std::path::{Path, PathBuf};
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{ArgMatches, Args, Command as ClapCommand, FromArgMatches, Parser, Subcommand, ValueEnum};
-use rectrain_crds::defaults::TERMINATION_GRACE_SECONDS;
+use rectrain_crds::defaults::{BAD_ROWS_LIMIT, TERMINATION_GRACE_SECONDS};
 use rectrain_crds::{Override, SetKind};
-use rectrain_kinds::Role;
+use rectrain_kinds::{Precision, Role};
+use rectrain_serving::ExportType;
 use rectrain_wire::Address;
 
+use crate::history::HistoryArgs;
+use crate::runs::RunsCommand;
 use crate::slow::{Cpus, Slow};
 
 /// Trains recommender models whose embedding tables are too large for one machine.
 #[derive(Debug, Parser)]
-#[command(name = "rectrain", version, about, max_term_width = 100)]
+#[command(name = "rectrain", version, about, max_term_width = 100, after_help = AFTER_HELP)]
 pub(crate) struct Cli {
     /// The format of logs on standard error (RECTRAIN_LOG filters them: `info` or
     /// `rectrain_protocol=debug`)
@@ -23,6 +26,15 @@ pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
 }
+
+/// The end of the first help. The commands of roles are hidden there.
+const AFTER_HELP: &str = "\
+Examples:
+  rectrain run job.yaml --set spec.model.kind=dcnV2
+  rectrain validate job.yaml --data
+  rectrain explain spec.training
+
+Pods also run `rectrain coordinator`, `ps`, `embedding-worker`, `dense-worker` and `loader`.";
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub(crate) enum LogFormat {
@@ -34,12 +46,22 @@ pub(crate) enum LogFormat {
 pub(crate) enum Command {
     /// Train a job on this machine
     Run(RunArgs),
-    /// Check a manifest without running it
-    Validate(JobArgs),
-    /// Explain a field of the manifest or a training mode
+    /// List, show and compare the runs that `rectrain run` has left in a folder
+    Runs {
+        #[command(subcommand)]
+        command: RunsCommand,
+    },
+    /// Check a manifest, and with --data its data, without running it
+    Validate(ValidateArgs),
+    /// Explain a field of a manifest, or a kind of model, optimizer or training mode
     Explain {
-        /// A field (`spec.training.globalBatchSize`) or a mode (`hybrid`)
+        /// A field (`spec.training.globalBatchSize`), a kind (`hybrid`, `deepfm`, `adam`),
+        /// `metadata`, or a kind of manifest (`Simulation`)
+        #[arg(default_value = "RecTrainingJob")]
         topic: String,
+        /// Also list all fields below the field
+        #[arg(short, long)]
+        recursive: bool,
     },
     /// Simulate the training modes with workers of unequal speed
     Simulate(SimulateArgs),
@@ -63,6 +85,8 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: CheckpointCommand,
     },
+    /// Predict the rows of files with a trained model
+    Predict(PredictArgs),
     /// Show the devices that dense workers on this machine can use
     Devices {
         /// Print JSON
@@ -70,22 +94,52 @@ pub(crate) enum Command {
         json: bool,
     },
     /// Run the coordinator of a job that runs in several processes
+    #[command(hide = true)]
     Coordinator(CoordinatorArgs),
     /// Run one member of a job
     #[command(flatten)]
     Member(MemberCommand),
-    /// Show the status of a job in a cluster
-    #[cfg(feature = "cluster")]
+    /// Show the status of a job on this machine or in a cluster
     Status(RunningJob),
-    /// Print the logs of a job in a cluster
-    #[cfg(feature = "cluster")]
+    /// Print the events of a job on this machine, or the logs of a job in a cluster
     Logs(LogsArgs),
+    /// Print a script that completes commands in a shell
+    Completion {
+        /// The shell
+        #[arg(value_enum)]
+        shell: CompletionShell,
+    },
+    /// Print the manual page
+    Man {
+        /// Write a page for each command into this folder instead
+        #[arg(long, value_name = "FOLDER")]
+        output: Option<PathBuf>,
+    },
+    /// Print the version
+    Version,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum CompletionShell {
+    Bash,
+    Zsh,
+    Fish,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ValidateArgs {
+    #[command(flatten)]
+    pub(crate) job: JobArgs,
+    /// Also open the data: check the columns and the first 1,000 rows of each part, and print the
+    /// numbers of rows and the first row
+    #[arg(long)]
+    pub(crate) data: bool,
 }
 
 /// A manifest and the overrides of its fields.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct JobArgs {
-    /// The manifest (a RecTrainingJob)
+    /// The manifest (a RecTrainingJob); `-` is standard input
     pub(crate) manifest: PathBuf,
     /// Override a field, as Helm does: `--set spec.training.mode=hybrid`
     #[arg(long = "set", value_name = "PATH=VALUE")]
@@ -145,6 +199,8 @@ pub(crate) struct RunArgs {
     /// root)
     #[arg(long, value_name = "WORKER=CORES", requires = "processes")]
     pub(crate) cpus: Vec<Cpus>,
+    #[command(flatten)]
+    pub(crate) history: HistoryArgs,
 }
 
 #[derive(Debug, Args)]
@@ -203,7 +259,8 @@ pub(crate) struct RunningJob {
 
 #[derive(Debug, Args)]
 pub(crate) struct SimulateArgs {
-    /// The simulation (a manifest of kind Simulation, such as docs/examples/straggler.yaml)
+    /// The simulation (a manifest of kind Simulation, such as docs/examples/straggler.yaml); `-` is
+    /// standard input
     pub(crate) simulation: PathBuf,
     /// Override a field, as Helm does: `--set 'spec.workers={8,80,800}'`
     #[arg(long = "set", value_name = "PATH=VALUE")]
@@ -231,12 +288,11 @@ pub(crate) enum PolicyCommand {
     },
 }
 
-#[cfg(feature = "cluster")]
 #[derive(Debug, Args)]
 pub(crate) struct LogsArgs {
     #[command(flatten)]
     pub(crate) job: RunningJob,
-    /// The role whose logs to print
+    /// The role whose logs to print; jobs on this machine have only the coordinator's events
     #[arg(long, default_value = "coordinator", value_parser = ["coordinator", "ps", "embedding-worker", "dense-worker", "loader"])]
     pub(crate) role: String,
     /// Only the logs of this replica, from 0
@@ -249,7 +305,7 @@ pub(crate) struct LogsArgs {
     #[arg(short, long)]
     pub(crate) previous: bool,
     /// Only this many of the last lines
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(i64).range(0..))]
     pub(crate) tail: Option<i64>,
 }
 
@@ -294,6 +350,9 @@ pub(crate) enum CheckpointCommand {
         /// Print the checkpoint's manifest unchanged
         #[arg(long)]
         json: bool,
+        /// Print the job's identity with one value a line
+        #[arg(short, long, conflicts_with = "json")]
+        verbose: bool,
     },
     /// Compare two checkpoints row by row
     Diff {
@@ -316,7 +375,68 @@ pub(crate) enum CheckpointCommand {
         /// Write the optimizers' state too
         #[arg(long)]
         optimizer_state: bool,
+        /// Write one folder for programs that predict instead: rows for mapping into memory, the
+        /// tower as ONNX, and model.json. The folder must be empty or new
+        #[arg(long = "for", value_enum, value_name = "PURPOSE", conflicts_with_all = ["format", "optimizer_state"])]
+        purpose: Option<ExportPurpose>,
+        /// The type of the rows' values, with --for serving: f32, f16, bf16 or int8
+        #[arg(long, requires = "purpose", default_value = "f32")]
+        values: ExportType,
     },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ExportPurpose {
+    /// Prediction
+    Serving,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PredictArgs {
+    /// The model: a checkpoint, a path with checkpoints (the newest is used), or a folder of
+    /// `rectrain checkpoint export --for serving`
+    pub(crate) model: String,
+    /// Files to predict, in this order: paths and URLs, also as globs (`'day/*.parquet'`)
+    #[arg(long, required = true, num_args = 1..)]
+    pub(crate) input: Vec<String>,
+    /// The file for the predictions, one row an input row: .parquet, .csv, or - for CSV on standard
+    /// output
+    #[arg(long)]
+    pub(crate) output: String,
+    /// A column to copy into the output, as text
+    #[arg(long = "id", value_name = "COLUMN")]
+    pub(crate) ids: Vec<String>,
+    /// Whether a bad row ends the command, or is left out and counted
+    #[arg(long, value_enum, default_value_t = BadRowsChoice::Fail)]
+    pub(crate) bad_rows: BadRowsChoice,
+    /// The largest number of bad rows that may be left out
+    #[arg(long, value_name = "ROWS", default_value_t = BAD_ROWS_LIMIT)]
+    pub(crate) bad_rows_limit: u64,
+    /// Rows that are predicted at a time. The job's local batch size repeats the bits of its own
+    /// evaluation
+    #[arg(long, value_name = "ROWS", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) batch_rows: u32,
+    /// Threads that compute; 0 means one for each core
+    #[arg(long, default_value_t = 0)]
+    pub(crate) threads: usize,
+    /// Precision of the products of linear layers: fp32 or bf16
+    #[arg(long, default_value = "fp32")]
+    pub(crate) precision: Precision,
+    /// Print the counts and metrics as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// An option of the object store, for the model and the input: `--option
+    /// endpoint=http://127.0.0.1:9000`
+    #[arg(long = "option", value_name = "NAME=VALUE")]
+    pub(crate) options: Vec<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum BadRowsChoice {
+    /// A bad row ends the command
+    Fail,
+    /// A bad row is left out and counted
+    Skip,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -470,7 +590,7 @@ impl Subcommand for MemberCommand {
         command.subcommands(Role::MEMBERS.map(|role| {
             // The arguments' own texts would replace an earlier one.
             let command = MemberArgs::augment_args(ClapCommand::new(role.name()));
-            command.about(format!("Run one {} of a job", role.singular())).long_about(None)
+            command.about(format!("Run one {} of a job", role.singular())).long_about(None).hide(true)
         }))
     }
 
@@ -491,6 +611,17 @@ mod tests {
     fn the_command_line_is_consistent() {
         use clap::CommandFactory;
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn the_first_list_has_no_commands_of_roles() {
+        use clap::CommandFactory;
+        let help = Cli::command().render_help().to_string();
+        let listed: Vec<&str> = help.lines().filter_map(|line| line.strip_prefix("  ")?.split(' ').next()).collect();
+        for role in [&["coordinator"][..], &Role::MEMBERS.map(Role::name)].concat() {
+            assert!(!listed.contains(&role), "{role}: {help}");
+        }
+        assert!(listed.contains(&"run") && listed.contains(&"completion"), "{help}");
     }
 
     #[test]

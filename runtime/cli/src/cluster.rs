@@ -1,11 +1,12 @@
 //! `rectrain status`, `rectrain logs` and `rectrain mode` for a job in the cluster that the
 //! kubeconfig names.
 
-use rectrain_client::{ClientError, Cluster, LogRequest, logs, render};
+use rectrain_client::{ClientError, Cluster, LogRequest, render};
 use rectrain_crds::Mode;
 
 use crate::args::{LogsArgs, RunningJob};
 use crate::failure::Failure;
+use crate::output;
 
 impl From<ClientError> for Failure {
     fn from(error: ClientError) -> Self {
@@ -19,16 +20,13 @@ impl From<ClientError> for Failure {
 }
 
 /// `rectrain status`
-pub(crate) fn status(job: &RunningJob) -> Result<(), Failure> {
-    crate::failure::runtime()?.block_on(async {
-        let cluster = connect(job).await?;
-        print!("{}", render(&cluster.job(&job.job).await?));
-        Ok(())
-    })
+pub(crate) async fn status(job: &RunningJob) -> Result<(), Failure> {
+    let cluster = connect(job).await?;
+    Ok(output::print(render(&cluster.job(&job.job).await?))?)
 }
 
 /// `rectrain logs`
-pub(crate) fn show_logs(args: &LogsArgs) -> Result<(), Failure> {
+pub(crate) async fn logs(args: &LogsArgs) -> Result<(), Failure> {
     let request = LogRequest {
         role: args.role.clone(),
         index: args.index,
@@ -36,10 +34,12 @@ pub(crate) fn show_logs(args: &LogsArgs) -> Result<(), Failure> {
         previous: args.previous,
         tail: args.tail,
     };
-    crate::failure::runtime()?.block_on(async {
-        let cluster = connect(&args.job).await?;
-        Ok(logs(&cluster, &args.job.job, &request).await?)
-    })
+    let cluster = connect(&args.job).await?;
+    match rectrain_client::logs(&cluster, &args.job.job, &request).await {
+        // The reader has seen enough.
+        Err(ClientError::Output(error)) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        printed => Ok(printed?),
+    }
 }
 
 /// `rectrain mode JOB`: the mode in use.

@@ -8,7 +8,7 @@ use rectrain_protocol::plan::JobPlan;
 
 use crate::args::DataSet;
 use crate::failure::Failure;
-use crate::show;
+use crate::output;
 
 /// If a manifest's paths point into a folder of this name, a run fills the missing folder first.
 const MOVIELENS_100K: &str = "movielens-100k";
@@ -17,7 +17,7 @@ const MOVIELENS_100K: &str = "movielens-100k";
 pub(crate) fn prepare(set: &DataSet) -> Result<(), Failure> {
     let DataSet::Movielens100k { output, from } = set;
     let report = movielens(from.as_deref(), output)?;
-    println!(
+    output::line(format_args!(
         "{}: {} rows to train on, {} to test on, {} users, {} items{}",
         output.display(),
         report.train_rows,
@@ -25,7 +25,7 @@ pub(crate) fn prepare(set: &DataSet) -> Result<(), Failure> {
         report.users,
         report.items,
         if report.was_complete { " (already complete)" } else { "" }
-    );
+    ))?;
     Ok(())
 }
 
@@ -33,7 +33,7 @@ pub(crate) fn prepare(set: &DataSet) -> Result<(), Failure> {
 pub(crate) fn provide(plan: &JobPlan) -> Result<(), Failure> {
     let paths = plan.train.paths.iter().chain(plan.test.iter().flat_map(|test| &test.paths));
     for folder in paths.filter_map(|path| missing_movielens(path)) {
-        show::say(&format!("preparing MovieLens 100k in {}", folder.display()));
+        output::say(&format!("preparing MovieLens 100k in {}", folder.display()));
         movielens(None, folder)?;
     }
     Ok(())

@@ -1,6 +1,6 @@
 //! The failures of commands. Every command imports this module, and it imports no command.
 
-use crate::show;
+use crate::output::{self, OutputError};
 
 /// The failure of a command, with a message for the user.
 #[derive(Debug)]
@@ -38,13 +38,29 @@ impl From<rectrain_protocol::RoleError> for Failure {
     }
 }
 
+impl From<OutputError> for Failure {
+    fn from(error: OutputError) -> Self {
+        Self::Failed(error.to_string())
+    }
+}
+
+impl From<rectrain_serving::ServingError> for Failure {
+    fn from(error: rectrain_serving::ServingError) -> Self {
+        match error {
+            rectrain_serving::ServingError::Checkpoint(error) => (*error).into(),
+            error if error.is_users_input() => Self::User(error.to_string()),
+            error => Self::Failed(error.to_string()),
+        }
+    }
+}
+
 /// The exit code of a command that a signal ended: the shells' code for SIGINT.
 pub(crate) const INTERRUPTED: u8 = 130;
 
 /// Ends a process in which a thread hangs, so that the process cannot end in order. Other processes
 /// see it as killed.
 pub(crate) fn abort(message: &str) -> ! {
-    show::say(&format!("rectrain: {message}"));
+    output::say(&format!("rectrain: {message}"));
     std::process::abort()
 }
 

@@ -7,22 +7,34 @@ use rectrain_crds::{Capability, FieldError, Manifest};
 use rectrain_dense::GPU_SUPPORT;
 use rectrain_protocol::plan::JobPlan;
 
-use crate::args::JobArgs;
+use crate::args::{JobArgs, ValidateArgs};
 use crate::failure::Failure;
+use crate::{input, output, preview};
 
 /// The optional capabilities of manifests that this build of the runtime has.
 const CAPABILITIES: &[Capability] = if GPU_SUPPORT {
-    &[Capability::Checkpoint, Capability::Resume, Capability::AutoMode, Capability::Cuda]
+    &[Capability::Checkpoint, Capability::Resume, Capability::WarmStart, Capability::AutoMode, Capability::Cuda]
 } else {
-    &[Capability::Checkpoint, Capability::Resume, Capability::AutoMode]
+    &[Capability::Checkpoint, Capability::Resume, Capability::WarmStart, Capability::AutoMode]
 };
 
-/// Reads and checks a manifest, for this machine or a cluster.
-fn load(args: &JobArgs) -> Result<Manifest, Failure> {
-    let file = args.manifest.display().to_string();
-    let text = std::fs::read_to_string(&args.manifest)
-        .map_err(|error| Failure::User(format!("{file}: the manifest cannot be read: {error}")))?;
-    rectrain_crds::load(&text, &file, &args.overrides()).map_err(|error| Failure::User(error.to_string()))
+/// A job that can run here.
+pub(crate) struct Job {
+    /// The text of its manifest. Standard input can be read only once.
+    pub(crate) text: String,
+    /// The manifest with its overrides as YAML; `None` if it cannot be written as YAML.
+    pub(crate) in_use: Option<String>,
+    pub(crate) plan: Arc<JobPlan>,
+    /// Sentences about the manifest for the user.
+    pub(crate) notes: Vec<String>,
+    /// Settings that are legal and most likely wrong.
+    pub(crate) doubts: Vec<String>,
+}
+
+/// Checks the text of a manifest, for this machine or a cluster.
+fn load(args: &JobArgs, text: &str) -> Result<Manifest, Failure> {
+    let file = input::name(&args.manifest);
+    rectrain_crds::load(text, &file, &args.overrides()).map_err(|error| Failure::User(error.to_string()))
 }
 
 /// One error for each capability that the manifest needs and this build lacks without a cluster.
@@ -32,38 +44,61 @@ fn missing(manifest: &Manifest) -> Vec<FieldError> {
 
 fn plan_of(args: &JobArgs, manifest: &Manifest) -> Result<JobPlan, Failure> {
     JobPlan::new(&manifest.resolved).map_err(|error| match Failure::from(error) {
-        Failure::User(message) => Failure::User(format!("{}: {message}", args.manifest.display())),
+        Failure::User(message) => Failure::User(format!("{}: {message}", input::name(&args.manifest))),
         other => other,
     })
 }
 
 /// Reads a manifest and makes the plan that all members share.
-pub(crate) fn plan(args: &JobArgs) -> Result<Arc<JobPlan>, Failure> {
-    let manifest = load(args)?;
+pub(crate) fn read(args: &JobArgs) -> Result<Job, Failure> {
+    let text = input::read(&args.manifest, "manifest")?;
+    let manifest = load(args, &text)?;
     let missing = missing(&manifest);
     if !missing.is_empty() {
-        let errors: Vec<String> = missing.iter().map(|error| format!("{}: {error}", args.manifest.display())).collect();
+        let file = input::name(&args.manifest);
+        let errors: Vec<String> = missing.iter().map(|error| format!("{file}: {error}")).collect();
         return Err(Failure::User(errors.join("\n")));
     }
-    plan_of(args, &manifest).map(Arc::new)
+    let plan = Arc::new(plan_of(args, &manifest)?);
+    let doubts = rectrain_crds::doubts(&manifest.resolved);
+    let in_use = manifest.to_yaml();
+    Ok(Job { text, in_use, plan, notes: manifest.set_aside, doubts })
+}
+
+/// The plan of a process of a job. The process that started it has shown the notes.
+pub(crate) fn plan(args: &JobArgs) -> Result<Arc<JobPlan>, Failure> {
+    read(args).map(|job| job.plan)
+}
+
+/// The manifest with its overrides as YAML; `None` if it cannot be read.
+pub(crate) fn manifest_in_use(args: &JobArgs) -> Option<String> {
+    load(args, &input::read(&args.manifest, "manifest").ok()?).ok()?.to_yaml()
 }
 
 /// `rectrain validate`. The job may be one that needs a cluster.
-pub(crate) fn validate(args: &JobArgs) -> Result<(), Failure> {
-    let manifest = load(args)?;
-    let plan = plan_of(args, &manifest)?;
-    println!("{}: valid ({} in mode {})", args.manifest.display(), plan.model.name(), plan.mode.name());
+pub(crate) fn validate(args: &ValidateArgs) -> Result<(), Failure> {
+    let job = &args.job;
+    let text = input::read(&job.manifest, "manifest")?;
+    let manifest = load(job, &text)?;
+    let plan = plan_of(job, &manifest)?;
+    let file = input::name(&job.manifest);
+    output::line(format_args!("{file}: valid ({} in mode {})", plan.model.name(), plan.mode.name()))?;
     for error in missing(&manifest) {
-        println!("note: `rectrain run` would refuse it here: {error}");
+        output::line(format_args!("note: `rectrain run` would refuse it here: {error}"))?;
     }
-    Ok(())
+    for note in &manifest.set_aside {
+        output::line(format_args!("note: {note}"))?;
+    }
+    for doubt in rectrain_crds::doubts(&manifest.resolved) {
+        output::line(format_args!("warning: {doubt}"))?;
+    }
+    if args.data { preview::show(&plan) } else { Ok(()) }
 }
 
 /// `rectrain explain`
-pub(crate) fn explain(topic: &str) -> Result<(), Failure> {
-    let text = rectrain_crds::explain(topic).map_err(|error| Failure::User(error.to_string()))?;
-    println!("{text}");
-    Ok(())
+pub(crate) fn explain(topic: &str, recursive: bool) -> Result<(), Failure> {
+    let explained = if recursive { rectrain_crds::explain_all(topic) } else { rectrain_crds::explain(topic) };
+    Ok(output::line(explained.map_err(|error| Failure::User(error.to_string()))?)?)
 }
 
 /// A unique name for a run.

@@ -2,29 +2,45 @@
 //! subcommand that runs one process of a job. The other subcommands help with manifests, data and
 //! checkpoints. This crate is thin: the runtime's crates do the work.
 
+// A print macro panics when its pipe closes.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
 mod args;
+mod browser;
 mod checkpoint;
 #[cfg(feature = "cluster")]
 mod cluster;
 mod data;
 mod devices;
 mod failure;
+mod history;
+mod human;
+mod input;
 mod job;
+mod local;
+mod manual;
 mod mode;
+mod outlook;
+mod output;
 mod parent;
 mod policy;
+mod predict;
+mod preview;
 mod processes;
+mod progress;
+mod record;
 mod role;
 mod run;
 mod running;
+mod runs;
 mod saving;
 mod scale;
+mod sentences;
 mod show;
 mod signal;
 mod simulate;
 mod slow;
 
-use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -39,7 +55,10 @@ use crate::failure::{Failure, INTERRUPTED};
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(answer) => return show_usage(&answer),
+    };
     log_to_stderr(cli.log);
     match execute(cli.command) {
         Ok(()) => ExitCode::SUCCESS,
@@ -53,32 +72,51 @@ fn main() -> ExitCode {
 fn execute(command: Command) -> Result<(), Failure> {
     match command {
         Command::Run(args) => run::run(&args),
-        Command::Validate(job) => job::validate(&job),
-        Command::Explain { topic } => job::explain(&topic),
+        Command::Runs { command } => runs::run(&command),
+        Command::Validate(args) => job::validate(&args),
+        Command::Explain { topic, recursive } => job::explain(&topic, recursive),
         Command::Simulate(args) => simulate::run(&args),
         Command::Policy { command } => policy::run(&command),
         Command::Data { set } => data::prepare(&set),
         Command::Mode(args) => mode::mode(&args),
         Command::Scale(args) => scale::scale(&args),
         Command::Checkpoint { command } => checkpoint::run(&command),
+        Command::Predict(args) => predict::run(&args),
         Command::Devices { json } => devices::show(json),
         Command::Coordinator(args) => role::coordinate(&args),
         Command::Member(member) => role::run_member(member.role, &member.args),
-        #[cfg(feature = "cluster")]
-        Command::Status(job) => cluster::status(&job),
-        #[cfg(feature = "cluster")]
-        Command::Logs(args) => cluster::show_logs(&args),
+        Command::Status(job) => local::status(&job),
+        Command::Logs(args) => local::logs(&args),
+        Command::Completion { shell } => manual::completion(shell),
+        Command::Man { output } => manual::man(output.as_deref()),
+        Command::Version => Ok(output::line(concat!("rectrain ", env!("CARGO_PKG_VERSION")))?),
+    }
+}
+
+/// Prints help or the version to standard output, and an error of the command line to standard
+/// error.
+fn show_usage(answer: &clap::Error) -> ExitCode {
+    let text = answer.render();
+    if answer.use_stderr() {
+        let text = if output::has_colours(&std::io::stderr()) { text.ansi().to_string() } else { text.to_string() };
+        output::say(text.trim_end());
+        return ExitCode::from(2);
+    }
+    let text = if output::has_colours(&std::io::stdout()) { text.ansi().to_string() } else { text.to_string() };
+    match output::line(text.trim_end()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => end(1, &error.to_string()),
     }
 }
 
 fn end(code: u8, message: &str) -> ExitCode {
-    show::say(&format!("rectrain: {message}"));
+    output::say(&format!("{} {message}", output::error_label("rectrain:")));
     ExitCode::from(code)
 }
 
 fn log_to_stderr(format: LogFormat) {
     let filter = EnvFilter::try_from_env("RECTRAIN_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
-    let colours = std::io::stderr().is_terminal();
+    let colours = output::has_colours(&std::io::stderr());
     let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours);
     // A report that a line cannot be written would fail for the same reason.
     let logs = logs.log_internal_errors(false);

@@ -6,7 +6,7 @@ use tonic::Code;
 
 use crate::args::{ModeArgs, ModeCommand, RunningJob};
 use crate::failure::Failure;
-use crate::running;
+use crate::{output, running};
 
 pub(crate) fn mode(args: &ModeArgs) -> Result<(), Failure> {
     crate::failure::runtime()?.block_on(async {
@@ -24,7 +24,9 @@ async fn set(job: &RunningJob, mode: &str) -> Result<(), Failure> {
     let name = &job.job;
     let Some(mut client) = running::connect(name).await? else {
         in_a_cluster::set_mode(job, mode).await?;
-        println!("{name}: -> {mode}, requested from the operator: a running job switches without a restart");
+        output::line(format_args!(
+            "{name}: -> {mode}, requested from the operator: a running job switches without a restart"
+        ))?;
         return Ok(());
     };
     let reply = client.set_mode(v1::SetModeRequest { mode: mode.to_owned(), reason: String::new() }).await.map_err(
@@ -36,39 +38,55 @@ async fn set(job: &RunningJob, mode: &str) -> Result<(), Failure> {
     )?;
     let from = reply.into_inner().from;
     if from == mode {
-        println!("{name}: already in mode {mode}");
+        output::line(format_args!("{name}: already in mode {mode}"))?;
     } else {
-        println!("{name}: {from} -> {mode} at the next global-step boundary");
+        output::line(format_args!("{name}: {from} -> {mode} at the next global-step boundary"))?;
     }
     Ok(())
 }
 
 async fn show(job: &RunningJob) -> Result<(), Failure> {
     let Some(mut client) = running::connect(&job.job).await? else {
-        println!("{}", in_a_cluster::mode(job).await?);
+        output::line(in_a_cluster::mode(job).await?)?;
         return Ok(());
     };
     let status = client.get_status(v1::StatusRequest {}).await.map_err(|status| lost(&job.job, &status))?;
-    println!("{}", status.into_inner().mode);
+    output::line(status.into_inner().mode)?;
     Ok(())
 }
 
-fn lost(job: &str, status: &tonic::Status) -> Failure {
+pub(crate) fn lost(job: &str, status: &tonic::Status) -> Failure {
     Failure::Failed(format!("the coordinator of {job} was lost: {}", status.message()))
 }
 
+/// The failure of a command on a job that runs neither here nor, for the reason `failure`, in a
+/// cluster.
+#[cfg(feature = "cluster")]
+pub(crate) fn neither(job: &RunningJob, failure: Failure) -> Failure {
+    match failure {
+        Failure::User(message) => Failure::User(format!("{}; in a cluster: {message}", not_here(job))),
+        other => other,
+    }
+}
+
+/// Without a cluster, the failure says it all.
+#[cfg(not(feature = "cluster"))]
+pub(crate) fn neither(_job: &RunningJob, failure: Failure) -> Failure {
+    failure
+}
+
 /// The message about a job that does not run on this machine.
-fn not_here(job: &RunningJob) -> String {
+pub(crate) fn not_here(job: &RunningJob) -> String {
     format!(
         "no job `{}` runs on this machine: give the name of a running job, or the address of its coordinator, \
-         such as http://127.0.0.1:7001",
+         such as 127.0.0.1:7001",
         job.job
     )
 }
 
 #[cfg(feature = "cluster")]
 mod in_a_cluster {
-    use super::{Failure, RunningJob, not_here};
+    use super::{Failure, RunningJob, neither};
     use crate::cluster;
 
     pub(super) async fn mode(job: &RunningJob) -> Result<&'static str, Failure> {
@@ -77,13 +95,6 @@ mod in_a_cluster {
 
     pub(super) async fn set_mode(job: &RunningJob, mode: &str) -> Result<(), Failure> {
         cluster::set_mode(job, mode).await.map_err(|failure| neither(job, failure))
-    }
-
-    fn neither(job: &RunningJob, failure: Failure) -> Failure {
-        match failure {
-            Failure::User(message) => Failure::User(format!("{}; in a cluster: {message}", not_here(job))),
-            other => other,
-        }
     }
 }
 

@@ -6,7 +6,7 @@ use std::os::unix::process::parent_id;
 use std::time::Duration;
 
 use crate::failure::Failure;
-use crate::show;
+use crate::output;
 
 /// The time between two looks at the parent.
 const EVERY: Duration = Duration::from_millis(500);
@@ -18,7 +18,7 @@ pub(crate) fn watch(parent: u32) -> Result<(), Failure> {
         while parent_id() == parent {
             std::thread::sleep(EVERY);
         }
-        show::say("rectrain: the process that started this one has ended");
+        output::say("rectrain: the process that started this one has ended");
         std::process::exit(1);
     });
     watching.map(drop).map_err(|error| Failure::Failed(format!("cannot start a thread: {error}")))

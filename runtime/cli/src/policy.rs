@@ -6,16 +6,17 @@ use rectrain_policy::{Replay, replay};
 
 use crate::args::PolicyCommand;
 use crate::failure::Failure;
+use crate::{input, output};
 
 pub(crate) fn run(command: &PolicyCommand) -> Result<(), Failure> {
     let PolicyCommand::Replay { trace, json } = command;
     let user = |error: &dyn std::fmt::Display| Failure::User(format!("{}: {error}", trace.display()));
-    let text = std::fs::read_to_string(trace).map_err(|error| user(&format!("the trace cannot be read: {error}")))?;
+    let text = input::read(trace, "trace")?;
     let replay = replay(&text).map_err(|error| user(&error))?;
     if *json {
-        print!("{}", json_lines(&replay));
+        output::print(json_lines(&replay))?;
     } else {
-        println!("{}", table(&replay));
+        output::line(table(&replay))?;
     }
     Ok(())
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use prometheus::Registry;
-use rectrain_coordinator::{Coordinator, Guard, JournalPlace, LivePage, recover_copy, serve_control};
+use rectrain_coordinator::{Coordinator, Guard, JournalPlace, LivePage, RunFacts, recover_copy, serve_control};
 use rectrain_kinds::Role;
 use rectrain_member::http::{serve_metrics, serve_metrics_and_page};
 use rectrain_member::member::Member;
@@ -24,9 +24,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::args::{CoordinatorArgs, JobArgs, MemberArgs, PatienceArgs, TlsArgs};
 use crate::failure::Failure;
+use crate::outlook::Outlook;
 use crate::saving::{interrupted, save_while};
 use crate::show::Display;
-use crate::{job, parent, signal};
+use crate::{job, output, parent, signal};
 
 /// How long the coordinator waits at the end until members and followers have learned of the end.
 const FAREWELL: Duration = Duration::from_secs(5);
@@ -70,6 +71,7 @@ pub(crate) fn coordinate(args: &CoordinatorArgs) -> Result<(), Failure> {
     crate::failure::runtime()?.block_on(async {
         let Network { metrics, counters, transport, credentials } = Network::new(&args.tls, &plan)?;
         let (page, readiness) = (LivePage::default(), Readiness::default());
+        page.describe(RunFacts { manifest: job::manifest_in_use(&args.job), ..RunFacts::default() });
         let (metrics_address, _metrics) =
             serve_metrics_and_page(args.metrics, metrics.clone(), readiness.clone(), page.clone()).await?;
         let events = EventLog::default();
@@ -93,7 +95,7 @@ pub(crate) fn coordinate(args: &CoordinatorArgs) -> Result<(), Failure> {
             metrics: format!("http://{metrics_address}/metrics"),
             taken_up: coordinator.is_recovered(),
         };
-        println!("{}", serde_json::to_string(&addresses).map_err(|error| Failure::Failed(error.to_string()))?);
+        output::line(serde_json::to_string(&addresses).map_err(|error| Failure::Failed(error.to_string()))?)?;
         let mut running = pin!(lead(coordinator.run(&transport), print(events, args.json)));
         let result = tokio::select! {
             result = &mut running => match result {
@@ -190,7 +192,7 @@ async fn lead<T>(
 
 /// Prints the job's events as lines of JSON, up to the last, if `json` is true.
 async fn print(events: EventLog, json: bool) {
-    let mut display = Display::new(true);
+    let mut display = Display::new(true, Outlook::default(), Vec::new());
     let mut follower = events.follow();
     while json && let Some(event) = follower.next().await {
         display.show(&event);

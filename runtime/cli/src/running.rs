@@ -47,9 +47,9 @@ impl Drop for Running {
 /// Connects to the control interface of a job. `job` is the address of a coordinator, or the name
 /// of a job that runs on this machine. `None` if no job of that name runs here.
 pub(crate) async fn connect(job: &str) -> Result<Option<ControlClient<Channel>>, Failure> {
-    if job.contains("://") {
+    if let Some(address) = address(job) {
         let lost = |error| Failure::Failed(format!("no coordinator answers at {job}: {error}"));
-        return ControlClient::connect(job.to_owned()).await.map(Some).map_err(lost);
+        return ControlClient::connect(address).await.map(Some).map_err(lost);
     }
     for note in notes(job) {
         // A killed job leaves its note behind.
@@ -58,6 +58,15 @@ pub(crate) async fn connect(job: &str) -> Result<Option<ControlClient<Channel>>,
         }
     }
     Ok(None)
+}
+
+/// The URL of a coordinator, if `job` is one, or a host with a port. A job's name has no colon.
+fn address(job: &str) -> Option<String> {
+    if job.contains("://") {
+        return Some(job.to_owned());
+    }
+    let (_host, port) = job.rsplit_once(':')?;
+    port.parse::<u16>().ok().map(|_| format!("http://{job}"))
 }
 
 /// The name and the control interface of the only job that runs on this machine.
@@ -117,4 +126,17 @@ fn parts_of(file: &Path) -> Option<(&str, &str)> {
 fn folder() -> PathBuf {
     let base = std::env::var_os("XDG_RUNTIME_DIR").map_or_else(std::env::temp_dir, PathBuf::from);
     base.join("rectrain")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_needs_no_scheme() {
+        assert_eq!(address("127.0.0.1:8098").as_deref(), Some("http://127.0.0.1:8098"));
+        assert_eq!(address("https://job:7001").as_deref(), Some("https://job:7001"));
+        assert_eq!(address("clicks"), None);
+        assert_eq!(address("clicks:none"), None);
+    }
 }

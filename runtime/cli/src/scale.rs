@@ -7,7 +7,7 @@ use tonic::Code;
 
 use crate::args::ScaleArgs;
 use crate::failure::Failure;
-use crate::running;
+use crate::{output, running};
 
 pub(crate) fn scale(args: &ScaleArgs) -> Result<(), Failure> {
     let role = args.role;
@@ -25,14 +25,13 @@ pub(crate) fn scale(args: &ScaleArgs) -> Result<(), Failure> {
         let from = reply.map_err(|status| refused(&name, &status))?.into_inner().from;
         let to = args.replicas;
         let members = role.plural();
-        match role {
-            Role::Ps if from == to => {
-                println!("{name}: slots are rebalanced over {to} {members} while training continues")
-            }
-            Role::Ps => println!("{name}: {from} -> {to} {members}; slots move while training continues"),
-            _ if from == to => println!("{name}: already {to} {members}"),
-            _ => println!("{name}: {from} -> {to} {members} while training continues"),
-        }
+        let done = match role {
+            Role::Ps if from == to => format!("slots are rebalanced over {to} {members} while training continues"),
+            Role::Ps => format!("{from} -> {to} {members}; slots move while training continues"),
+            _ if from == to => format!("already {to} {members}"),
+            _ => format!("{from} -> {to} {members} while training continues"),
+        };
+        output::line(format_args!("{name}: {done}"))?;
         Ok(())
     })
 }
@@ -48,7 +47,7 @@ fn refused(job: &str, status: &tonic::Status) -> Failure {
 fn not_here(job: &str) -> Failure {
     Failure::User(format!(
         "no job `{job}` runs on this machine: give the name of a running job, or the address of its coordinator, \
-         such as http://127.0.0.1:7001; for a job in a cluster, change spec.roles.ROLE.replicas \
+         such as 127.0.0.1:7001; for a job in a cluster, change spec.roles.ROLE.replicas \
          (kubectl patch rtj {job})"
     ))
 }

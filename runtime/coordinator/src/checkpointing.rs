@@ -21,6 +21,7 @@ use tokio::task::{JoinError, JoinSet};
 use super::checkpoints::{self, Checkpoints, PendingCheckpoint, ResumePoint, RowsRestored, WrittenCheckpoint};
 use super::free_space::FreeSpace;
 use super::refused::SaveRefused;
+use super::warm_start::{self, WarmStart};
 use super::{Coordinator, warn_all};
 
 /// Attempts to write the last checkpoint of the job.
@@ -71,6 +72,8 @@ pub(super) struct Checkpointer {
     pub(super) checkpoints: Option<Checkpoints>,
     /// The checkpoint to restore.
     pub(super) resumed: Option<ResumePoint>,
+    /// The model to begin with.
+    pub(super) warm_start: Option<Box<WarmStart>>,
     /// The checkpoint that is being written; at most one.
     pub(super) writing: JoinSet<FinishedSave>,
     /// Failed attempts to write the last checkpoint.
@@ -123,7 +126,8 @@ impl Coordinator {
         };
         while let Some(mut from) = resumed.take() {
             self.check_files(&mut from, checkpoints).await?;
-            match checkpoints::restore_rows(&from.name, servers).await? {
+            let request = v1::Restore { checkpoint: from.name.clone(), from: false };
+            match checkpoints::restore_rows(&request, servers).await? {
                 RowsRestored::All { rows } => {
                     checkpoints.restored(&from);
                     return self.rows_restored(from, rows);
@@ -146,15 +150,45 @@ impl Coordinator {
         Ok(())
     }
 
+    /// Tells the servers to take over the rows of another job's checkpoint, and then the dense
+    /// workers to take over its dense parameters.
+    ///
+    /// # Errors
+    /// [`RoleError::Input`] if the checkpoint is damaged.
+    pub(super) async fn begin_with_model(&self, servers: &[Channel], model: Box<WarmStart>) -> Result<(), RoleError> {
+        let restore = v1::Restore { checkpoint: model.origin.checkpoint.clone(), from: true };
+        match (checkpoints::restore_rows(&restore, servers).await?, &self.plan.warm_start) {
+            (RowsRestored::All { rows }, _) => {
+                self.events.push(model.event(rows));
+                self.change(|state| {
+                    state.training().rows_restored(restore);
+                    Ok(())
+                })
+            }
+            (RowsRestored::Damaged(reason), Some(from)) => Err(warm_start::unusable(from, &reason)),
+            (RowsRestored::Damaged(reason), None) => Err(RoleError::Input(reason)),
+        }
+    }
+
     /// Waits until a loader has reported the training files, and compares them with the files of
     /// the checkpoint. If other files follow at the end of an epoch, the state restarts at that
     /// epoch. If nothing is left to train, the files may differ, and the state keeps the list of
     /// the checkpoint.
     ///
     /// # Errors
-    /// [`RoleError::Input`] if the files differ within an epoch.
+    /// [`RoleError::Input`] if the files differ within an epoch, or if another run has trained all
+    /// of its data and the files differ.
     async fn check_files(&self, from: &mut ResumePoint, checkpoints: &Checkpoints) -> Result<(), RoleError> {
         let found = self.wait_until(WHOLE_JOB, |state| Ok(state.training_files())).await?;
+        if !from.is_of_this_run
+            && let Some(difference) = from.state.change_after_the_end(&self.plan, &found)
+        {
+            return Err(RoleError::Input(format!(
+                "spec.data: {difference} since checkpoint {}, which has trained all of its data, so this run would train none of the files found now: raise spec.training.epochs or spec.training.steps to train them as further epochs, or {}",
+                from.name,
+                from.state.as_new_job(&self.plan)
+            )));
+        }
         let Some((next, difference)) = from.state.with_files(&self.plan, &found)? else {
             let is_all_trained = from.state.is_all_trained(&self.plan);
             let trained_on = from.state.files.clone().filter(|_| is_all_trained);
@@ -189,14 +223,15 @@ impl Coordinator {
         if from.state.is_all_trained(&self.plan) {
             let name = &from.name;
             let warning = format!(
-                "checkpoint {name} has trained all of its data, so nothing is left to train: raise spec.training.epochs or spec.training.steps to train more of it, or set another spec.checkpoint.path for other data"
+                "checkpoint {name} has trained all of its data, so nothing is left to train: raise spec.training.epochs or spec.training.steps to train more of it; {}",
+                from.state.as_new_job(&self.plan)
             );
             warn_all(&self.events, [warning]);
         }
         self.metrics.checkpoint_step.set(step as i64);
         self.change(|state| {
             state.set_last_checkpoint(&from.name, step);
-            state.training().rows_restored(from.name);
+            state.training().rows_restored(v1::Restore { checkpoint: from.name, from: false });
             Ok(())
         })
     }
@@ -281,7 +316,8 @@ impl Coordinator {
         let pending = checkpoints.begin(at, mode.name());
         let failed = |error| (ticket::write(&pending.ticket), error);
         let partition = mode.dense_home() == DenseHome::Servers;
-        let applied = checkpoints::freeze(&pending.ticket, partition, servers).await.map_err(failed)?;
+        let dense_since = self.lock().training().dense_since();
+        let applied = checkpoints::freeze(&pending.ticket, partition, dense_since, servers).await.map_err(failed)?;
         let state = self.lock().save(&self.plan, &applied).and_then(|saved| saved.encode()).map_err(failed)?;
         let dense = (!partition).then(|| {
             let (written, file) = oneshot::channel();

@@ -70,6 +70,8 @@ pub(super) struct ResumePoint {
     /// Its name in the checkpoint path.
     pub(super) name: String,
     pub(super) state: Snapshot,
+    /// Whether an attempt of this run wrote it.
+    pub(super) is_of_this_run: bool,
     base: Base,
     deltas: u32,
     /// Bytes of the full checkpoint below it.
@@ -249,6 +251,7 @@ impl Checkpoints {
         let bytes = checkpoint.state(snapshot::NAME).await?;
         Ok(ResumePoint {
             state: Snapshot::decode(&self.plan, &name, &bytes)?,
+            is_of_this_run: self.is_of_this_run(checkpoint.manifest()),
             base: Base { directory: name.clone(), id: checkpoint.manifest().id },
             deltas: checkpoint.chain().len() as u32 - 1,
             full_bytes: checkpoint.chain().first().map_or(0, Manifest::bytes),
@@ -256,12 +259,17 @@ impl Checkpoints {
         })
     }
 
+    /// Whether an attempt of this run wrote the checkpoint.
+    fn is_of_this_run(&self, manifest: &Manifest) -> bool {
+        manifest.info.get(RUN).and_then(|run| run.as_str()) == Some(&self.run)
+    }
+
     /// Refuses a path with checkpoints of another run, because a path can hold the checkpoints of
     /// only one run.
     async fn refuse_another_runs(&self) -> Result<(), RoleError> {
         for listed in list(&self.directory).await?.into_iter().rev() {
             let ListedState::Complete(manifest) = listed.state else { continue };
-            if manifest.info.get(RUN).and_then(|run| run.as_str()) != Some(&self.run) {
+            if !self.is_of_this_run(&manifest) {
                 return Err(RoleError::Input(format!(
                     "spec.checkpoint.path {} holds checkpoints of another run, the newest of them {}: set spec.checkpoint.resume to `latest` to resume from it, or set another path",
                     self.settings.path, listed.name
@@ -407,9 +415,10 @@ async fn files(
 pub(super) async fn freeze(
     ticket: &Ticket,
     partition: bool,
+    dense_since: u64,
     servers: &[Channel],
 ) -> Result<Vec<v1::Applied>, RoleError> {
-    let freeze = v1::Freeze { ticket: Some(ticket::write(ticket)), partition };
+    let freeze = v1::Freeze { ticket: Some(ticket::write(ticket)), partition, dense_since };
     let calls = servers.iter().map(|server| message::call_server(server, freeze.clone(), || Ok(Vec::new())));
     Ok(try_join_all(calls).await?.into_iter().map(|(frozen, _)| frozen.applied.unwrap_or_default()).collect())
 }
@@ -428,9 +437,10 @@ pub(super) enum RowsRestored {
     Damaged(String),
 }
 
-/// Makes every parameter server restore the rows of its slots.
-pub(super) async fn restore_rows(checkpoint: &str, servers: &[Channel]) -> Result<RowsRestored, RoleError> {
-    let request = v1::RestoreRows { checkpoint: checkpoint.to_owned() };
+/// Makes every parameter server restore the rows of its slots from a checkpoint of this job, or
+/// take them over from another job's.
+pub(super) async fn restore_rows(from: &v1::Restore, servers: &[Channel]) -> Result<RowsRestored, RoleError> {
+    let request = v1::RestoreRows { checkpoint: from.checkpoint.clone(), from: from.from };
     let calls = servers.iter().map(|server| message::call(server, request.clone(), Vec::new(), WHOLE_JOB));
     let replies = try_join_all(calls).await?;
     match replies.iter().find(|(reply, _)| !reply.damaged.is_empty()) {

@@ -61,6 +61,7 @@ impl Coordinator {
             v1::ChunkReport::KIND => self.chunk_report(caller, &read(frame)?)?,
             v1::FilesFound::KIND => self.files_found(caller, &read(frame)?)?,
             v1::Reading::KIND => self.reading(read(frame)?),
+            v1::Waiting::KIND => self.waiting(&read(frame)?),
             v1::OrderRequest::KIND => self.order(caller, read(frame)?).await?,
             v1::HorizonRequest::KIND => self.horizon(caller, read(frame)?).await?,
             v1::RingRequest::KIND => self.ring(read(frame)?).await?,
@@ -120,6 +121,11 @@ impl Coordinator {
         message::done::<v1::Reading>()
     }
 
+    fn waiting(&self, waiting: &v1::Waiting) -> Frame {
+        self.lock().note_wait(waiting);
+        message::done::<v1::Waiting>()
+    }
+
     fn batch_report(&self, caller: &v1::Caller, report: &v1::BatchReport) -> Result<Frame, RoleError> {
         self.apply::<v1::BatchReport>(caller, |state| state.batch_report(report))
     }
@@ -146,7 +152,8 @@ impl Coordinator {
     }
 
     fn attempt(&self, _request: v1::AttemptRequest) -> Frame {
-        message::reply::<v1::AttemptRequest>(&v1::Attempt { attempt: self.attempt }, Vec::new())
+        let budget = self.lock().budget;
+        message::reply::<v1::AttemptRequest>(&v1::Attempt { attempt: self.attempt, budget }, Vec::new())
     }
 
     async fn map(&self, _request: v1::MapRequest) -> Result<Frame, RoleError> {

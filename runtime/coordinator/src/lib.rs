@@ -10,6 +10,7 @@
 mod as_bytes;
 mod auto_mode;
 mod batch_index;
+mod budget;
 mod checkpointing;
 mod checkpoints;
 mod commands;
@@ -36,12 +37,15 @@ mod ring;
 mod server_calls;
 mod server_progress;
 mod servers;
+mod slowest;
 mod snapshot;
 mod speeds;
 mod state;
 mod summary;
+mod throughput;
 mod training;
 mod unseen;
+mod warm_start;
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -69,10 +73,11 @@ use self::copies::Copies;
 use self::journal::Journal;
 pub use self::journal::JournalPlace;
 use self::lease::{PathLease, ReleaseOnDrop};
-pub use self::page::LivePage;
+pub use self::page::{Columns, INTERRUPTED, LivePage, PlanFacts, Point, RunFacts, page_of_runs};
 pub use self::recovery::recover_copy;
 pub use self::refused::{ResizeRefused, SaveRefused};
 use self::state::State;
+use self::warm_start::{Search, WarmStart};
 
 /// How long a coordinator that ends, or whose job has failed, waits until parameter servers have
 /// the last image.
@@ -108,6 +113,8 @@ pub struct Coordinator {
     counted: Mutex<TokenCounts>,
     /// Taken by [`Coordinator::run`].
     checkpoints: Mutex<Option<(Checkpoints, Option<ResumePoint>)>>,
+    /// The model of another job to begin with. Taken by [`Coordinator::run`].
+    warm_start: Mutex<Option<Box<WarmStart>>>,
     /// The lease on the checkpoint path; `None` if the job has no checkpoints.
     lease: Option<Arc<PathLease>>,
 }
@@ -142,14 +149,15 @@ impl Coordinator {
         let checkpoints = Checkpoints::open(&plan, run)?;
         let recovered = recovered.flatten();
         let lease = checkpoints.as_ref().map(Checkpoints::lease);
-        let coordinator = Self { lease: lease.clone(), ..Self::new(plan, journal, events, metrics)? };
+        // Boxed: a future that holds it would be too large for the stack.
+        let coordinator = Box::new(Self { lease: lease.clone(), ..Self::new(plan, journal, events, metrics)? });
         if let (Some(checkpoints), None) = (&checkpoints, &recovered) {
             checkpoints.probe().await?;
             checkpoints.lease().acquire(&coordinator.events).await?;
         }
         let started = match recovered {
             Some(recovered) => Ok(coordinator.recover(recovered, checkpoints)),
-            None => Box::pin(coordinator.resume(checkpoints)).await,
+            None => Box::pin(coordinator.resume(checkpoints, run)).await,
         };
         if let (Err(_), Some(lease)) = (&started, lease) {
             lease.release().await;
@@ -183,6 +191,7 @@ impl Coordinator {
             is_log_lost: false,
             counted: Mutex::default(),
             checkpoints: Mutex::default(),
+            warm_start: Mutex::default(),
             lease: None,
         })
     }
@@ -212,15 +221,22 @@ impl Coordinator {
         }
     }
 
-    /// Resumes from the latest usable checkpoint, or starts from step 0 if the path holds none.
-    async fn resume(self, mut checkpoints: Option<Checkpoints>) -> Result<Self, RoleError> {
+    /// Resumes from the latest usable checkpoint. If the path holds none, begins with the model of
+    /// `spec.checkpoint.from`, or with initial values.
+    async fn resume(self, mut checkpoints: Option<Checkpoints>, run: &str) -> Result<Self, RoleError> {
         let mut resumed = None;
         if let Some(checkpoints) = &mut checkpoints {
             let (found, warnings) = checkpoints.find().await.map_err(CheckpointPlan::at_start)?;
             warn_all(&self.events, warnings);
             resumed = found;
         }
-        let mut state = State::new(&self.plan, resumed.as_ref().map(|resumed| &resumed.state))?;
+        let warm_start = self.find_warm_start(checkpoints.as_ref(), resumed.as_ref(), run).await?;
+        let begun = warm_start.as_ref().map(|warm_start| warm_start.snapshot(&self.plan));
+        let saved = resumed.as_ref().map(|resumed| &resumed.state).or(begun.as_ref());
+        let mut state = State::new(&self.plan, saved)?;
+        if let Some(warm_start) = &warm_start {
+            state.set_origin(warm_start.origin.clone());
+        }
         if let Some(checkpoints) = &checkpoints {
             state.set_damaged_checkpoints(checkpoints.damaged());
         }
@@ -229,6 +245,7 @@ impl Coordinator {
             counted: Mutex::new(state.training().counts()),
             state: Mutex::new(state),
             checkpoints: Mutex::new(checkpoints.map(|checkpoints| (checkpoints, resumed))),
+            warm_start: Mutex::new(warm_start),
             ..self
         };
         // Members may learn this coordinator's address as soon as `start` returns. From then on a
@@ -239,6 +256,29 @@ impl Coordinator {
             journal.close();
         }
         Ok(coordinator)
+    }
+
+    /// Finds the model to begin with; `None` if the manifest names none. The job's own checkpoints
+    /// come first.
+    async fn find_warm_start(
+        &self,
+        checkpoints: Option<&Checkpoints>,
+        resumed: Option<&ResumePoint>,
+        run: &str,
+    ) -> Result<Option<Box<WarmStart>>, RoleError> {
+        let Some(from) = &self.plan.warm_start else { return Ok(None) };
+        if let Some(resumed) = resumed {
+            let message = format!(
+                "spec.checkpoint.from {} is not used: this job's own checkpoint {} comes first, and training resumes from it",
+                from.from, resumed.name
+            );
+            warn_all(&self.events, [message]);
+            return Ok(None);
+        }
+        let own = checkpoints.map(Checkpoints::directory);
+        let (found, warnings) = Box::pin(Search { plan: &self.plan, from, run, own }.find()).await?;
+        warn_all(&self.events, warnings);
+        Ok(Some(Box::new(found)))
     }
 
     /// Whether this coordinator, and the members with it, continues where one that died was.
@@ -266,9 +306,11 @@ impl Coordinator {
             // Once a member has failed, the others end, and calls to them fail. The first failure
             // is the cause.
             result = summarizing => result.map_err(|error| self.cause_of(error)),
-            superseded = self.run_journal() => Err(superseded),
-            never = self.poll_server_progress() => never,
-            error = self.keep_lease() => Err(error),
+            // Boxed, because the futures of a job's roles are together in one.
+            superseded = Box::pin(self.run_journal()) => Err(superseded),
+            never = Box::pin(self.poll_server_progress()) => never,
+            never = Box::pin(self.spread_budget()) => never,
+            error = Box::pin(self.keep_lease()) => Err(error),
         };
         if let Err(RoleError::Superseded) = &result {
             return Err(self.step_down());
@@ -464,7 +506,8 @@ impl Coordinator {
 
     /// The present status of the job.
     pub fn status(&self) -> v1::JobStatus {
-        v1::JobStatus { recovered: self.is_recovered, ..self.lock().status() }
+        let status = self.lock().status();
+        v1::JobStatus { recovered: self.is_recovered, budget: self.budget(), ..status }
     }
 
     /// Follows all events from the first one. The caller that started the job follows them to start

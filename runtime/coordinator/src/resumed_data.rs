@@ -179,6 +179,7 @@ fn attempt(
         first_mode: "sync".to_owned(),
         evaluated_through: 0,
         counts: TokenCounts::default(),
+        dense_since: 0,
     };
     let mut snapshot = Snapshot::new(plan, training);
     snapshot.epoch_rows = ledger.epoch_rows();

@@ -43,6 +43,7 @@ impl Coordinator {
         let (checkpoints, resumed) = self.checkpoints.lock().take().unzip();
         Checkpointer {
             resumed: resumed.flatten(),
+            warm_start: self.warm_start.lock().take(),
             checkpoints,
             writing: JoinSet::new(),
             failed_attempts: 0,
@@ -102,7 +103,10 @@ impl Coordinator {
             ServerCall::SettleSlots => self.settle_slots(migrations).await,
             ServerCall::Begin { mode, at, first_piece } => self.begin_mode(servers, mode, at, first_piece).await,
             ServerCall::Flush => self.flush(servers).await,
-            ServerCall::Restore => self.restore(servers, checkpointer).await,
+            ServerCall::Restore => match checkpointer.warm_start.take() {
+                Some(warm_start) => self.begin_with_model(servers, warm_start).await,
+                None => self.restore(servers, checkpointer).await,
+            },
             ServerCall::Save { at, last } => self.save(servers, at, last, checkpointer).await,
         }
     }
@@ -121,6 +125,7 @@ impl Coordinator {
             first_row: at.next_row,
             first_piece,
             attempt: self.attempt,
+            dense_since: self.lock().training().dense_since(),
         };
         let no_tensors = || Ok(Vec::new());
         try_join_all(servers.iter().map(|server| message::call_server(server, begin.clone(), no_tensors))).await?;

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::files::FileList;
 use rectrain_protocol::error::RoleError;
-use rectrain_protocol::events::TestMetrics;
+use rectrain_protocol::events::{TableSummary, TestMetrics};
 use rectrain_protocol::plan::JobPlan;
 use rectrain_protocol::token_counts::TokenCounts;
 
@@ -46,6 +46,11 @@ fn is_first(pass: &FirstPass) -> bool {
     *pass == FirstPass::default()
 }
 
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(step: &u64) -> bool {
+    *step == 0
+}
+
 /// How the data is divided into batches and chunks. Positions in the data depend on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -72,6 +77,10 @@ pub(super) struct TrainingSnapshot {
     pub(super) first_mode: String,
     pub(super) evaluated_through: u64,
     pub(super) counts: TokenCounts,
+    /// The global step before which the state of the dense optimizer began. Not 0 only if a warm
+    /// start has changed the optimizer.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(super) dense_since: u64,
 }
 
 /// Dense gradients applied without a barrier.
@@ -90,6 +99,22 @@ pub(super) struct AppliedGradients {
     /// In global steps.
     staleness_sum: f64,
     pub(super) staleness_max: u64,
+}
+
+/// The counts of a parameter server under one slot map.
+#[derive(Clone, Copy)]
+pub(super) struct Counted {
+    /// The gradients that it has applied to its dense partition.
+    pub(super) applied: v1::Applied,
+    /// The history of its rows.
+    pub(super) table: v1::TableCounts,
+}
+
+/// The counts of the run that this one resumed, and of servers under earlier slot maps.
+#[derive(Clone, Copy)]
+pub(super) struct Before {
+    pub(super) applied: AppliedGradients,
+    pub(super) table: TableSummary,
 }
 
 impl TrainingSnapshot {
@@ -115,6 +140,12 @@ impl Snapshot {
             files: None,
             first_pass: FirstPass::default(),
         }
+    }
+
+    /// The snapshot of a job that begins with another job's model: no row is trained, and the
+    /// global step counts on from `step`.
+    pub(super) fn before_first_row(plan: &JobPlan, step: u64, dense_since: u64) -> Self {
+        Self::new(plan, TrainingSnapshot { step, dense_since, ..TrainingSnapshot::initial(plan.mode) })
     }
 
     pub(super) fn encode(&self) -> Result<Vec<u8>, RoleError> {
@@ -164,10 +195,27 @@ impl Snapshot {
         match self.next_epoch(plan) {
             Some(next) => Ok(Some((next, difference))),
             None => Err(RoleError::Input(format!(
-                "spec.data: {difference} since the checkpoint of step {}, which is within an epoch, so rows would be trained twice or never: restore the files as they were (other files may follow at the end of an epoch), or train from the start with another spec.checkpoint.path",
-                self.training.step
+                "spec.data: {difference} since the checkpoint of step {}, which is within an epoch, so rows would be trained twice or never: restore the files as they were (other files may follow at the end of an epoch), or train from the start with another spec.checkpoint.path; {}",
+                self.training.step,
+                self.as_new_job(plan)
             ))),
         }
+    }
+
+    /// How the training files differ from the ones found now, if this snapshot has trained all that
+    /// the job would train. A later run then has nothing to train, whatever the files are.
+    pub(super) fn change_after_the_end(&self, plan: &JobPlan, found: &FileList) -> Option<String> {
+        let difference = self.files.as_ref().and_then(|files| files.difference(found));
+        difference.filter(|_| self.is_all_trained(plan))
+    }
+
+    /// How to train other data with the model of this checkpoint, as the end of a sentence.
+    pub(super) fn as_new_job(&self, plan: &JobPlan) -> String {
+        let path = plan.checkpoint.as_ref().map_or("PATH", |checkpoint| checkpoint.path.as_str());
+        format!(
+            "to begin a new job with this model on other data, set spec.checkpoint.from to {path}@{} and spec.checkpoint.path to another path",
+            self.training.step
+        )
     }
 
     /// This snapshot with the next epoch over other files; `None` within an epoch.
@@ -208,7 +256,7 @@ impl DataCut {
     fn check(self, own: Self, name: &str) -> Result<(), RoleError> {
         let differs = |field: &str, was: String, is: String| {
             Err(RoleError::Input(format!(
-                "{field} is {is}, but checkpoint {name} was written with {was}, and its place in the data is counted in that: change it back, or train from the start with another spec.checkpoint.path"
+                "{field} is {is}, but checkpoint {name} was written with {was}, and its place in the data is counted in that: change it back, or train from the start with another spec.checkpoint.path, with this checkpoint's model if spec.checkpoint.from names it"
             )))
         };
         if self.global_batch_size != own.global_batch_size {

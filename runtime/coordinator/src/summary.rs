@@ -32,10 +32,12 @@ impl Coordinator {
             () = self.choose_modes() => return Err(RoleError::Stopped),
         };
         let mut summary = result.summary;
-        let applied_before = self.lock().applied_before();
+        let before = self.lock().counted_before();
         let placement = self.placement()?;
+        // Boxed, because the futures of a job's roles are together in one.
+        let collecting = Box::pin(digest::of_model(&self.plan, &result.dense_digest, &placement, before, &mut summary));
         tokio::select! {
-            digest = digest::of_model(&self.plan, &result.dense_digest, &placement, applied_before, &mut summary) => {
+            digest = collecting => {
                 digest?;
             }
             // Only a failure ends this wait, for instance of a server that restarted without its
@@ -59,7 +61,8 @@ impl Coordinator {
         let map = if self.is_recovered { self.lock().map() } else { None };
         let events = self.events.after(0, usize::MAX);
         if !self.is_log_lost && !events.iter().any(|logged| matches!(logged.event, JobEvent::Started { .. })) {
-            self.events.push(self.plan.started()?);
+            let origin = self.lock().origin();
+            self.events.push(self.plan.started(origin)?);
         }
         for replicas in self.status().replicas {
             if let Some(role) = member_role(replicas.role()) {

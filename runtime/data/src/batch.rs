@@ -90,6 +90,54 @@ impl SparseColumn {
     }
 }
 
+/// The texts of one column that travel with the rows, unchanged.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TextColumn {
+    bytes: Vec<u8>,
+    /// Where the text of each row ends in `bytes`.
+    ends: Vec<usize>,
+    /// Whether the cell of each row is null.
+    nulls: Vec<bool>,
+}
+
+impl TextColumn {
+    /// The number of rows.
+    pub fn rows(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// The text of row `row`, which need not be UTF-8. `None` for a null of Parquet.
+    pub fn text(&self, row: usize) -> Option<&[u8]> {
+        (!self.nulls[row]).then(|| &self.bytes[self.start(row)..self.ends[row]])
+    }
+
+    pub(crate) fn push(&mut self, text: Option<&[u8]>) {
+        self.bytes.extend_from_slice(text.unwrap_or_default());
+        self.ends.push(self.bytes.len());
+        self.nulls.push(text.is_none());
+    }
+
+    fn start(&self, row: usize) -> usize {
+        row.checked_sub(1).map_or(0, |before| self.ends[before])
+    }
+
+    fn append(&mut self, other: &Self, rows: impl IntoIterator<Item = usize>) {
+        rows.into_iter().for_each(|row| self.push(other.text(row)));
+    }
+
+    fn pick(&self, rows: impl IntoIterator<Item = usize>) -> Self {
+        let mut picked = Self::default();
+        picked.append(self, rows);
+        picked
+    }
+
+    fn truncate(&mut self, rows: usize) {
+        self.ends.truncate(rows);
+        self.nulls.truncate(rows);
+        self.bytes.truncate(self.ends.last().copied().unwrap_or(0));
+    }
+}
+
 /// Rows of a data set. Sparse and dense columns are in the order of the schema's fields.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Batch {
@@ -101,22 +149,29 @@ pub struct Batch {
     pub dense_width: usize,
     /// Transformed dense features, row-major `[samples, dense_width]`.
     pub dense: Vec<f32>,
-    /// Labels in [0, 1], `[samples]`.
+    /// Labels in [0, 1], `[samples]`. NaN in a file without a label column, which only
+    /// [`SourceConfig::label_is_optional`](crate::SourceConfig::label_is_optional) allows.
     pub labels: Vec<f32>,
     /// The hashed group of each row, for grouped AUC, or [`NO_GROUP`](rectrain_kinds::NO_GROUP).
     /// `None` if the schema names no group.
     pub groups: Option<Vec<u64>>,
+    /// The event time of each row, in whole seconds since 1970. `None` if the schema names no
+    /// column of times.
+    pub times: Option<Vec<u64>>,
+    /// One column for each of [`SourceConfig::carried`](crate::SourceConfig::carried).
+    pub carried: Vec<TextColumn>,
 }
 
 impl Batch {
     /// A batch of no rows of this schema.
     pub fn of_schema(schema: &Schema) -> Self {
         let variable: Vec<bool> = schema.sparse.iter().map(SparseField::is_variable).collect();
-        Self::empty(&variable, schema.dense.len(), schema.group.is_some())
+        let times = schema.time.is_some().then(Vec::new);
+        Self { times, ..Self::empty(&variable, schema.dense.len(), schema.group.is_some()) }
     }
 
-    /// A batch of no rows. `variable` says for each sparse field whether the number of keys varies
-    /// between samples.
+    /// A batch of no rows and without times. `variable` says for each sparse field whether the number of
+    /// keys varies between samples.
     pub fn empty(variable: &[bool], dense_width: usize, grouped: bool) -> Self {
         Self {
             samples: 0,
@@ -125,6 +180,8 @@ impl Batch {
             dense: Vec::new(),
             labels: Vec::new(),
             groups: grouped.then(Vec::new),
+            times: None,
+            carried: Vec::new(),
         }
     }
 
@@ -137,14 +194,18 @@ impl Batch {
             dense_width: width,
             dense: self.dense[rows.start * width..rows.end * width].to_vec(),
             labels: self.labels[rows.clone()].to_vec(),
-            groups: self.groups.as_ref().map(|g| g[rows].to_vec()),
+            groups: self.groups.as_ref().map(|g| g[rows.clone()].to_vec()),
+            times: self.times.as_ref().map(|times| times[rows.clone()].to_vec()),
+            carried: self.carried.iter().map(|c| c.pick(rows.clone())).collect(),
         }
     }
 
     /// Appends the rows `rows` of `other`. Panics if the two have different schemas.
     pub fn append(&mut self, other: &Self, rows: Range<usize>) {
         assert!(
-            self.sparse.len() == other.sparse.len() && self.dense_width == other.dense_width,
+            self.sparse.len() == other.sparse.len()
+                && self.dense_width == other.dense_width
+                && self.carried.len() == other.carried.len(),
             "batches of different schemas cannot be joined"
         );
         let width = self.dense_width;
@@ -154,11 +215,11 @@ impl Batch {
         self.dense.extend_from_slice(&other.dense[rows.start * width..rows.end * width]);
         self.labels.extend_from_slice(&other.labels[rows.clone()]);
         self.samples += rows.len();
-        match (&mut self.groups, &other.groups) {
-            (None, None) => {}
-            (Some(mine), Some(theirs)) => mine.extend_from_slice(&theirs[rows]),
-            _ => panic!("batches of different schemas cannot be joined"),
+        for (mine, theirs) in self.carried.iter_mut().zip(&other.carried) {
+            mine.append(theirs, rows.clone());
         }
+        append_words(&mut self.groups, other.groups.as_deref(), rows.clone());
+        append_words(&mut self.times, other.times.as_deref(), rows);
     }
 
     /// All rows of all batches, in order. An empty list gives an empty batch without columns.
@@ -191,7 +252,14 @@ impl Batch {
             dense,
             labels: order.iter().map(|&r| self.labels[r as usize]).collect(),
             groups: self.groups.as_deref().map(pick),
+            times: self.times.as_deref().map(pick),
+            carried: self.carried.iter().map(|c| c.pick(order.iter().map(|&row| row as usize))).collect(),
         }
+    }
+
+    /// The latest event time of the rows, in seconds since 1970. 0 without times or rows.
+    pub fn latest(&self) -> u64 {
+        self.times.iter().flatten().copied().max().unwrap_or(0)
     }
 
     /// Sum of the labels. If it is 0 or the number of samples over a whole epoch, all labels are
@@ -211,7 +279,7 @@ impl Batch {
         let sparse = self.sparse.iter().map(|c| c.keys.len() * 8 + offsets(c) * 4);
         sparse.sum::<usize>()
             + (self.dense.len() + self.labels.len()) * 4
-            + self.groups.as_ref().map_or(0, Vec::len) * 8
+            + (self.groups.as_ref().map_or(0, Vec::len) + self.times.as_ref().map_or(0, Vec::len)) * 8
     }
 
     /// Makes room for `rows` more rows of one key a feature.
@@ -224,8 +292,8 @@ impl Batch {
         }
         self.dense.reserve(rows * self.dense_width);
         self.labels.reserve(rows);
-        if let Some(groups) = &mut self.groups {
-            groups.reserve(rows);
+        for words in [&mut self.groups, &mut self.times].into_iter().flatten() {
+            words.reserve(rows);
         }
     }
 
@@ -237,10 +305,20 @@ impl Batch {
         }
         self.dense.truncate(samples * self.dense_width);
         self.labels.truncate(samples);
-        if let Some(groups) = &mut self.groups {
-            groups.truncate(samples);
+        for words in [&mut self.groups, &mut self.times].into_iter().flatten() {
+            words.truncate(samples);
         }
+        self.carried.iter_mut().for_each(|column| column.truncate(samples));
         self.samples = samples;
+    }
+}
+
+/// Appends words of rows that both batches have or both lack. Panics otherwise.
+fn append_words(mine: &mut Option<Vec<u64>>, theirs: Option<&[u64]>, rows: Range<usize>) {
+    match (mine, theirs) {
+        (None, None) => {}
+        (Some(mine), Some(theirs)) => mine.extend_from_slice(&theirs[rows]),
+        _ => panic!("batches of different schemas cannot be joined"),
     }
 }
 
@@ -253,7 +331,7 @@ mod tests {
     type Row = (u64, Vec<u64>, Vec<f32>, f32, u64);
 
     fn batch_of(rows: &[Row]) -> Batch {
-        let mut batch = Batch::empty(&[false, true], 2, true);
+        let mut batch = Batch { times: Some(Vec::new()), ..Batch::empty(&[false, true], 2, true) };
         for (one, many, dense, label, group) in rows {
             batch.sparse[0].keys.push(*one);
             batch.sparse[1].keys.extend(many);
@@ -262,6 +340,7 @@ mod tests {
             batch.dense.extend(dense);
             batch.labels.push(*label);
             batch.groups.as_mut().unwrap().push(*group);
+            batch.times.as_mut().unwrap().push(group / 2);
             batch.samples += 1;
         }
         batch
@@ -302,10 +381,33 @@ mod tests {
     }
 
     #[test]
+    fn carried_texts_stay_with_their_rows() {
+        let texts = |column: &TextColumn| -> Vec<Option<Vec<u8>>> {
+            (0..column.rows()).map(|row| column.text(row).map(<[u8]>::to_vec)).collect()
+        };
+        let mut column = TextColumn::default();
+        for text in [Some(&b"a"[..]), None, Some(b""), Some(b"bcd")] {
+            column.push(text);
+        }
+        let all = texts(&column);
+        assert_eq!(all, [Some(b"a".to_vec()), None, Some(vec![]), Some(b"bcd".to_vec())]);
+        assert_eq!(texts(&column.pick([3, 1])), [all[3].clone(), all[1].clone()]);
+        column.truncate(2);
+        column.append(&column.clone(), 0..1);
+        assert_eq!(texts(&column), [all[0].clone(), None, all[0].clone()]);
+    }
+
+    #[test]
     fn the_label_sum_shows_a_training_set_of_one_label() {
         let row = |label| (1, vec![], vec![0.0, 0.0], label, 1);
         assert_eq!(batch_of(&[row(0.0), row(0.0)]).label_sum(), 0.0);
         assert_eq!(batch_of(&[row(1.0), row(0.0)]).label_sum(), 1.0);
+    }
+
+    #[test]
+    fn the_latest_row_times_a_batch() {
+        let rows = [9, 41, 20].map(|group| (1, vec![], vec![0.0, 0.0], 1.0, group));
+        assert_eq!((batch_of(&rows).latest(), Batch::empty(&[], 0, false).latest()), (20, 0));
     }
 
     #[test]

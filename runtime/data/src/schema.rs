@@ -2,8 +2,9 @@
 
 use rectrain_kinds::{DenseField, LabelField, NO_GROUP, Schema, SparseField, Transform};
 
+use crate::batch::{Batch, TextColumn};
 use crate::error::DataError;
-use crate::key::TableSeed;
+use crate::key::TableKeys;
 use crate::null::{NullValues, may_be_marker};
 use crate::remarks::Remarks;
 use crate::spelling::{Id, IdValue, Spelling, trim};
@@ -15,7 +16,7 @@ pub(crate) fn expected_label(label: &LabelField) -> &'static str {
     }
     match label.positive_from {
         Some(_) => "a number that 64-bit floats can hold",
-        None => "0 or 1 (or a number between; or set a threshold for other values)",
+        None => "0 or 1 (or a number between; for other values set spec.features.label.positiveFrom)",
     }
 }
 
@@ -117,6 +118,10 @@ pub(crate) fn check(schema: &Schema) -> Result<(), DataError> {
     }
 }
 
+/// Cells of the column of event times, for an error message.
+pub(crate) const EVENT_TIMES: &str = "a time: a number in the `unit` of spec.data.timeColumn, or a date such as \
+                                      2026-11-03T10:00:00Z (with `order` if its year comes last)";
+
 /// The schema, prepared for the row loop: seeds hashed, separators encoded.
 #[derive(Debug)]
 pub(crate) struct Encoder {
@@ -124,12 +129,16 @@ pub(crate) struct Encoder {
     pub(crate) sparse: Vec<SparseEncoder>,
     pub(crate) group: Option<SparseEncoder>,
     pub(crate) nulls: NullValues,
+    /// Columns whose texts travel with the rows.
+    pub(crate) carried: Vec<String>,
+    /// Whether every file must have the label column.
+    pub(crate) needs_label: bool,
 }
 
 /// The encoder of a column of ids.
 #[derive(Debug)]
 pub(crate) struct SparseEncoder {
-    pub(crate) seed: TableSeed,
+    pub(crate) table: TableKeys,
     nulls: NullValues,
     /// The separator's bytes; `None` for a single-valued feature.
     pub(crate) separator: Option<Vec<u8>>,
@@ -144,19 +153,25 @@ impl Encoder {
         let nulls = NullValues::new(null_values);
         let sparse = schema.sparse.iter().map(|field| SparseEncoder::new(field, &nulls)).collect();
         let group = schema.group.as_deref().map(|column| SparseEncoder::of_group(column, &nulls));
-        Self { schema, sparse, group, nulls }
+        Self { schema, sparse, group, nulls, carried: Vec::new(), needs_label: true }
+    }
+
+    /// A batch of no rows.
+    pub(crate) fn empty_batch(&self) -> Batch {
+        let carried = vec![TextColumn::default(); self.carried.len()];
+        Batch { carried, ..Batch::of_schema(&self.schema) }
     }
 }
 
 impl SparseEncoder {
     fn new(field: &SparseField, nulls: &NullValues) -> Self {
-        let seed = TableSeed::of(&field.table);
+        let table = TableKeys::of(field);
         let has_token = !field.is_variable();
         Self {
-            seed,
+            table,
             nulls: nulls.clone(),
             separator: field.multi_value.as_ref().map(|separator| separator.as_bytes().to_vec()),
-            missing: has_token.then(|| seed.missing()),
+            missing: has_token.then(|| table.missing()),
             remarks: Remarks::new(&field.name),
         }
     }
@@ -164,7 +179,7 @@ impl SparseEncoder {
     /// The encoder of the column that groups rows. A missing value is no group.
     fn of_group(column: &str, nulls: &NullValues) -> Self {
         Self {
-            seed: TableSeed::of(column),
+            table: TableKeys::new(column, None),
             nulls: nulls.clone(),
             separator: None,
             missing: Some(NO_GROUP),
@@ -227,7 +242,7 @@ impl SparseEncoder {
                 self.remarks.note_marker(text);
             }
         }
-        Some(self.seed.id(id))
+        Some(self.table.id(id))
     }
 }
 
@@ -248,23 +263,48 @@ pub(crate) struct Layout {
     pub(crate) names: Vec<String>,
     pub(crate) sparse: Vec<usize>,
     pub(crate) dense: Vec<usize>,
-    pub(crate) label: usize,
+    /// `None` if the file lacks the column and need not have it.
+    pub(crate) label: Option<usize>,
     pub(crate) group: Option<usize>,
     pub(crate) time: Option<usize>,
+    /// The column of event times.
+    pub(crate) clock: Option<usize>,
+    pub(crate) carried: Vec<usize>,
 }
 
 impl Layout {
-    /// Finds every column of `schema`, and the column of a split by time, among `names`.
-    pub(crate) fn bind(file: &str, names: Vec<String>, schema: &Schema, time: Option<&str>) -> Result<Self, DataError> {
+    /// Finds every column of the schema, the carried ones, and the column of a split by time, among
+    /// `names`.
+    pub(crate) fn bind(
+        file: &str,
+        names: Vec<String>,
+        encoder: &Encoder,
+        time: Option<&str>,
+    ) -> Result<Self, DataError> {
+        let schema = &encoder.schema;
         let find = |wanted: &str| find_column(file, &names, wanted);
+        let has_label = encoder.needs_label || names.contains(&schema.label.name);
         Ok(Self {
             sparse: schema.sparse.iter().map(|field| find(&field.name)).collect::<Result<_, _>>()?,
             dense: schema.dense.iter().map(|field| find(&field.name)).collect::<Result<_, _>>()?,
-            label: find(&schema.label.name)?,
+            label: has_label.then(|| find(&schema.label.name).map_err(name_the_label)).transpose()?,
             group: schema.group.as_deref().map(find).transpose()?,
             time: time.map(find).transpose()?,
+            clock: schema.time.as_ref().map(|time| find(&time.name)).transpose()?,
+            carried: encoder.carried.iter().map(|column| find(column)).collect::<Result<_, _>>()?,
             names,
         })
+    }
+}
+
+/// Adds the setting of the label's column to an error without a hint.
+fn name_the_label(error: DataError) -> DataError {
+    match error {
+        DataError::MissingColumn { file, column, hint, available } if hint.is_empty() => {
+            let hint = ": set spec.features.label.name to the column to predict".to_owned();
+            DataError::MissingColumn { file, column, hint, available }
+        }
+        other => other,
     }
 }
 
@@ -286,6 +326,11 @@ fn find_column(file: &str, names: &[String], wanted: &str) -> Result<usize, Data
 }
 
 fn hint(names: &[String], wanted: &str) -> String {
+    if let Some(delimiter) = other_delimiter(names, wanted) {
+        return format!(
+            ": `{delimiter}` seems to separate its cells: set spec.data.csv.delimiter to it (a tab is written \\t)"
+        );
+    }
     if let Some(close) = closest(names, wanted) {
         return format!(", did you mean `{close}`?");
     }
@@ -295,6 +340,15 @@ fn hint(names: &[String], wanted: &str) -> String {
             .to_owned();
     }
     String::new()
+}
+
+/// The text that separates the columns of a file that was cut at another text, so that it seems to
+/// have a single column.
+fn other_delimiter(names: &[String], wanted: &str) -> Option<&'static str> {
+    let [header] = names else { return None };
+    let is_it = |delimiter: &&str| header.split(*delimiter).any(|name| name.trim().trim_matches('"') == wanted);
+    let delimiter = [";", "\t", "|", ","].into_iter().find(is_it).filter(|_| header != wanted)?;
+    Some(if delimiter == "\t" { "\\t" } else { delimiter })
 }
 
 fn listed(names: &[String]) -> String {
@@ -368,6 +422,7 @@ mod tests {
                 dense: vec![DenseField { name: "x".into(), transform, missing: 0.0, limit: 1e15 }],
                 label: LabelField::of_numbers("y", None),
                 group: None,
+                time: None,
             };
             let message = check(&schema).unwrap_err().to_string();
             assert!(message.starts_with("dense feature `x`"), "{message}");
@@ -421,8 +476,13 @@ mod tests {
     #[test]
     fn each_warning_about_ids_is_given_once_a_column() {
         let noted = |cells: &[&str]| {
-            let field =
-                SparseField { name: "g".into(), table: "g".into(), multi_value: None, missing: MissingValue::Token };
+            let field = SparseField {
+                name: "g".into(),
+                table: "g".into(),
+                multi_value: None,
+                missing: MissingValue::Token,
+                hash_buckets: None,
+            };
             let encoder = SparseEncoder::new(&field, &NullValues::new(&["None".into()]));
             let mut keys = vec![];
             assert!(cells.iter().all(|cell| encoder.push_text(cell.as_bytes(), &mut keys)));
@@ -432,6 +492,16 @@ mod tests {
         assert_eq!(noted(&["5.0", "6.0e+00"]), [true, false, false]);
         assert_eq!(noted(&["0005", "05"]), [false, true, false]);
         assert_eq!(noted(&["NA", "<NA>"]), [false, false, true]);
+    }
+
+    #[test]
+    fn another_delimiter_is_named() {
+        for (header, delimiter) in [("label;user", ";"), ("label\tuser", "\\t"), ("\"label\"|\"user\"", "|")] {
+            let hint = hint(&[header.to_owned()], "user");
+            assert!(hint.starts_with(&format!(": `{delimiter}` seems to separate its cells")), "{hint}");
+        }
+        assert_eq!(other_delimiter(&["label;user".to_owned()], "item"), None);
+        assert_eq!(other_delimiter(&["label;user".to_owned(), "b".to_owned()], "user"), None);
     }
 
     #[test]
@@ -447,7 +517,7 @@ mod tests {
     fn empty_pieces_of_a_cell_are_not_values() {
         let field = |separator: Option<&str>, missing| {
             let multi_value = separator.map(str::to_owned);
-            SparseField { name: "g".into(), table: "g".into(), multi_value, missing }
+            SparseField { name: "g".into(), table: "g".into(), multi_value, missing, hash_buckets: None }
         };
         let keys = |field: &SparseField, cell: &str| {
             let mut keys = vec![];
@@ -455,7 +525,7 @@ mod tests {
             assert!(SparseEncoder::new(field, &nulls).push_text(cell.as_bytes(), &mut keys));
             keys
         };
-        let seed = TableSeed::of("g");
+        let seed = crate::key::TableSeed::of("g");
         let multi = field(Some("|"), MissingValue::Token);
         assert_eq!(keys(&multi, "a|7||b|"), [seed.text(b"a"), seed.integer(7), seed.text(b"b")]);
         assert!(keys(&multi, "").is_empty() && keys(&multi, "null| NULL ").is_empty());

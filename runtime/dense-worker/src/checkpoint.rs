@@ -1,6 +1,8 @@
 //! Saves and restores the dense parameters. In modes with a barrier, dense worker 0 saves them.
 //! When training resumes from a checkpoint, every dense worker restores them.
 
+use std::sync::Arc;
+
 use rectrain_checkpoint::{Checkpoint, DensePart, FileEntry, Ticket, save_dense};
 use rectrain_proto::v1;
 
@@ -22,7 +24,7 @@ impl Trainer {
         let settings = self.plan.checkpoint.clone().ok_or_else(no_checkpoints)?;
         self.tower.check_parameters(order.step)?;
         let (parameters, state) = self.tower.state()?;
-        let part = dense_part(&self.plan, 0, parameters, state, order.step);
+        let part = dense_part(&self.plan, 0, parameters, state, order.step.saturating_sub(order.dense_since));
         let coordinator = self.peers.coordinator.clone();
         let task = async move {
             let written = write(&settings, &ticket, &part).await.and_then(|file| ticket::write_file(&file));
@@ -40,8 +42,37 @@ impl Trainer {
         Ok(())
     }
 
-    /// Restores parameters and optimizer state from a checkpoint.
-    pub(crate) fn restore(&mut self, checkpoint: &str) -> Result<(), RoleError> {
+    /// Takes the parameters that both models have from the checkpoint of another job. The others
+    /// keep their initial values. The optimizer's state comes along if the optimizer is the same,
+    /// and starts fresh otherwise.
+    fn take_over(&mut self, checkpoint: &str) -> Result<(), RoleError> {
+        let (plan, name) = (Arc::clone(&self.plan), checkpoint.to_owned());
+        let (dense, inheritance) = self.wait(async move {
+            let (checkpoint, inheritance) = plan.open_warm_start(&name).await?;
+            Ok((checkpoint.dense().await?, inheritance))
+        })?;
+        let transfer = &inheritance.dense;
+        let continues = self.plan.continues_dense_optimizer(&dense);
+        let (parameters, state) = self.tower.state()?;
+        let (mut parameters, mut state) = (parameters.to_vec(), state.to_vec());
+        let saved_total = dense.parameters.len().max(1);
+        transfer.copy(&dense.parameters, &mut parameters)?;
+        if continues {
+            let vectors = state.chunks_exact_mut(parameters.len().max(1));
+            for (saved, own) in dense.state.chunks_exact(saved_total).zip(vectors) {
+                transfer.copy(saved, own)?;
+            }
+        }
+        let kind = self.tower.optimizer().kind().name();
+        Ok(self.tower.restore(&parameters, kind, &state)?)
+    }
+
+    /// Restores parameters and optimizer state from a checkpoint of this job, or of another one.
+    pub(crate) fn restore(&mut self, restore: &v1::Restore) -> Result<(), RoleError> {
+        let checkpoint = &*restore.checkpoint;
+        if restore.from {
+            return self.take_over(checkpoint);
+        }
         let settings = self.plan.checkpoint.clone().ok_or_else(no_checkpoints)?;
         let name = checkpoint.to_owned();
         let dense = self.wait(async move {

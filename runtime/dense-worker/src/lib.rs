@@ -20,6 +20,7 @@ mod loss_watch;
 mod orders;
 mod partitions;
 mod ring_repair;
+mod spent;
 mod trainer;
 
 use std::sync::Arc;

@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Instant;
 
 use rectrain_dense::Features;
 use rectrain_proto::v1;
@@ -10,12 +11,14 @@ use rectrain_wire::Tensor;
 use tokio::task::JoinHandle;
 
 use super::Trainer;
+use super::spent::ReplyTime;
 use rectrain_protocol::batch::BatchPosition;
 use rectrain_protocol::compression::TensorCodec;
 use rectrain_protocol::deadline::WHOLE_JOB;
 use rectrain_protocol::error::RoleError;
 use rectrain_protocol::layout::Pooled;
 use rectrain_protocol::layout::{decode_pooled, encode_pooled};
+use rectrain_protocol::long_wait::reporting_wait;
 use rectrain_protocol::message;
 use rectrain_protocol::plan::JobPlan;
 use rectrain_protocol::round_robin::Piece;
@@ -45,6 +48,8 @@ pub(crate) struct LocalBatch {
     /// True if the parameter servers have applied the step, so that they need no more gradients for
     /// it.
     pub(crate) is_applied: bool,
+    /// The time of the reply, of a batch with one piece.
+    reply_time: ReplyTime,
 }
 
 impl LocalBatch {
@@ -130,16 +135,21 @@ impl Trainer {
     pub(crate) fn fetch(&self, pieces: impl Iterator<Item = Piece>, step: Option<u64>) -> Fetching {
         let fetch = |piece: Piece| {
             let (workers, plan) = (Arc::clone(&self.peers.embedding_workers), Arc::clone(&self.plan));
+            let coordinator = self.peers.coordinator.clone();
+            let waiting = self.waiting_for(v1::Role::EmbeddingWorker, piece.embedding_worker as u32);
             self.spawn(async move {
+                let started = Instant::now();
                 let request = v1::Forward { batch: Some(piece.key.write()), step };
                 // In an evaluation this call may wait for hours, while a replaced dense worker
                 // predicts its share again. The embedding worker notices if the job makes no
                 // progress.
                 let is_evaluated = matches!(piece.key.position, BatchPosition::Evaluation { .. });
                 let patience = if is_evaluated { WHOLE_JOB } else { plan.patience() };
-                let (reply, tensors) =
-                    workers.call_within(piece.embedding_worker, request, Vec::new(), patience).await?;
-                read(piece, reply, tensors, &plan)
+                let call = workers.call_within(piece.embedding_worker, request, Vec::new(), patience);
+                let replied = if is_evaluated { call.await } else { reporting_wait(call, &coordinator, waiting).await };
+                let (reply, tensors) = replied?;
+                let reply_time = ReplyTime::new(piece.embedding_worker, started.elapsed(), &reply);
+                Ok(LocalBatch { reply_time, ..read(piece, reply, tensors, &plan)? })
             })
         };
         Fetching(pieces.map(fetch).collect())
@@ -147,10 +157,14 @@ impl Trainer {
 
     /// Waits for the pieces and joins them.
     pub(crate) fn fetched(&mut self, fetching: Fetching) -> Result<LocalBatch, RoleError> {
-        fetching
-            .0
-            .into_iter()
-            .try_fold(LocalBatch::default(), |batch, piece| Ok(batch.append(self.join("forward", piece)?)))
+        let mut batch = LocalBatch::default();
+        for piece in fetching.0 {
+            let started = Instant::now();
+            let piece = self.join("forward", piece)?;
+            self.pace.times.waited(started.elapsed(), &piece.reply_time);
+            batch = batch.append(piece);
+        }
+        Ok(batch)
     }
 
     /// Sends a piece's gradients to its embedding worker, without waiting.
@@ -206,5 +220,6 @@ fn read(piece: Piece, reply: v1::Forwarded, tensors: Vec<Tensor>, plan: &JobPlan
         answered,
         missing: 0,
         is_applied,
+        reply_time: ReplyTime::default(),
     })
 }

@@ -43,7 +43,7 @@ impl Trainer {
             match kind {
                 Kind::Wait(_) | Kind::Barrier(_) | Kind::Tokens(_) => continue,
                 Kind::Restore(restore) => {
-                    self.restore(&restore.checkpoint)?;
+                    self.restore(restore)?;
                     self.applied = Some(order.step);
                 }
                 Kind::Save(save) => self.save(&order, save.ticket.clone())?,

@@ -1,11 +1,14 @@
 //! Moves the dense parameters between this worker's flat buffers and the parameter servers'
 //! partitions. A switch of the mode moves only these and the optimizer's state.
 
+use std::time::Instant;
+
 use futures::future::try_join_all;
 use rectrain_proto::v1;
 use rectrain_wire::Tensor;
 
 use super::Trainer;
+use rectrain_protocol::Role;
 use rectrain_protocol::error::RoleError;
 use rectrain_protocol::message;
 use rectrain_protocol::plan::dense_partition;
@@ -34,7 +37,7 @@ impl Trainer {
 
     /// Replaces parameters and optimizer state by those on the parameter servers.
     pub(crate) fn read_back(&mut self) -> Result<(), RoleError> {
-        let partitions = self.get_partitions(true)?;
+        let partitions: Vec<_> = self.get_partitions(true)?.into_iter().map(|(_, partition)| partition).collect();
         let total = self.tower.layout().total();
         let mut parameters = Vec::with_capacity(total);
         let mut slots = vec![Vec::with_capacity(total); self.tower.optimizer().slots().len()];
@@ -58,7 +61,10 @@ impl Trainer {
 
     /// Replaces the parameters by those on the parameter servers. Returns each server's step.
     pub(crate) fn pull_parameters(&mut self) -> Result<Vec<u64>, RoleError> {
+        let started = Instant::now();
         let partitions = self.get_partitions(false)?;
+        self.spend_on_last(started, &partitions);
+        let partitions: Vec<_> = partitions.into_iter().map(|(_, partition)| partition).collect();
         let total = self.tower.layout().total();
         let mut steps = Vec::with_capacity(partitions.len());
         let servers = partitions.len();
@@ -75,12 +81,26 @@ impl Trainer {
         Ok(steps)
     }
 
-    fn get_partitions(&self, state: bool) -> Result<Vec<(v1::Partition, Vec<Tensor>)>, RoleError> {
-        let calls = self.peers.placement.servers.iter();
-        let calls = calls.map(|server| message::call_server(server, v1::GetPartition { state }, || Ok(Vec::new())));
+    /// The partitions, each with the time at which it arrived.
+    fn get_partitions(&self, state: bool) -> Result<Vec<Arrived>, RoleError> {
+        let calls = self.peers.placement.servers.iter().map(|server| async move {
+            let partition = message::call_server(server, v1::GetPartition { state }, || Ok(Vec::new())).await?;
+            Ok((Instant::now(), partition))
+        });
         self.wait(try_join_all(calls))
     }
+
+    /// The wait since `started` was spent on the server that replied last.
+    fn spend_on_last(&mut self, started: Instant, partitions: &[Arrived]) {
+        let arrivals = partitions.iter().map(|(at, _)| *at).enumerate();
+        let Some((position, at)) = arrivals.max_by_key(|(_, at)| *at) else { return };
+        let number = self.peers.placement.map.servers().get(position).copied().unwrap_or_default();
+        self.pace.times.spend(Role::Ps, u32::from(number), at.duration_since(started).as_secs_f64());
+    }
 }
+
+/// A partition and its tensors, with the time at which it arrived.
+type Arrived = (Instant, (v1::Partition, Vec<Tensor>));
 
 fn wrong_size(server: usize, expected: usize, found: usize) -> RoleError {
     let reason = format!("parameter server {server} has {found} dense parameters, but its partition has {expected}");

@@ -21,6 +21,8 @@ use super::all_reduce::RingMailbox;
 use super::local_batch::LocalBatch;
 use super::loss_watch::LossWatch;
 use super::ring_repair::{Offer, RingWatch};
+use super::spent::StepTimes;
+use rectrain_protocol::Role;
 use rectrain_protocol::connect;
 use rectrain_protocol::deadline::CALL_DEADLINE;
 use rectrain_protocol::error::RoleError;
@@ -180,6 +182,7 @@ impl Trainer {
         self.metrics.steps.inc();
         self.metrics.samples.inc_by(batch.samples as u64);
         self.metrics.step.observe(started.elapsed().as_secs_f64());
+        self.pace.times.passed(started.elapsed());
         if self.reported.elapsed() >= REPORT_EVERY {
             self.report_progress()?;
         }
@@ -194,10 +197,15 @@ impl Trainer {
             self.metrics.gpu_memory_used.set(memory.used_bytes as i64);
             self.metrics.gpu_memory_reserved.set(memory.reserved_bytes as i64);
         }
-        std::mem::take(&mut self.pace).write_to(&mut self.progress);
+        std::mem::take(&mut self.pace).write_to(self.rank, &mut self.progress);
         let next = v1::Progress { rank: self.rank.0, steps_done: self.progress.steps_done, ..v1::Progress::default() };
         let report = std::mem::replace(&mut self.progress, next);
         self.call_coordinator(report, Vec::new()).map(drop)
+    }
+
+    /// The report of a wait for a member.
+    pub(crate) fn waiting_for(&self, role: v1::Role, index: u32) -> v1::Waiting {
+        v1::Waiting { role: v1::Role::DenseWorker.into(), index: self.rank.0, for_role: role.into(), for_index: index }
     }
 
     /// Calls the coordinator and waits for its reply.
@@ -238,6 +246,9 @@ pub(crate) struct Pace {
     batches: usize,
     all_reduce: Duration,
     all_reduces: u32,
+    compute: Duration,
+    /// The steps, and the members that they were spent on.
+    pub(crate) times: StepTimes,
 }
 
 impl Pace {
@@ -248,6 +259,7 @@ impl Pace {
         self.compute_seconds.push_back(took.as_secs_f32());
         self.rows += rows;
         self.batches += 1;
+        self.compute += took;
     }
 
     pub(crate) fn reduced(&mut self, took: Duration) {
@@ -255,7 +267,9 @@ impl Pace {
         self.all_reduces += 1;
     }
 
-    fn write_to(self, progress: &mut v1::Progress) {
+    fn write_to(mut self, rank: Rank, progress: &mut v1::Progress) {
+        self.times.spend(Role::DenseWorker, rank.0, self.compute.as_secs_f64());
+        self.times.write_to(progress);
         progress.compute_seconds = self.compute_seconds.into();
         progress.batch_rows = self.rows as f64 / self.batches.max(1) as f64;
         progress.all_reduce_seconds = self.all_reduce.as_secs_f64() / f64::from(self.all_reduces.max(1));

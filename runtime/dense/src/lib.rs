@@ -11,6 +11,8 @@
 //!
 //! `random`, `device` → `layout` → `linear`, `onnx` → `layers` → `models` → `tasks` → `pass` →
 //! `host`, `accelerator` → `tower`
+//!
+//! `models` → `transfer`
 
 mod accelerator;
 mod batch;
@@ -31,6 +33,7 @@ mod pass;
 mod random;
 pub mod tasks;
 mod tower;
+mod transfer;
 mod workers;
 
 pub use batch::{Features, StepOutput};
@@ -46,3 +49,4 @@ pub use optimizer::FlatOptimizer;
 pub use rectrain_kinds::{CrossStructure, DenseOptimizer, LossKind, ModelSettings, Precision, Task};
 pub use tasks::Tasks;
 pub use tower::{Tower, TowerOptions};
+pub use transfer::{NamedModel, Transfer};

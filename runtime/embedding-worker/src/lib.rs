@@ -11,6 +11,7 @@ mod positions;
 mod prepared_ids;
 mod replies;
 mod rows;
+mod times;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -33,12 +34,15 @@ use rectrain_wire::{BoxFuture, Frame, Peer, Refusal, Service, Tensor};
 use tokio::sync::Semaphore;
 
 use crate::pieces::{Piece, Pieces};
-use crate::prepared_ids::PreparedIds;
-use crate::rows::{LookedUp, Rows};
+pub use crate::prepared_ids::PreparedIds;
+use crate::rows::{LookedUp, RowGradients, Rows};
+use crate::times::ForwardTimes;
 
 /// See the module documentation.
 pub struct EmbeddingWorker {
     layout: Arc<FeatureLayout>,
+    /// By row group: whether gradients carry the examples of each key.
+    counted: Arc<Vec<bool>>,
     compression: Compression,
     pieces: Arc<Pieces>,
     rows: Rows,
@@ -51,12 +55,13 @@ pub struct EmbeddingWorker {
 impl EmbeddingWorker {
     /// Creates a worker that does not know the parameter servers yet: see [`Self::connect`].
     #[must_use]
-    pub fn new(plan: &JobPlan, metrics: EmbeddingWorkerMetrics) -> Self {
+    pub fn new(plan: &JobPlan, index: u32, metrics: EmbeddingWorkerMetrics) -> Self {
         let layout = Arc::new(plan.layout.clone());
         Self {
             compression: plan.compression,
+            counted: Arc::new(plan.counts_examples()),
             pieces: Arc::new(Pieces::new(plan, metrics.clone())),
-            rows: Rows::new(plan, Arc::clone(&layout), metrics.clone()),
+            rows: Rows::new(plan, index, Arc::clone(&layout), metrics.clone()),
             layout,
             cores: Semaphore::new(std::thread::available_parallelism().map_or(1, usize::from)),
             metrics,
@@ -88,21 +93,24 @@ impl EmbeddingWorker {
         let layout = Arc::clone(&self.layout);
         let prepared = self.work("preparation of ids", move || prepare(samples, tensors, &layout)).await??;
         self.metrics.unique_ids.inc_by(prepared.keys().iter().map(Vec::len).sum::<usize>() as u64);
-        self.pieces.put(key, Piece::new(prepared, request.global_samples, rest));
+        self.pieces.put(key, Piece::new(prepared, &request, rest));
         Ok(message::done::<v1::PutBatch>())
     }
 
     async fn forward(&self, request: v1::Forward) -> Result<Frame, RoleError> {
         let key = BatchKey::read("forward", request.batch)?;
+        let arrived = Instant::now();
         let piece = self.pieces.fetch("forward", key).await?;
         let started = Instant::now();
-        let LookedUp { rows, steps, is_applied, missing } =
+        let LookedUp { rows, steps, is_applied, missing, servers } =
             self.rows.look_up(key, request.step, &piece.prepared).await?;
+        let looked_up = started.elapsed();
         let Some(rows) = rows else {
             let applied = v1::Forwarded { is_applied, ..v1::Forwarded::default() };
             return Ok(message::reply::<v1::Forward>(&applied, Vec::new()));
         };
-        self.metrics.look_up.observe(started.elapsed().as_secs_f64());
+        self.metrics.look_up.observe(looked_up.as_secs_f64());
+        let waited_for_piece = started.duration_since(arrived);
         self.pieces.fetched(key, &piece, request.step.is_some());
         let started = Instant::now();
         let (layout, ids) = (Arc::clone(&self.layout), Arc::clone(&piece));
@@ -115,7 +123,11 @@ impl EmbeddingWorker {
         self.metrics.pool.observe(started.elapsed().as_secs_f64());
         let mut tensors = encode_pooled(pooled, &self.layout, |values, dim| self.compression.encode(values, dim))?;
         tensors.extend(piece.rest.iter().cloned());
+        let times = ForwardTimes { all: arrived.elapsed(), waited_for_piece, looked_up, loader: piece.loader, servers };
         let reply = v1::Forwarded {
+            seconds: times.all.as_secs_f64(),
+            own_seconds: times.own_seconds(),
+            spent: times.spent(),
             samples: piece.prepared.samples() as u32,
             global_samples: piece.global_samples,
             steps,
@@ -135,9 +147,18 @@ impl EmbeddingWorker {
         let mut tensors = tensors.into_iter();
         let gradients = decode_pooled("backward", &mut tensors, samples, &self.layout, self.compression)?;
         let (layout, ids) = (Arc::clone(&self.layout), Arc::clone(&piece));
-        let rows = self.work("scattering of gradients", move || ids.prepared.scatter(&gradients, &layout)).await?;
+        let counted = Arc::clone(&self.counted);
+        let scatter = move || -> Result<RowGradients, RoleError> {
+            let rows = ids.prepared.scatter(&gradients, &layout);
+            let examples = match counted.contains(&true) {
+                true => ids.prepared.examples(ids.labels()?, &counted, &layout),
+                false => vec![Vec::new(); counted.len()],
+            };
+            Ok(RowGradients { rows, examples, moment: ids.moment })
+        };
+        let gradients = self.work("scattering of gradients", scatter).await??;
         let started = Instant::now();
-        let reply = self.rows.update(key, &request, &piece.prepared, rows).await?;
+        let reply = self.rows.update(key, &request, &piece.prepared, gradients).await?;
         self.metrics.update.observe(started.elapsed().as_secs_f64());
         Ok(message::reply::<v1::Backward>(&reply, Vec::new()))
     }

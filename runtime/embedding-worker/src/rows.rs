@@ -6,13 +6,16 @@ use std::time::{Duration, Instant};
 
 use futures::future::try_join_all;
 use parking_lot::{Mutex, MutexGuard};
+use rectrain_embedding::Examples;
 use rectrain_kinds::Compression;
 use rectrain_modes::migration::SlotMap;
 use rectrain_proto::v1;
 use rectrain_protocol::batch::{BatchKey, BatchPosition};
 use rectrain_protocol::compression::TensorCodec;
 use rectrain_protocol::error::{RoleError, is_gone};
+use rectrain_protocol::examples;
 use rectrain_protocol::layout::FeatureLayout;
+use rectrain_protocol::long_wait::reporting_wait;
 use rectrain_protocol::message;
 use rectrain_protocol::metrics::EmbeddingWorkerMetrics;
 use rectrain_protocol::placement::{Directory, Placement, is_stale};
@@ -22,6 +25,7 @@ use rectrain_wire::{Tensor, WireError};
 use tokio::sync::{Notify, OnceCell};
 
 use crate::prepared_ids::PreparedIds;
+use crate::times::ServerTime;
 
 /// How often a look-up retries after a change of the slot map, and the pause before a retry.
 const MAP_ATTEMPTS: usize = 100;
@@ -38,11 +42,27 @@ pub(crate) struct LookedUp {
     pub(crate) is_applied: bool,
     /// In an evaluation, by row group: whether each key has no row. Empty in training.
     pub(crate) missing: Vec<Vec<bool>>,
+    /// The time of each server's reply.
+    pub(crate) servers: Vec<ServerTime>,
+}
+
+/// The gradients of a piece's rows.
+pub(crate) struct RowGradients {
+    /// By row group: `[keys, row dim]`.
+    pub(crate) rows: Vec<Vec<f32>>,
+    /// By row group: the examples of each key. Empty for a group whose policy needs none.
+    pub(crate) examples: Vec<Vec<Examples>>,
+    /// The latest event time of the piece's rows, in seconds since 1970. 0 without a clock.
+    pub(crate) moment: u64,
 }
 
 /// The parameter servers, with the slot map that this embedding worker knows.
 pub(crate) struct Rows {
+    /// The index of this embedding worker.
+    index: u32,
     layout: Arc<FeatureLayout>,
+    /// By row group: whether gradients carry the examples of each key.
+    counted: Vec<bool>,
     compression: Compression,
     patience: Duration,
     directory: OnceCell<Directory>,
@@ -52,9 +72,11 @@ pub(crate) struct Rows {
 }
 
 impl Rows {
-    pub(crate) fn new(plan: &JobPlan, layout: Arc<FeatureLayout>, metrics: EmbeddingWorkerMetrics) -> Self {
+    pub(crate) fn new(plan: &JobPlan, index: u32, layout: Arc<FeatureLayout>, metrics: EmbeddingWorkerMetrics) -> Self {
         Self {
+            index,
             layout,
+            counted: plan.counts_examples(),
             compression: plan.compression,
             patience: plan.patience(),
             directory: OnceCell::new(),
@@ -122,13 +144,14 @@ impl Rows {
         let calls = placement.servers.iter().enumerate().map(|(server, channel)| {
             let keys =
                 prepared.keys().iter().zip(&runs).map(|(keys, runs)| Tensor::from(gather(keys, &runs[server], 1)));
-            message::call(channel, request, keys.collect(), self.patience)
+            let call = message::call(channel, request, keys.collect(), self.patience);
+            self.timed(call, server_number(placement, server), train)
         });
-        let replies = try_join_all(calls).await?;
+        let (replies, servers): (Vec<_>, Vec<_>) = try_join_all(calls).await?.into_iter().unzip();
         let applied = replies.iter().filter(|(reply, _)| reply.is_applied).count();
         let is_applied = applied > 0 && applied == replies.len();
         if replies.iter().any(|(reply, tensors)| reply.is_applied && tensors.is_empty()) {
-            let nothing = LookedUp { rows: None, steps: Vec::new(), is_applied, missing: Vec::new() };
+            let nothing = LookedUp { rows: None, steps: Vec::new(), is_applied, missing: Vec::new(), servers };
             return if is_applied { Ok(nothing) } else { Err(applied_by_some(applied, replies.len())) };
         }
         let (replies, mut tensors): (Vec<_>, Vec<_>) =
@@ -143,7 +166,31 @@ impl Rows {
         }
         let steps = replies.iter().map(|reply| reply.step).collect();
         let missing = if train { Vec::new() } else { missing_keys(replies, &runs, prepared)? };
-        Ok(LookedUp { rows: Some(rows), steps, is_applied, missing })
+        Ok(LookedUp { rows: Some(rows), steps, is_applied, missing, servers })
+    }
+
+    /// Measures a look-up on one server. A long wait in training is reported to the coordinator.
+    async fn timed(
+        &self,
+        call: impl Future<Output = Result<(v1::LookupReply, Vec<Tensor>), RoleError>>,
+        server: u32,
+        train: bool,
+    ) -> Result<((v1::LookupReply, Vec<Tensor>), ServerTime), RoleError> {
+        let started = Instant::now();
+        let reply = match self.directory.get().filter(|_| train) {
+            Some(directory) => {
+                let waiting = v1::Waiting {
+                    role: v1::Role::EmbeddingWorker.into(),
+                    index: self.index,
+                    for_role: v1::Role::Ps.into(),
+                    for_index: server,
+                };
+                reporting_wait(call, &directory.coordinator, waiting).await?
+            }
+            None => call.await?,
+        };
+        let time = ServerTime { server, call: started.elapsed(), gate_seconds: reply.0.gate_seconds };
+        Ok((reply, time))
     }
 
     /// Sends the gradients of the rows to the servers that the rows came from.
@@ -157,21 +204,26 @@ impl Rows {
         key: BatchKey,
         request: &v1::Backward,
         prepared: &PreparedIds,
-        rows: Vec<Vec<f32>>,
+        gradients: RowGradients,
     ) -> Result<v1::BackwardReply, RoleError> {
+        let RowGradients { rows, examples, moment } = gradients;
         let placement = self.placement().await?;
         let (runs, map_epoch) = (runs(&placement.map, prepared), placement.epoch().0);
         let mut calls = Vec::with_capacity(placement.servers.len());
         for (server, channel) in placement.servers.iter().enumerate() {
             let push = request.push.as_ref().map(|push| token_push_to(push, server)).transpose()?;
-            let update = v1::Update { step: request.step.unwrap_or_default(), piece: key.piece, push, map_epoch };
-            let (rows, runs) = (&rows, &runs);
+            let step = request.step.unwrap_or_default();
+            let update = v1::Update { step, piece: key.piece, push, map_epoch, moment };
+            let (rows, examples, runs) = (&rows, &examples, &runs);
             let tensors = move || {
-                let mut tensors = Vec::with_capacity(3 * rows.len());
+                let mut tensors = Vec::with_capacity(4 * rows.len());
                 for (group, dim) in self.layout.group_dims.iter().enumerate() {
                     let own = &runs[group][server];
                     tensors.push(Tensor::from(gather(&prepared.keys()[group], own, 1)));
                     tensors.extend(self.compression.encode_gradients(gather(&rows[group], own, *dim), *dim)?);
+                    if self.counted[group] {
+                        tensors.push(Tensor::from(examples::encode(&gather(&examples[group], own, 1))));
+                    }
                 }
                 Ok(tensors)
             };
@@ -250,6 +302,11 @@ fn applied_by_some(some: usize, servers: usize) -> RoleError {
         "{some} of {servers} parameter servers have applied the step and the others lack gradients that cannot be computed again"
     );
     RoleError::Inconsistent { message: "lookup", reason }
+}
+
+/// The number of the server at a position of the slot map.
+fn server_number(placement: &Placement, position: usize) -> u32 {
+    placement.map.servers().get(position).copied().map_or(position as u32, u32::from)
 }
 
 /// The runs of each group's keys by server: `[group][server]`.

@@ -1,11 +1,15 @@
 //! The contents of a store's slots: snapshots, restores, digests and visits.
 
+use crate::key::key_of_bytes;
 use crate::layout::META_WORD;
 use crate::snapshot::{self, CheckedSnapshot, RestoredSlot, SlotRows, SlotSnapshot, blocks_in_order};
 use crate::store::{empty_tables, rows_of};
 use crate::table::Table;
-use crate::{FeatureKey, GroupId, Slot, SlotContent, SnapshotError, Store, StoreConfig, StoreError};
+use crate::{
+    FeatureKey, GroupId, LifePolicy, RowSpec, Slot, SlotContent, SnapshotError, Store, StoreConfig, StoreError,
+};
 use sha2::{Digest as _, Sha256};
+use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
@@ -46,18 +50,78 @@ impl Store {
     /// other slots, seed, row groups or optimizers than this store's.
     pub fn restore_slot(&self, bytes: &[u8]) -> Result<RestoredSlot, StoreError> {
         let snapshot = snapshot::read(&self.config, bytes)?;
-        match snapshot.content {
-            SlotContent::Whole => self.replace_slot(&snapshot)?,
-            SlotContent::Changes => self.change_slot(&snapshot)?,
+        let restored = snapshot.counts(&self.config);
+        self.put_snapshot(&snapshot)?;
+        Ok(restored)
+    }
+
+    /// Restores a snapshot of a store with other row groups, seed or initial values than this
+    /// one's. `groups` has, for each group of the other store, this store's group that takes its
+    /// rows. The rows of a group without one are dropped, and so are the sightings of keys without a
+    /// row. Otherwise as [`Self::restore_slot`]. The
+    /// snapshot gives the counts, so dropped rows are included.
+    ///
+    /// # Errors
+    /// [`StoreError::Snapshot`], with the cause: as for `restore_slot`. Also if a group cannot take
+    /// the rows: its dimension, value type, optimizer or policy differs.
+    pub fn adopt_slot(&self, bytes: &[u8], groups: &[Option<GroupId>]) -> Result<RestoredSlot, StoreError> {
+        let saved = snapshot::config_of(bytes)?;
+        self.check_adoption(&saved, groups)?;
+        let snapshot = snapshot::read(&saved, bytes)?;
+        let restored = snapshot.counts(&saved);
+        let mut rows = vec![Vec::new(); self.groups.len()];
+        let mut removed = vec![Vec::new(); self.groups.len()];
+        for (position, own) in groups.iter().enumerate() {
+            let Some(own) = own.map(|group| usize::from(group.0)) else { continue };
+            rows[own].push(snapshot.groups[position]);
+            removed[own].extend_from_slice(&snapshot.removed[position]);
         }
-        self.has_worked();
-        let rows = |(group, bytes): (usize, &&[u8])| (bytes.len() / self.layouts[group].row_bytes()) as u64;
-        Ok(RestoredSlot {
+        let layouts = self.layouts.iter();
+        let rows: Vec<Cow<'_, [u8]>> =
+            rows.into_iter().zip(layouts).map(|(parts, layout)| merged(&parts, layout.row_bytes())).collect();
+        let adopted = CheckedSnapshot {
             slot: snapshot.slot,
             content: snapshot.content,
-            rows: snapshot.groups.iter().enumerate().map(rows).sum(),
-            removed: snapshot.removed.iter().map(|keys| keys.len() as u64).sum(),
-        })
+            groups: rows.iter().map(|rows| &**rows).collect(),
+            side: vec![Vec::new(); self.groups.len()],
+            removed,
+        };
+        self.put_snapshot(&adopted)?;
+        Ok(restored)
+    }
+
+    /// Whether each group of the store `saved` can give its rows to the group of this one.
+    fn check_adoption(&self, saved: &StoreConfig, groups: &[Option<GroupId>]) -> Result<(), SnapshotError> {
+        if saved.slots != self.config.slots {
+            return Err(SnapshotError::Slots { found: saved.slots, expected: self.config.slots });
+        }
+        if saved.groups.len() != groups.len() {
+            return Err(SnapshotError::Groups { found: saved.groups.len(), expected: groups.len() });
+        }
+        for (spec, group) in saved.groups.iter().zip(groups) {
+            let Some(group) = *group else { continue };
+            let expected = self.config.groups.get(usize::from(group.0));
+            let expected = expected
+                .ok_or(SnapshotError::Groups { found: usize::from(group.0) + 1, expected: self.config.groups.len() })?;
+            // Only new rows get initial values. Rows of a store that keeps all of them begin their
+            // life here, with a word of 0.
+            let life = if spec.life == LifePolicy::KeepAll { expected.life } else { spec.life };
+            let same_start = RowSpec { initializer: expected.initializer, life, ..*spec };
+            if !expected.continues(&same_start) {
+                let (found, expected) = (Box::new(*spec), Box::new(*expected));
+                return Err(SnapshotError::Spec { group, found, expected });
+            }
+        }
+        Ok(())
+    }
+
+    fn put_snapshot(&self, snapshot: &CheckedSnapshot<'_>) -> Result<(), StoreError> {
+        match snapshot.content {
+            SlotContent::Whole => self.replace_slot(snapshot)?,
+            SlotContent::Changes => self.change_slot(snapshot)?,
+        }
+        self.has_worked();
+        Ok(())
     }
 
     fn replace_slot(&self, snapshot: &CheckedSnapshot<'_>) -> Result<(), StoreError> {
@@ -181,4 +245,15 @@ impl Store {
     pub(crate) fn copy_slot(&self, slot: Slot) -> Result<SlotRows, StoreError> {
         Ok(self.cell(slot)?.lock().copy_rows())
     }
+}
+
+/// The rows of several groups of one row size, by rising key.
+fn merged<'b>(parts: &[&'b [u8]], row_bytes: usize) -> Cow<'b, [u8]> {
+    if let [only] = parts {
+        return Cow::Borrowed(only);
+    }
+    let mut rows: Vec<&[u8]> = parts.iter().flat_map(|part| part.chunks_exact(row_bytes)).collect();
+    rows.sort_by_key(|row| key_of_bytes(row));
+    rows.dedup_by_key(|row| key_of_bytes(row));
+    Cow::Owned(rows.concat())
 }

@@ -34,6 +34,7 @@ compile_error!("rows and snapshots are little-endian in memory; big-endian targe
 
 mod arena;
 mod block_file;
+mod budget;
 mod contents;
 mod counts;
 mod error;
@@ -44,6 +45,7 @@ mod initial;
 mod key;
 mod layout;
 mod life;
+mod life_counts;
 mod limits;
 mod log;
 mod moving;
@@ -65,13 +67,16 @@ mod spec;
 mod spec_error;
 mod store;
 mod table;
+mod trimming;
 
+pub use budget::{Budget, BudgetUnit, Kept};
 pub use contents::Digest;
 pub use counts::{LookupCounts, Missing, UpdateCounts};
 pub use error::{SnapshotError, StoreError};
 pub use frozen::FrozenStore;
 pub use key::{FeatureKey, GroupId, Slot, slot_of};
-pub use life::{AdmitAfter, LifePolicy, Moment, Sweep, Swept};
+pub use life::{Admission, AdmitAfter, Examples, LifePolicy, Managed, Moment, Priority, ScoreRule, Seen};
+pub use life_counts::LifeCounts;
 pub use limits::{MAX_DIM, MAX_GROUPS, MAX_SLOTS};
 pub use log::UpdateLog;
 pub use rectrain_kinds::{Initializer, SparseOptimizer, ValueType};

@@ -36,6 +36,7 @@ fn spec(dim: usize, value_type: ValueType, optimizer: SparseOptimizer) -> RowSpe
         life: LifePolicy::KeepAll,
         initializer: Initializer::Normal { standard_deviation: 0.1 },
         zero_columns: 1,
+        share: None,
     }
 }
 
@@ -47,7 +48,7 @@ fn all_specs() -> Vec<RowSpec> {
 }
 
 fn store_with(slots: u32, groups: Vec<RowSpec>) -> Store {
-    Store::new(StoreConfig { slots, seed: SEED, groups }).unwrap()
+    Store::new(StoreConfig { slots, seed: SEED, groups, budget: None }).unwrap()
 }
 
 /// Key number `i` of a well-mixed sequence.
@@ -497,7 +498,8 @@ fn initial_values_depend_on_seed_and_key_alone() {
         assert_eq!(read(&first, GROUP, key(i)), read(&second, GroupId(1), key(i)));
     }
     let other_seed =
-        Store::new(StoreConfig { slots: 1, seed: SEED + 1, groups: vec![spec(8, ValueType::F32, SGD)] }).unwrap();
+        Store::new(StoreConfig { slots: 1, seed: SEED + 1, groups: vec![spec(8, ValueType::F32, SGD)], budget: None })
+            .unwrap();
     assert_ne!(read(&first, GROUP, key(0)), read(&other_seed, GROUP, key(0)));
 }
 
@@ -572,6 +574,7 @@ fn threads_that_commute_give_the_digest_of_one_thread() {
         life: LifePolicy::KeepAll,
         initializer: Initializer::Constant(0.0),
         zero_columns: 0,
+        share: None,
     };
     let work = |store: &Store, worker: u64| {
         for round in 0..60 {
@@ -684,7 +687,7 @@ fn requests_that_do_not_fit_are_refused_and_change_nothing() {
     assert!(store.digests(0..SLOTS + 1).is_err());
     assert_eq!(digests(&store), before);
     let groups = vec![];
-    let refused = Store::new(StoreConfig { slots: 1, seed: 0, groups });
+    let refused = Store::new(StoreConfig { slots: 1, seed: 0, groups, budget: None });
     assert!(matches!(refused, Err(StoreError::Spec(_))));
 }
 
@@ -714,6 +717,78 @@ fn a_restored_store_continues_to_the_bit_as_the_first() {
     train(&first, 6..10);
     train(&second, 6..10);
     assert_eq!(digests(&first), digests(&second));
+}
+
+/// Group, key, values and state of every row.
+fn all_rows(store: &Store) -> Vec<(u16, FeatureKey, Vec<f32>, Vec<f32>)> {
+    let mut rows = Vec::new();
+    for slot in (0..SLOTS).map(Slot) {
+        let visit = |group: GroupId, key, values: &[f32], state: &[f32]| {
+            rows.push((group.0, key, values.to_vec(), state.to_vec()));
+        };
+        store.for_each_row(slot, visit).unwrap();
+    }
+    rows
+}
+
+#[test]
+fn rows_move_to_other_groups_of_another_store() {
+    let specs = [spec(3, ValueType::F32, ADAM), spec(4, ValueType::F32, ADAM), spec(5, ValueType::F16, ADAGRAD)];
+    let source = store_with(SLOTS, specs.to_vec());
+    train(&source, 1..4);
+    // The third group is left out, and the second group of the target is new.
+    let other_start = RowSpec { initializer: Initializer::Constant(0.5), ..specs[0] };
+    let own = vec![specs[1], spec(7, ValueType::F32, SGD), other_start];
+    let target = Store::new(StoreConfig { slots: SLOTS, seed: SEED + 1, groups: own, budget: None }).unwrap();
+    let groups = [Some(GroupId(2)), Some(GroupId(0)), None];
+    for slot in (0..SLOTS).map(Slot) {
+        let snapshot = source.snapshot_slot(slot).unwrap();
+        let restored = target.adopt_slot(snapshot.as_bytes(), &groups).unwrap();
+        assert_eq!((restored.slot, restored.rows), (slot, snapshot.rows()));
+    }
+    let mut expected = all_rows(&source);
+    expected.retain(|row| groups[usize::from(row.0)].is_some());
+    expected.iter_mut().for_each(|row| row.0 = groups[usize::from(row.0)].unwrap().0);
+    let mut found = all_rows(&target);
+    let order = |row: &(u16, FeatureKey, Vec<f32>, Vec<f32>)| (row.0, row.1);
+    expected.sort_by_key(order);
+    found.sort_by_key(order);
+    assert!(!found.is_empty());
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn two_groups_of_rows_can_become_one() {
+    let one = spec(3, ValueType::F32, ADAM);
+    let other = RowSpec { initializer: Initializer::Constant(0.5), ..one };
+    let (source, target) = (store_with(SLOTS, vec![one, other]), store_with(SLOTS, vec![other]));
+    insert(&source, GroupId(0), &keys(0..20));
+    insert(&source, GroupId(1), &keys(20..50));
+    for slot in (0..SLOTS).map(Slot) {
+        let snapshot = source.snapshot_slot(slot).unwrap();
+        target.adopt_slot(snapshot.as_bytes(), &[Some(GROUP), Some(GROUP)]).unwrap();
+    }
+    assert_eq!(target.rows(), 50);
+    for (group, numbers) in [(GroupId(0), 0..20), (GroupId(1), 20..50)] {
+        for number in numbers {
+            assert_eq!(read(&target, GROUP, key(number)), read(&source, group, key(number)));
+        }
+    }
+}
+
+#[test]
+fn rows_of_another_shape_are_not_adopted() {
+    let source = store_with(SLOTS, vec![spec(3, ValueType::F32, ADAM)]);
+    train(&source, 1..3);
+    let snapshot = source.snapshot_slot(Slot(1)).unwrap();
+    for own in [spec(4, ValueType::F32, ADAM), spec(3, ValueType::F16, ADAM), spec(3, ValueType::F32, ADAGRAD)] {
+        let target = store_with(SLOTS, vec![own]);
+        let error = target.adopt_slot(snapshot.as_bytes(), &[Some(GROUP)]).unwrap_err();
+        assert!(matches!(error, StoreError::Snapshot(SnapshotError::Spec { .. })), "{error}");
+        assert_eq!(target.rows(), 0);
+        assert!(target.adopt_slot(snapshot.as_bytes(), &[]).is_err());
+        assert!(target.adopt_slot(snapshot.as_bytes(), &[Some(GroupId(1))]).is_err());
+    }
 }
 
 #[test]

@@ -61,7 +61,8 @@ impl Saving {
             None => SaveScope::Everything,
         };
         let rows = Arc::new(store.freeze(ticket.id.save_id(), scope)?);
-        let partition_now = if request.partition { Some(Arc::new(self.part(partition, ticket.step)?)) } else { None };
+        let updates = ticket.step.saturating_sub(request.dense_since);
+        let partition_now = if request.partition { Some(Arc::new(self.part(partition, updates)?)) } else { None };
         let (slots, given_up) = (self.slots.own(), CancellationToken::new());
         *frozen = Some(Frozen { ticket, rows, slots, partition: partition_now, given_up });
         Ok(v1::Frozen { applied: Some(partition.applied()) })
@@ -119,8 +120,12 @@ impl Saving {
         let (all, slots) = (Arc::clone(store), self.slots.own());
         blocking("clearing of slots", move || slots.iter().try_for_each(|slot| all.clear_slot(slot).map(drop)))
             .await??;
-        store.track_changes(true);
-        match self.restore_from(&request.checkpoint, store).await {
+        store.track_changes(self.plan.checkpoint.is_some());
+        let restored = match request.from {
+            true => self.take_over(&request.checkpoint, store).await,
+            false => self.restore_from(&request.checkpoint, store).await,
+        };
+        match restored {
             Ok(restored) => Ok(restored),
             Err(RoleError::Checkpoint(error)) if error.is_checkpoints_fault() => {
                 Ok(v1::RestoredRows { damaged: error.to_string(), ..v1::RestoredRows::default() })
@@ -136,7 +141,15 @@ impl Saving {
         Ok(v1::RestoredRows { rows: store.rows(), bytes: restored.bytes, damaged: String::new() })
     }
 
-    fn part(&self, partition: &Partition, step: u64) -> Result<DensePart, RoleError> {
+    /// Takes over the rows of another job's checkpoint. No checkpoint of this job has them, so the
+    /// first one will be full.
+    async fn take_over(&self, name: &str, store: &Arc<Store>) -> Result<v1::RestoredRows, RoleError> {
+        let (checkpoint, inheritance) = self.plan.open_warm_start(name).await?;
+        let restored = checkpoint.adopt_rows(store, &self.slots.own(), &inheritance.groups).await?;
+        Ok(v1::RestoredRows { rows: store.rows(), bytes: restored.bytes, damaged: String::new() })
+    }
+
+    fn part(&self, partition: &Partition, updates: u64) -> Result<DensePart, RoleError> {
         let parameters = partition.parameters().values;
         let in_no_map = || {
             let reason = "a parameter server that is in no slot map holds no dense parameters".to_owned();
@@ -144,7 +157,7 @@ impl Saving {
         };
         let (place, servers) = self.slots.place().ok_or_else(in_no_map)?;
         let own = dense_partition(self.plan.dense_parameters()?, place, servers);
-        Ok(dense_part(&self.plan, own.start as u64, &parameters, partition.state(), step))
+        Ok(dense_part(&self.plan, own.start as u64, &parameters, partition.state(), updates))
     }
 
     fn settings(&self) -> Result<&CheckpointPlan, RoleError> {
@@ -209,7 +222,7 @@ mod tests {
         };
         let saving = &server.saving;
         let freeze = |step: u64| {
-            let request = v1::Freeze { ticket: ticket(step), partition: false };
+            let request = v1::Freeze { ticket: ticket(step), partition: false, dense_since: 0 };
             saving.freeze(request, &server.shared.store, &Partition::default())
         };
         for given_up_by_thaw in [true, false] {

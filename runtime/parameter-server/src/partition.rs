@@ -79,16 +79,19 @@ impl Partition {
         self.applied.late += 1;
     }
 
-    /// Applies a step. `gradient` is `None` if every gradient of the step was excluded.
+    /// Applies a step. `gradient` is `None` if every gradient of the step was excluded. The
+    /// optimizer's state began before the step `since`.
     pub(crate) fn step_by(
         &mut self,
         update: &Update<Vec<f32>>,
         gradient: Option<&[f32]>,
         optimizer: DenseOptimizer,
+        since: GlobalStep,
         metrics: &PsMetrics,
     ) -> Result<(), RoleError> {
         if let Some(gradient) = gradient {
-            self.apply(optimizer, gradient, update.step)?;
+            let count = update.step.next().0.saturating_sub(since.0);
+            self.apply(optimizer, gradient, count)?;
         }
         self.count(update, metrics);
         self.parameters.step = Some(update.step.next());
@@ -111,9 +114,9 @@ impl Partition {
         }
     }
 
-    fn apply(&mut self, optimizer: DenseOptimizer, gradient: &[f32], step: GlobalStep) -> Result<(), RoleError> {
+    fn apply(&mut self, optimizer: DenseOptimizer, gradient: &[f32], update_count: u64) -> Result<(), RoleError> {
         // Copies only while a worker's pull still holds the parameters of the previous step.
         let values = Arc::make_mut(&mut self.parameters.values);
-        Ok(optimizer.update(values, &mut self.state, gradient, step.0 + 1)?)
+        Ok(optimizer.update(values, &mut self.state, gradient, update_count)?)
     }
 }

@@ -6,8 +6,8 @@ use crate::error::RoleError;
 use crate::plan::JobPlan;
 
 /// The dense `parameters` from `offset` on. `state` is the optimizer's state: its vectors one after
-/// another, each as long as `parameters`.
-pub fn dense_part(plan: &JobPlan, offset: u64, parameters: &[f32], state: &[f32], step: u64) -> DensePart {
+/// another, each as long as `parameters`. `update_count` counts the updates of that state.
+pub fn dense_part(plan: &JobPlan, offset: u64, parameters: &[f32], state: &[f32], update_count: u64) -> DensePart {
     let names = plan.dense_optimizer.slots();
     // A server without parameters has empty vectors, which are named all the same.
     let vector = |place: usize| state.get(place * parameters.len()..(place + 1) * parameters.len());
@@ -17,7 +17,7 @@ pub fn dense_part(plan: &JobPlan, offset: u64, parameters: &[f32], state: &[f32]
         parameters: parameters.to_vec(),
         optimizer: plan.dense_optimizer.kind().name().to_owned(),
         state: named.collect(),
-        update_count: step,
+        update_count,
     }
 }
 

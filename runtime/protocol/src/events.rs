@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
 use rectrain_kinds::Role;
+use rectrain_proto::v1;
 
 use crate::failure::{Divergence, JobFailure};
 
@@ -31,6 +32,9 @@ pub enum JobEvent {
         dense_parameters: u64,
         /// Replicas by role.
         replicas: BTreeMap<String, u32>,
+        /// The checkpoint of another job that this job begins with.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        from: Option<WarmStartOrigin>,
     },
     /// Progress of training. At most a few events a second.
     Progress {
@@ -117,6 +121,23 @@ pub enum JobEvent {
         /// Embedding rows restored.
         rows: u64,
     },
+    /// A new job begins with the model of another job's checkpoint.
+    WarmStarted {
+        /// The checkpoint.
+        from: WarmStartOrigin,
+        /// Embedding rows taken over.
+        rows: u64,
+        /// Features that the checkpoint does not have. Their rows and parameters start fresh.
+        new_features: Vec<String>,
+        /// Features of the checkpoint that the job does not have.
+        left_out_features: Vec<String>,
+        /// Dense parameters that the checkpoint does not have.
+        fresh_parameters: u64,
+        /// The optimizer whose dense state the checkpoint holds, if the job has another one. The
+        /// state then starts fresh.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        replaced_optimizer: Option<String>,
+    },
     /// A checkpoint was saved.
     CheckpointSaved {
         /// The global step before which it was taken.
@@ -188,6 +209,20 @@ pub enum JobEvent {
     },
 }
 
+/// The checkpoint of another job that a job begins with.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct WarmStartOrigin {
+    /// The path in `spec.checkpoint.from`.
+    pub path: String,
+    /// The global step before which the checkpoint was taken. The job counts on from it.
+    pub step: u64,
+    /// Its name in the path.
+    pub checkpoint: String,
+    /// XXH3-64 of its manifest, which holds the checksums of all its files. 16 hexadecimal digits.
+    pub digest: String,
+}
+
 /// Quality on the test part.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -240,6 +275,9 @@ pub struct Summary {
     pub rows: u64,
     /// Bytes of the embedding store.
     pub store_bytes: u64,
+    /// The history of the tables' rows, if some table does not keep every row.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub table: Option<TableSummary>,
     /// Bad rows of data that were skipped.
     pub skipped_rows: u64,
     /// The training mode at the end.
@@ -279,6 +317,41 @@ pub struct Summary {
     /// Digest of all dense parameters and of all rows in key order. Two trained models are equal if
     /// and only if their digests are.
     pub parameters_sha256: String,
+}
+
+/// The history of rows in tables that do not keep every row. It lacks the counts of earlier attempts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TableSummary {
+    /// Rows at the end.
+    pub rows: u64,
+    /// Bytes of the store at the end.
+    pub bytes: u64,
+    /// Rows made for ids that an admission admitted.
+    pub admitted: u64,
+    /// Gradients dropped because their id was not admitted.
+    pub turned_away: u64,
+    /// Rows removed because they were not updated for `expireAfter`.
+    pub expired: u64,
+    /// Rows removed because the tables were beyond their budget.
+    pub evicted: u64,
+    /// Gradients dropped because their row had been removed.
+    pub gradients_dropped: u64,
+}
+
+impl TableSummary {
+    /// Adds the counts of a parameter server.
+    #[must_use]
+    pub fn plus(self, counts: v1::TableCounts) -> Self {
+        Self {
+            admitted: self.admitted + counts.admitted,
+            turned_away: self.turned_away + counts.turned_away,
+            expired: self.expired + counts.expired,
+            evicted: self.evicted + counts.evicted,
+            gradients_dropped: self.gradients_dropped + counts.gradients_dropped,
+            ..self
+        }
+    }
 }
 
 impl From<JobFailure> for JobEvent {

@@ -100,6 +100,8 @@ requests! {
     53 "files_found" FilesFound => Done;
     54 "put_journal" PutJournal => Done;
     55 "claim_journal" ClaimJournal => v1::JournalHead;
+    56 "set_budget" SetBudget => Done;
+    60 "waiting" Waiting => Done;
 }
 
 /// The refusal of a parameter server that another coordinator has claimed, or that has a newer copy

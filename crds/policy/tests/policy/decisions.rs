@@ -29,6 +29,22 @@ fn a_slow_worker_leads_to_gba_and_back_when_it_is_fast_again() {
     assert!(history.prediction_error().unwrap().abs() < 0.02, "{:?}", history.prediction_error());
 }
 
+/// The numbers of a text, in order.
+fn numbers(text: &str) -> Vec<f64> {
+    text.split(|c: char| !c.is_ascii_digit() && c != '.').filter_map(|word| word.parse().ok()).collect()
+}
+
+#[test]
+fn a_reason_has_one_pair_of_figures_that_agrees_with_its_share() {
+    for slowdown in [1.5, 3.0, 100.0] {
+        let (mut world, mut history) = (World { slowdown, ..World::new(1) }, History::default());
+        world.run(&policy(8, 8), &mut history, 120);
+        let reason = &last(&world, Subject::Mode).unwrap().reason;
+        let [_seconds, percent, gba, sync, ..] = numbers(reason)[..] else { panic!("{reason}") };
+        assert!(((gba / sync - 1.0) * 100.0 - percent).abs() < 1.5, "{reason}");
+    }
+}
+
 #[test]
 fn waits_measured_beside_neighbours_do_not_keep_gba_after_they_left() {
     let policy = policy(8, 8);

@@ -7,7 +7,8 @@ use rectrain_embedding::{Slot, Store};
 
 use super::{by_slots, scratch, store_failure};
 use crate::failure::Failure;
-use crate::show::thousands;
+use crate::human::thousands;
+use crate::output;
 
 /// The numbers of equal and different rows.
 #[derive(Debug, Default, PartialEq)]
@@ -25,39 +26,41 @@ type Rows = BTreeMap<(u16, u64), (Vec<f32>, Vec<f32>)>;
 
 /// Prints the differences.
 pub(super) async fn run(one: &Checkpoint, other: &Checkpoint) -> Result<(), Failure> {
-    println!("one    {}", one.name());
-    println!("other  {}", other.name());
+    output::line(format_args!("one    {}", one.name()))?;
+    output::line(format_args!("other  {}", other.name()))?;
     match one.manifest().identity.difference(&other.manifest().identity) {
         Some(difference) => {
             let shown =
                 |value: Option<serde_json::Value>| value.map_or("missing".to_owned(), |value| value.to_string());
-            println!(
+            output::line(format_args!(
                 "jobs   differ: {} is {} in one and {} in the other",
                 difference.path,
                 shown(difference.saved),
                 shown(difference.wanted)
-            );
+            ))?;
         }
-        None => println!("jobs   are the same"),
+        None => output::line("jobs   are the same")?,
     }
     match (if_present(one.dense().await)?, if_present(other.dense().await)?) {
-        (Some(one), Some(other)) => println!("dense  {}", dense(&one, &other)),
-        (one, other) => println!("dense  in one: {}, in the other: {}", one.is_some(), other.is_some()),
+        (Some(one), Some(other)) => output::line(format_args!("dense  {}", dense(&one, &other)))?,
+        (one, other) => {
+            output::line(format_args!("dense  in one: {}, in the other: {}", one.is_some(), other.is_some()))?
+        }
     }
     if one.manifest().slots != other.manifest().slots {
         let slots = (one.manifest().slots, other.manifest().slots);
-        println!("rows   cannot be compared: one has {} slots, the other {}", slots.0, slots.1);
+        output::line(format_args!("rows   cannot be compared: one has {} slots, the other {}", slots.0, slots.1))?;
         return Ok(());
     }
     let found = rows(one, other).await?;
-    println!(
+    output::line(format_args!(
         "rows   {} equal, {} changed (by at most {:e}), {} only in one, {} only in the other",
         thousands(found.equal),
         thousands(found.changed),
         found.largest,
         thousands(found.only_in_one),
         thousands(found.only_in_other)
-    );
+    ))?;
     Ok(())
 }
 

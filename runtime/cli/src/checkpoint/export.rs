@@ -30,6 +30,7 @@ use serde_json::json;
 use super::{by_slots, scratch, store_failure};
 use crate::args::ExportFormat;
 use crate::failure::Failure;
+use crate::output;
 
 /// The number of rows that are collected as columns before they are written.
 const ROWS_PER_FLUSH: usize = 1 << 16;
@@ -58,14 +59,14 @@ pub(super) async fn run(
             let path = output.join("dense.safetensors");
             let bytes = dense_safetensors(model.layout(), &dense, optimizer_state)?;
             std::fs::write(&path, bytes).map_err(|error| failed("write", &path, error))?;
-            println!("{}", path.display());
+            output::line(path.display())?;
         }
         if wants(ExportFormat::Onnx) {
             let path = output.join("model.onnx");
             let tasks = Tasks::single(BinaryCrossEntropy);
             let bytes = rectrain_dense::export_onnx(&*model, &tasks, &dense.parameters).map_err(other)?;
             std::fs::write(&path, bytes).map_err(|error| failed("write", &path, error))?;
-            println!("{}", path.display());
+            output::line(path.display())?;
         }
     }
     Ok(())
@@ -90,7 +91,7 @@ fn write_description(checkpoint: &Checkpoint, output: &Path) -> Result<(), Failu
     });
     let path = output.join("model.json");
     std::fs::write(&path, format!("{description:#}\n")).map_err(|error| failed("write", &path, error))?;
-    println!("{}", path.display());
+    output::line(path.display())?;
     Ok(())
 }
 
@@ -308,7 +309,7 @@ impl ParquetFile {
 
     fn finish(self) -> Result<(), Failure> {
         self.writer.close().map_err(|error| failed("write", &self.path, error))?;
-        println!("{}", self.path.display());
+        output::line(self.path.display())?;
         Ok(())
     }
 }
@@ -376,7 +377,7 @@ impl SafetensorsFile {
             std::io::copy(&mut file, &mut output).map_err(failed)?;
         }
         output.into_inner().map_err(|error| failed(error.into_error()))?;
-        println!("{}", path.display());
+        output::line(path.display())?;
         Ok(())
     }
 }

@@ -3,6 +3,7 @@
 
 mod diff;
 mod export;
+mod serving;
 mod show;
 
 use std::collections::BTreeMap;
@@ -11,8 +12,10 @@ use rectrain_checkpoint::{Checkpoint, CheckpointError, Depth, ListedState, list,
 use rectrain_embedding::{Slot, Store};
 use rectrain_storage::{Directory, StorageError};
 
-use crate::args::{CheckpointCommand, CheckpointPlace};
+use crate::args::{CheckpointCommand, CheckpointPlace, ExportPurpose};
 use crate::failure::Failure;
+use crate::human::bytes;
+use crate::output;
 
 impl From<CheckpointError> for Failure {
     fn from(error: CheckpointError) -> Self {
@@ -33,6 +36,20 @@ fn is_users(error: &StorageError) -> bool {
     }
 }
 
+/// Opens the checkpoint that a path names, or the newest one in it.
+pub(crate) async fn open(place: &CheckpointPlace) -> Result<Checkpoint, Failure> {
+    Place::of(place)?.one().await
+}
+
+/// The options of an object store.
+pub(crate) fn store_options(options: &[String]) -> Result<BTreeMap<String, String>, Failure> {
+    let pair = |option: &String| {
+        let pair = option.split_once('=').map(|(name, value)| (name.to_owned(), value.to_owned()));
+        pair.ok_or_else(|| Failure::User(format!("--option {option}: write it as NAME=VALUE")))
+    };
+    options.iter().map(pair).collect()
+}
+
 /// Runs one of the subcommands.
 pub(crate) fn run(command: &CheckpointCommand) -> Result<(), Failure> {
     crate::failure::runtime()?.block_on(async {
@@ -42,12 +59,12 @@ pub(crate) fn run(command: &CheckpointCommand) -> Result<(), Failure> {
                 let depth = if *sizes { Depth::Sizes } else { Depth::Checksums };
                 verify(&Place::of(place)?, depth).await
             }
-            CheckpointCommand::Inspect { place, json } => {
+            CheckpointCommand::Inspect { place, json, verbose } => {
                 let checkpoint = Place::of(place)?.one().await?;
                 if *json {
-                    print!("{}", String::from_utf8_lossy(&checkpoint.manifest().encode()));
+                    output::print(String::from_utf8_lossy(&checkpoint.manifest().encode()))?;
                 } else {
-                    show::inspect(&checkpoint);
+                    show::inspect(&checkpoint, *verbose)?;
                 }
                 Ok(())
             }
@@ -56,9 +73,12 @@ pub(crate) fn run(command: &CheckpointCommand) -> Result<(), Failure> {
                 let (one, other) = (Place::of(place)?.one().await?, Place::of(&other)?.one().await?);
                 diff::run(&one, &other).await
             }
-            CheckpointCommand::Export { place, output, format, optimizer_state } => {
+            CheckpointCommand::Export { place, output, format, optimizer_state, purpose, values } => {
                 let checkpoint = Place::of(place)?.one().await?;
-                export::run(&checkpoint, output, format, *optimizer_state).await
+                match purpose {
+                    Some(ExportPurpose::Serving) => serving::run(&checkpoint, output, *values).await,
+                    None => export::run(&checkpoint, output, format, *optimizer_state).await,
+                }
             }
         }
     })
@@ -73,13 +93,7 @@ struct Place {
 
 impl Place {
     fn of(place: &CheckpointPlace) -> Result<Self, Failure> {
-        let mut options = BTreeMap::new();
-        for option in &place.options {
-            let (name, value) = option
-                .split_once('=')
-                .ok_or_else(|| Failure::User(format!("--option {option}: write it as NAME=VALUE")))?;
-            options.insert(name.to_owned(), value.to_owned());
-        }
+        let options = store_options(&place.options)?;
         let path = place.path.trim_end_matches('/');
         let (before, last) = path.rsplit_once('/').unwrap_or((".", path));
         let (path, one) =
@@ -110,9 +124,11 @@ async fn ls(place: &Place, json: bool) -> Result<(), Failure> {
     let mut listed = list(&place.directory).await?;
     listed.retain(|listed| place.one.as_ref().is_none_or(|one| *one == listed.name));
     if json {
-        listed.iter().for_each(|listed| println!("{}", show::json(listed)));
+        for listed in &listed {
+            output::line(show::json(listed))?;
+        }
     } else {
-        println!("{}", show::table(&listed));
+        output::line(show::table(&listed))?;
     }
     Ok(())
 }
@@ -125,7 +141,7 @@ async fn verify(place: &Place, depth: Depth) -> Result<(), Failure> {
     let (mut good, mut bad) = (0, 0);
     for listed in wanted {
         if matches!(listed.state, ListedState::Unfinished) {
-            println!("{}: unfinished", listed.name);
+            output::line(format_args!("{}: unfinished", listed.name))?;
             continue;
         }
         let result = match Checkpoint::open(&place.directory, &listed.name).await {
@@ -135,11 +151,12 @@ async fn verify(place: &Place, depth: Depth) -> Result<(), Failure> {
         match result {
             Ok(verified) => {
                 good += 1;
-                println!("{}: good ({} files, {} bytes)", listed.name, verified.files, verified.bytes);
+                let (files, size) = (verified.files, bytes(verified.bytes));
+                output::line(format_args!("{}: good ({files} files, {size})", listed.name))?;
             }
             Err(error) if error.is_checkpoints_fault() => {
                 bad += 1;
-                println!("{}: bad: {error}", listed.name);
+                output::line(format_args!("{}: bad: {error}", listed.name))?;
             }
             Err(error) => return Err(error.into()),
         }

@@ -4,23 +4,21 @@ use comfy_table::{CellAlignment, Table, presets};
 use rectrain_checkpoint::{Checkpoint, FileContent, Listed, ListedState};
 use serde_json::json;
 
-use crate::show::thousands;
+use crate::human::{bytes, moment, thousands};
+use crate::output::{self, OutputError};
 
 pub(super) fn table(listed: &[Listed]) -> Table {
     let mut table = Table::new();
-    table.load_preset(presets::NOTHING).set_header(["NAME", "STEP", "KIND", "ROWS", "BYTES", "CREATED", "STATE"]);
+    table.load_preset(presets::NOTHING).set_header(["NAME", "STEP", "KIND", "ROWS", "SIZE", "CREATED", "STATE"]);
     for one in listed {
-        let (rows, bytes, created, state) = match &one.state {
-            ListedState::Complete(manifest) => (
-                thousands(manifest.rows),
-                thousands(manifest.bytes()),
-                manifest.created_at.clone(),
-                "complete".to_owned(),
-            ),
+        let (rows, size, created, state) = match &one.state {
+            ListedState::Complete(manifest) => {
+                (thousands(manifest.rows), bytes(manifest.bytes()), moment(&manifest.created_at), "complete".to_owned())
+            }
             ListedState::Unfinished => (String::new(), String::new(), String::new(), "unfinished".to_owned()),
             ListedState::Refused(error) => (String::new(), String::new(), String::new(), format!("bad: {error}")),
         };
-        table.add_row([one.name.clone(), thousands(one.step), one.kind.to_string(), rows, bytes, created, state]);
+        table.add_row([one.name.clone(), thousands(one.step), one.kind.to_string(), rows, size, created, state]);
     }
     for column in [1, 3, 4] {
         if let Some(column) = table.column_mut(column) {
@@ -51,7 +49,7 @@ pub(super) fn json(listed: &Listed) -> serde_json::Value {
 }
 
 /// Prints a checkpoint's properties, files and identity for a person.
-pub(super) fn inspect(checkpoint: &Checkpoint) {
+pub(super) fn inspect(checkpoint: &Checkpoint, verbose: bool) -> Result<(), OutputError> {
     let manifest = checkpoint.manifest();
     let mut about = Table::new();
     about.load_preset(presets::NOTHING);
@@ -65,7 +63,7 @@ pub(super) fn inspect(checkpoint: &Checkpoint) {
     for base in checkpoint.chain().iter().rev().skip(1) {
         row("starts from", base.directory());
     }
-    row("created", format!("{} by {}", manifest.created_at, manifest.written_by));
+    row("created", format!("{} by {}", moment(&manifest.created_at), manifest.written_by));
     for (name, value) in &manifest.info {
         row(name, value.as_str().map_or_else(|| value.to_string(), str::to_owned));
     }
@@ -74,17 +72,19 @@ pub(super) fn inspect(checkpoint: &Checkpoint) {
     if manifest.base.is_some() {
         row("removed rows", thousands(manifest.removed));
     }
-    row("bytes", thousands(manifest.bytes()));
-    println!("{about}\n");
-    println!("{}\n", files(checkpoint));
+    row("size", bytes(manifest.bytes()));
+    output::line(format_args!("{about}\n"))?;
+    output::line(format_args!("{}\n", files(checkpoint)))?;
     for (name, section) in manifest.identity.sections() {
-        println!("{name}: {section:#}");
+        let section = if verbose { format!("{section:#}") } else { section.to_string() };
+        output::line(format_args!("{name}: {section}"))?;
     }
+    Ok(())
 }
 
 fn files(checkpoint: &Checkpoint) -> Table {
     let mut table = Table::new();
-    table.load_preset(presets::NOTHING).set_header(["FILE", "BYTES", "XXH3", "CONTENT"]);
+    table.load_preset(presets::NOTHING).set_header(["FILE", "SIZE", "XXH3", "CONTENT"]);
     for file in &checkpoint.manifest().files {
         let content = match &file.content {
             FileContent::Rows { slots, rows, removed, .. } => {
@@ -99,7 +99,7 @@ fn files(checkpoint: &Checkpoint) -> Table {
             ),
             FileContent::State { name } => format!("state of {name}"),
         };
-        table.add_row([file.name.clone(), thousands(file.size), file.xxh3.to_string(), content]);
+        table.add_row([file.name.clone(), bytes(file.size), file.xxh3.to_string(), content]);
     }
     if let Some(column) = table.column_mut(1) {
         column.set_cell_alignment(CellAlignment::Right);

@@ -18,7 +18,6 @@ mod restarts;
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::path::Path;
 use std::pin::{Pin, pin};
 use std::process::{ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -47,9 +46,9 @@ use crate::processes::restarts::{Account, Restarts};
 use crate::role::CoordinatorAddresses;
 use crate::running::Running;
 use crate::saving::{interrupted, save};
-use crate::show::Display;
+use crate::show::{Addresses, Display};
 use crate::slow::CpuLimit;
-use crate::{signal, slow};
+use crate::{browser, signal, slow};
 
 /// How long a coordinator may take to print its addresses.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
@@ -139,11 +138,9 @@ pub(crate) async fn run(
 }
 
 /// Makes a copy of the manifest for this run.
-pub(crate) fn frozen(manifest: &Path) -> Result<NamedTempFile, Failure> {
-    let copied = NamedTempFile::with_suffix(".yaml").and_then(|copy| std::fs::copy(manifest, &copy).map(|_| copy));
-    copied.map_err(|error| {
-        Failure::Failed(format!("cannot copy {} for the job's processes: {error}", manifest.display()))
-    })
+pub(crate) fn frozen(manifest: &str) -> Result<NamedTempFile, Failure> {
+    let copied = NamedTempFile::with_suffix(".yaml").and_then(|copy| std::fs::write(&copy, manifest).map(|()| copy));
+    copied.map_err(|error| Failure::Failed(format!("cannot copy the manifest for the job's processes: {error}")))
 }
 
 /// The state that all attempts of a run share.
@@ -189,10 +186,10 @@ impl Job<'_> {
         let (coordinator, addresses) = self.start_coordinator(None).await?;
         let _running = Running::note(&self.plan.name, &addresses.control);
         let page = addresses.metrics.trim_end_matches("metrics");
-        display.note(&format!(
-            "the job on {page}, its metrics on {}, control at {}",
-            addresses.metrics, addresses.control
-        ));
+        display.addresses(&Addresses { page, metrics: &addresses.metrics, control: &addresses.control });
+        if self.args.history.open && restarts.done() == 0 {
+            browser::open(page);
+        }
         let stop = watch::Sender::new(());
         // Declared before `children`, so that it is dropped after them: a cgroup can only be
         // removed when its process has ended.

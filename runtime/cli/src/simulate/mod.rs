@@ -19,10 +19,11 @@ use rectrain_modes::simulate::{Report, Simulation, SimulationError, simulate};
 use self::trace::Trace;
 use crate::args::{SimulateArgs, overrides};
 use crate::failure::Failure;
+use crate::{input, output};
 
 pub(crate) fn run(args: &SimulateArgs) -> Result<(), Failure> {
-    let file = args.simulation.display().to_string();
-    let text = read(&args.simulation, "simulation")?;
+    let file = input::name(&args.simulation);
+    let text = input::read(&args.simulation, "simulation")?;
     let overrides = overrides(&args.set, &args.set_string);
     let user = |error: &dyn std::fmt::Display| Failure::User(error.to_string());
     let document = load_simulation(&text, &file, &overrides).map_err(|error| user(&error))?;
@@ -30,9 +31,9 @@ pub(crate) fn run(args: &SimulateArgs) -> Result<(), Failure> {
     let simulations = plan::simulations(&document, trace.as_ref()).map_err(|error| user(&error))?;
     let reports = run_all(&simulations).map_err(|error| Failure::User(format!("{file}: {error}")))?;
     if args.json {
-        print!("{}", show::json_lines(&simulations, &reports));
+        output::print(show::json_lines(&simulations, &reports))?;
     } else {
-        println!("{}", show::table(&reports));
+        output::line(show::table(&reports))?;
     }
     if let Some(path) = &args.svg {
         std::fs::write(path, plot::draw(&simulations, &reports))
@@ -41,13 +42,8 @@ pub(crate) fn run(args: &SimulateArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-fn read(path: &Path, what: &str) -> Result<String, Failure> {
-    std::fs::read_to_string(path)
-        .map_err(|error| Failure::User(format!("{}: the {what} cannot be read: {error}", path.display())))
-}
-
 fn read_trace(path: &str) -> Result<Trace, Failure> {
-    let text = read(Path::new(path), "trace")?;
+    let text = input::read(Path::new(path), "trace")?;
     Trace::parse(&text, path.ends_with(".jsonl")).map_err(|error| Failure::User(format!("{path}: {error}")))
 }
 

@@ -6,7 +6,7 @@ use std::fmt::Write;
 
 use rectrain_modes::simulate::{Report, Simulation};
 
-use crate::show::thousands;
+use crate::human::thousands;
 
 const WIDTH: f64 = 960.0;
 const PANEL_HEIGHT: f64 = 260.0;

@@ -4,7 +4,7 @@ use comfy_table::{CellAlignment, Table, presets};
 use rectrain_modes::simulate::{Report, Simulation};
 use serde::Serialize;
 
-use crate::show::thousands;
+use crate::human::thousands;
 
 /// The report of one mode with one number of workers. The first six fields compare the modes.
 #[derive(Serialize)]

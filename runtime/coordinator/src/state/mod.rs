@@ -7,7 +7,6 @@ mod members;
 mod progress;
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use rectrain_modes::migration::{MigrationId, SlotMap};
 use rectrain_modes::{DataLedger, DataPlan};
@@ -22,17 +21,15 @@ use self::members::Members;
 use self::progress::Progress;
 use super::as_bytes;
 use super::reply_cache::ReplyCache;
-use super::snapshot::{AppliedGradients, Snapshot};
+use super::snapshot::{AppliedGradients, Before, Snapshot};
 use super::training::Training;
 use rectrain_protocol::error::RoleError;
-use rectrain_protocol::events::JobEvent;
+use rectrain_protocol::events::{JobEvent, WarmStartOrigin};
 use rectrain_protocol::failure::{Divergence, JobFailure};
 use rectrain_protocol::plan::JobPlan;
 
 /// Members of a role, at most. More are surely a typing error.
 const MOST_MEMBERS: u32 = 10_000;
-/// The window over which throughput is measured.
-const THROUGHPUT_WINDOW: Duration = Duration::from_secs(10);
 
 /// The state of the coordinator. The file of each part says how messages change it.
 #[derive(Debug, Serialize, Deserialize)]
@@ -47,6 +44,9 @@ pub(super) struct State {
     slots: Slots,
     pub(super) replies: ReplyCache,
     end: End,
+    /// The memory budget of the tables, if it was changed since the start of the attempt.
+    #[serde(default, with = "as_bytes::optional_message")]
+    pub(super) budget: Option<v1::TableBudget>,
     /// Events that have not been pushed yet.
     pending_events: Vec<JobEvent>,
 }
@@ -61,6 +61,9 @@ struct Checkpoints {
     writing: Option<v1::Ticket>,
     /// Names of checkpoints found damaged.
     damaged_checkpoints: Vec<String>,
+    /// The checkpoint of another job that this attempt began with.
+    #[serde(default)]
+    origin: Option<Box<WarmStartOrigin>>,
 }
 
 /// The placement of the slots.
@@ -129,6 +132,7 @@ impl State {
             slots: Slots::default(),
             replies: ReplyCache::default(),
             end: End::default(),
+            budget: None,
             pending_events: Vec::new(),
         })
     }
@@ -144,6 +148,7 @@ impl State {
         self.data.listed = old.data.listed;
         self.end.traffic = old.end.traffic;
         self.end.failure = old.end.failure;
+        self.budget = old.budget;
         Ok(())
     }
 
@@ -167,9 +172,9 @@ impl State {
         Ok(saved)
     }
 
-    /// Gradients that servers applied in the run that this one resumed.
-    pub(super) fn applied_before(&self) -> AppliedGradients {
-        self.progress.applied_before
+    /// The counts of servers in the run that this one resumed, and of servers that have left.
+    pub(super) fn counted_before(&self) -> Before {
+        Before { applied: self.progress.applied_before, table: self.progress.table_before }
     }
 
     /// The state machine of training.
@@ -245,6 +250,16 @@ impl State {
 
     pub(super) fn damaged_checkpoints(&self) -> &[String] {
         &self.checkpoints.damaged_checkpoints
+    }
+
+    /// Sets the checkpoint of another job that this attempt begins with.
+    pub(super) fn set_origin(&mut self, origin: WarmStartOrigin) {
+        self.checkpoints.origin = Some(Box::new(origin));
+    }
+
+    /// The checkpoint of another job that this attempt began with.
+    pub(super) fn origin(&self) -> Option<WarmStartOrigin> {
+        self.checkpoints.origin.as_deref().cloned()
     }
 
     /// The slot map in force; `None` for the job's first map.

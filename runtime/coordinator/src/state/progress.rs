@@ -1,21 +1,22 @@
 //! The progress of the dense workers, and the status of the job.
 
-use std::collections::VecDeque;
 use std::ops::Range;
-use std::time::Instant;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use rectrain_kinds::Family;
 use rectrain_modes::Rank;
 use rectrain_proto::v1;
 use serde::{Deserialize, Serialize};
 
-use super::{State, THROUGHPUT_WINDOW};
+use super::State;
 use crate::as_bytes;
+use crate::slowest::{Change, MemberId, Setting, Slowest};
 use crate::snapshot::{AppliedGradients, Snapshot};
 use crate::speeds::Speeds;
+use crate::throughput::Throughput;
 use rectrain_protocol::Role;
 use rectrain_protocol::error::RoleError;
-use rectrain_protocol::events::{JobEvent, Summary};
+use rectrain_protocol::events::{JobEvent, Summary, TableSummary};
 use rectrain_protocol::failure::Divergence;
 
 /// Members that the status lists as missing, at most.
@@ -50,7 +51,9 @@ pub(super) struct Progress {
     /// The smallest mean loss of an event; `None` before the first one.
     pub(super) best_loss: Option<f64>,
     #[serde(skip)]
-    pub(super) throughput: VecDeque<(Instant, u64)>,
+    pub(super) throughput: Throughput,
+    #[serde(skip)]
+    slowest: Slowest,
     /// The time of the last progress: a step, a batch, a part of an evaluation, or work of
     /// parameter servers that all others wait for.
     #[serde(skip, default = "Instant::now")]
@@ -58,6 +61,8 @@ pub(super) struct Progress {
     pub(super) speeds: Speeds,
     /// Gradients applied in earlier runs, and by servers that have left.
     pub(super) applied_before: AppliedGradients,
+    /// The history of the rows of tables, under earlier slot maps.
+    pub(super) table_before: TableSummary,
     /// Seconds of training in earlier runs.
     pub(super) seconds_before: f64,
 }
@@ -70,10 +75,12 @@ impl Progress {
             loss_since_event: (0.0, 0),
             last_loss: 0.0,
             best_loss: None,
-            throughput: VecDeque::new(),
+            throughput: Throughput::default(),
+            slowest: Slowest::default(),
             progressed: Instant::now(),
             speeds: Speeds::default(),
             applied_before: saved.map(|saved| saved.applied).unwrap_or_default(),
+            table_before: TableSummary::default(),
             seconds_before: saved.map_or(0.0, |saved| saved.training_seconds),
         }
     }
@@ -135,7 +142,10 @@ impl State {
         }
         self.progress.loss_since_event.0 += report.loss_sum;
         self.progress.loss_since_event.1 += report.samples;
-        self.note_throughput(Instant::now());
+        let now = Instant::now();
+        self.progress.throughput.note(now, self.progress.samples);
+        self.progress.slowest.record(report, now);
+        self.name_slowest(now);
         self.training.set_pace(self.samples_per_second() / self.job.data.global_batch_rows.max(1) as f64);
         if report.rank != 0 || self.progress.loss_since_event.1 == 0 {
             return Ok(None);
@@ -220,6 +230,8 @@ impl State {
     }
 
     pub(crate) fn status(&mut self) -> v1::JobStatus {
+        let now = Instant::now();
+        self.name_slowest(now);
         let joined = matches!(self.roster(), Ok(Some(_)));
         let phase = match (&self.end.failure, self.end.has_ended, joined) {
             (Some(_), _, _) => v1::Phase::Failed,
@@ -254,7 +266,10 @@ impl State {
             missing: self.missing(MOST_MISSING),
             // The coordinator knows, and not its state.
             recovered: false,
+            budget: self.budget,
             unseen: self.highest_unseen_shares(),
+            slowest: self.slowest().filter(|_| phase == v1::Phase::Training),
+            no_step: self.no_step(now).filter(|_| phase == v1::Phase::Training),
         }
     }
 
@@ -307,25 +322,40 @@ impl State {
         (!known.is_empty()).then(|| known.iter().sum::<f64>() / known.len() as f64)
     }
 
-    fn note_throughput(&mut self, now: Instant) {
-        self.progress.throughput.push_back((now, self.progress.samples));
-        while self.progress.throughput.len() > 2
-            && self.progress.throughput.front().is_some_and(|(then, _)| now.duration_since(*then) > THROUGHPUT_WINDOW)
-        {
-            self.progress.throughput.pop_front();
+    fn samples_per_second(&self) -> f64 {
+        self.progress.throughput.per_second(Instant::now())
+    }
+
+    /// A member still waits for another one.
+    pub(crate) fn note_wait(&mut self, waiting: &v1::Waiting) {
+        let now = Instant::now();
+        self.progress.slowest.wait(waiting, now);
+        self.name_slowest(now);
+    }
+
+    /// Names the slowest member, or none. Each change is an event.
+    fn name_slowest(&mut self, now: Instant) {
+        let members = Role::MEMBERS.map(|role| (role, self.replicas(role).present));
+        let setting = Setting { mode: self.training.mode().name(), members: members.into() };
+        let now_seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        if let Some(change) = self.progress.slowest.decide(&setting, now, now_seconds) {
+            self.pending_events.push(JobEvent::Warning { message: message_of(change) });
         }
     }
 
-    fn samples_per_second(&self) -> f64 {
-        match (self.progress.throughput.front(), self.progress.throughput.back()) {
-            (Some((from, before)), Some((to, after))) if to > from => {
-                let told = to.duration_since(*from);
-                // No worker reports while none trains, for instance during an evaluation.
-                let is_over = to.elapsed() > THROUGHPUT_WINDOW.max(3 * told);
-                if is_over { 0.0 } else { after.saturating_sub(*before) as f64 / told.as_secs_f64() }
-            }
-            _ => 0.0,
-        }
+    fn slowest(&self) -> Option<v1::Slowest> {
+        let named = self.progress.slowest.named()?;
+        let v1::Member { role, index } = member(named.member);
+        Some(v1::Slowest { role, index, share: named.share, since_seconds: named.since_seconds })
+    }
+
+    /// The time without a step, while training makes none for longer than usual.
+    fn no_step(&self, now: Instant) -> Option<v1::NoStep> {
+        let idle = self.progress.throughput.overdue(now)?;
+        let waits_for = self.progress.slowest.waits_for(now).map(member);
+        // Progress without rows: the slots move, a checkpoint is written, a loader skips data.
+        let is_busy = self.progress.progressed.elapsed() < idle / 2;
+        (!is_busy).then_some(v1::NoStep { seconds: idle.as_secs_f64(), waits_for })
     }
 
     fn rank_mut(&mut self, what: &'static str, rank: u32) -> Result<&mut DenseWorkerState, RoleError> {
@@ -340,5 +370,20 @@ impl State {
     pub(super) fn training_seconds(&self) -> f64 {
         let of_rank = |rank: &DenseWorkerState| rank.training_seconds_before + rank.training_seconds;
         self.progress.seconds_before + self.progress.ranks.iter().map(of_rank).fold(0.0, f64::max)
+    }
+}
+
+fn member((role, index): MemberId) -> v1::Member {
+    v1::Member { role: v1::Role::from(role).into(), index }
+}
+
+fn message_of(change: Change) -> String {
+    match change {
+        Change::Slow(named) => {
+            let (role, index) = named.member;
+            let percent = 100.0 * named.share;
+            format!("{role} {index} is slow: {percent:.0} % of a step's time is spent waiting for it beyond the usual")
+        }
+        Change::Recovered((role, index)) => format!("{role} {index} no longer slows training"),
     }
 }

@@ -55,7 +55,8 @@ pub(super) enum ServerCall {
     Begin { mode: TrainingMode, at: Boundary, first_piece: u32 },
     /// Apply the gradients that are left in the buffers.
     Flush,
-    /// Restore the rows from the checkpoint that training resumes from.
+    /// Restore the rows from the checkpoint that training resumes from, or take them over from the
+    /// one that it begins with.
     Restore,
     /// Save a checkpoint at this boundary. `last`: it is the one at the end of training.
     Save { at: Boundary, last: bool },
@@ -123,6 +124,9 @@ pub(super) struct Training {
     flushing: bool,
     /// Counts of the modes that have ended.
     counts: TokenCounts,
+    /// The global step before which the state of the dense optimizer began.
+    #[serde(default)]
+    dense_since: u64,
 }
 
 /// The present mode and the next ones.
@@ -254,6 +258,7 @@ impl Training {
             calls: Vec::new(),
             flushing: false,
             counts: saved.counts,
+            dense_since: saved.dense_since,
             config,
         };
         if resume.is_some() {
@@ -292,6 +297,11 @@ impl Training {
         self.stage == Stage::Restoring
     }
 
+    /// The global step before which the state of the dense optimizer began.
+    pub(super) fn dense_since(&self) -> u64 {
+        self.dense_since
+    }
+
     /// Whether training waits for a checkpoint to be frozen or, at the end, written.
     pub(super) fn is_saving(&self) -> bool {
         self.stage == Stage::Saving
@@ -318,6 +328,7 @@ impl Training {
             first_mode: self.config.first_mode.name().to_owned(),
             evaluated_through: self.due.evaluated_through,
             counts: self.counts,
+            dense_since: self.dense_since,
         })
     }
 
@@ -623,6 +634,7 @@ impl Training {
             ring: self.workers.ring.number(),
             joins: false,
             mends: self.workers.ring.is_incomplete(),
+            dense_since: self.dense_since,
             order: Some(order),
         };
     }
@@ -725,7 +737,7 @@ fn mode_at(plan: &JobPlan, saved: &TrainingSnapshot) -> TrainingMode {
 
 impl TrainingSnapshot {
     /// The snapshot before step 0.
-    fn initial(mode: TrainingMode) -> Self {
+    pub(super) fn initial(mode: TrainingMode) -> Self {
         Self {
             step: 0,
             trained_rows: 0,
@@ -737,6 +749,7 @@ impl TrainingSnapshot {
             first_mode: mode.name().to_owned(),
             evaluated_through: 0,
             counts: TokenCounts::default(),
+            dense_since: 0,
         }
     }
 }
@@ -763,7 +776,7 @@ mod tests {
         let saved = Snapshot::new(&plan, trained);
         let mut training = Training::new(&plan, Some((&saved, Some(GlobalStep(total))))).unwrap();
         assert_eq!(training.take_calls(), [ServerCall::Restore]);
-        training.rows_restored("step-000000000008".to_owned());
+        training.rows_restored(v1::Restore { checkpoint: "step-000000000008".to_owned(), from: false });
         let mut done = [0; 3];
         // More rounds than there are orders until the end.
         for _ in 0..20 {

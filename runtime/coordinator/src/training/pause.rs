@@ -32,10 +32,10 @@ impl Training {
     }
 
     /// All parameter servers have restored their rows. Dense workers restore their parameters from
-    /// `checkpoint`.
-    pub(crate) fn rows_restored(&mut self, checkpoint: String) {
+    /// the same checkpoint.
+    pub(crate) fn rows_restored(&mut self, checkpoint: v1::Restore) {
         let at = self.start_of_order();
-        self.issue_order(at, Kind::Restore(v1::Restore { checkpoint }));
+        self.issue_order(at, Kind::Restore(checkpoint));
     }
 
     /// All servers have frozen their rows. Dense worker 0 writes its parameters under `ticket`.

@@ -21,6 +21,7 @@ use crate::trainer::Trainer;
 use rectrain_protocol::batch::{BatchKey, BatchPosition};
 use rectrain_protocol::error::RoleError;
 use rectrain_protocol::layout::Pooled;
+use rectrain_protocol::long_wait::reporting_wait;
 
 /// Training with a barrier in each step.
 pub(super) struct Barrier {
@@ -69,6 +70,7 @@ impl Trainer {
                 self.report_progress()?;
                 horizon.take(self)?;
                 self.metrics.batch_wait.observe(waited.elapsed().as_secs_f64());
+                self.pace.times.passed(waited.elapsed());
                 continue;
             };
             self.step(order, window, batch, next, &mut pushes)?;
@@ -127,7 +129,7 @@ impl Trainer {
             self.previous.clear();
             self.previous.extend_from_slice(self.tower.parameters()?);
         }
-        self.tower.apply(step + 1)?;
+        self.tower.apply((step + 1).saturating_sub(order.dense_since))?;
         self.applied = Some(step + 1);
         self.count(&own, loss_sum, &predictions, batch + 1, started)
     }
@@ -151,12 +153,16 @@ impl Trainer {
             patience: self.plan.patience(),
         };
         let ring = Arc::clone(&self.ring);
-        let (waits, tower) = (&self.waits, &mut self.tower);
+        let before = (self.rank.0 + self.barrier_workers - 1) % self.barrier_workers.max(1);
+        let waiting = self.waiting_for(v1::Role::DenseWorker, before);
+        let (waits, tower, coordinator) = (&self.waits, &mut self.tower, &self.peers.coordinator);
         let gradients = tower.gradients_mut()?;
         let summed = waits.wait(async {
             tokio::select! {
                 biased;
-                reduced = all_reduce(step, part, gradients, &next, &ring) => reduced.map(|()| true),
+                reduced = reporting_wait(all_reduce(step, part, gradients, &next, &ring), coordinator, waiting) => {
+                    reduced.map(|()| true)
+                }
                 () = newer_ring => Ok(false),
             }
         })?;

@@ -116,6 +116,7 @@ impl Run<'_> {
         let happened = &mut self.happened;
         let event = self.trainer.wait(async { happened.recv().await.ok_or(RoleError::Stopped) })?;
         self.trainer.metrics.batch_wait.observe(waited.elapsed().as_secs_f64());
+        self.trainer.pace.times.passed(waited.elapsed());
         match event {
             Event::Failed(error) => Err(error),
             Event::Pulled(PullReply::Wait(_)) => {

@@ -1,7 +1,7 @@
 //! The bytes of a snapshot, checked, as rows.
 
 use super::spec::GroupRecord;
-use super::{CHECKSUM_BYTES, HEADER_BYTES, MAGIC, SlotContent, VERSION};
+use super::{CHECKSUM_BYTES, HEADER_BYTES, MAGIC, RestoredSlot, SlotContent, VERSION};
 use crate::index::Hash;
 use crate::key::key_of_bytes;
 use crate::layout::RowLayout;
@@ -20,6 +20,19 @@ pub(crate) struct CheckedSnapshot<'b> {
     pub(crate) side: Vec<Vec<u32>>,
     /// For each group the removed keys, rising.
     pub(crate) removed: Vec<Vec<FeatureKey>>,
+}
+
+impl CheckedSnapshot<'_> {
+    /// The rows and removed keys, in a store made with `config`.
+    pub(crate) fn counts(&self, config: &StoreConfig) -> RestoredSlot {
+        let rows = |(spec, bytes): (&RowSpec, &&[u8])| (bytes.len() / RowLayout::new(spec).row_bytes()) as u64;
+        RestoredSlot {
+            slot: self.slot,
+            content: self.content,
+            rows: config.groups.iter().zip(&self.groups).map(rows).sum(),
+            removed: self.removed.iter().map(|keys| keys.len() as u64).sum(),
+        }
+    }
 }
 
 /// Reads a snapshot for a store made with `config`.
@@ -56,7 +69,7 @@ pub(crate) fn config_of(bytes: &[u8]) -> Result<StoreConfig, SnapshotError> {
     for _ in 0..groups {
         specs.push(GroupRecord::read(&mut reader)?.spec);
     }
-    let config = StoreConfig { slots, seed, groups: specs };
+    let config = StoreConfig { slots, seed, groups: specs, budget: None };
     config.validate()?;
     Ok(config)
 }

@@ -3,8 +3,10 @@
 
 mod checkpoint;
 mod identity;
+mod life;
 mod resolve;
 mod small;
+mod warm_start;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -23,9 +25,10 @@ use rectrain_policy::ModePolicy;
 
 pub use self::checkpoint::CheckpointPlan;
 pub use self::small::small_plan;
+pub use self::warm_start::{Inheritance, WarmStartPlan};
 use crate::deadline::CALL_DEADLINE;
 use crate::error::RoleError;
-use crate::events::JobEvent;
+use crate::events::{JobEvent, WarmStartOrigin};
 use crate::layout::FeatureLayout;
 use rectrain_kinds::{PerRole, Role};
 
@@ -95,6 +98,8 @@ pub struct JobPlan {
     pub compression: Compression,
     /// Checkpoints; `None` if the job saves none.
     pub checkpoint: Option<CheckpointPlan>,
+    /// The checkpoint of another job that this job begins with; `None`: initial values.
+    pub warm_start: Option<WarmStartPlan>,
     /// How many times a normal loss the mean loss of a batch may be, before training has diverged.
     pub divergence_factor: f64,
     /// Restarts after crashes before the job fails.
@@ -197,8 +202,8 @@ impl JobPlan {
         }
     }
 
-    /// The first event of the job.
-    pub fn started(&self) -> Result<JobEvent, RoleError> {
+    /// The first event of a job that begins with the checkpoint `from`, if that is given.
+    pub fn started(&self, from: Option<WarmStartOrigin>) -> Result<JobEvent, RoleError> {
         let replicas = BTreeMap::from(Role::MEMBERS.map(|role| (role.section().to_owned(), self.replicas.count(role))));
         Ok(JobEvent::Started {
             job: self.name.clone(),
@@ -206,6 +211,7 @@ impl JobPlan {
             model: self.model.name().to_owned(),
             dense_parameters: self.dense_parameters()? as u64,
             replicas,
+            from,
         })
     }
 }

@@ -12,7 +12,7 @@ use rectrain_modes::gba::{BufferSize, Decay, LostTokens};
 use rectrain_modes::{EvaluationPoints, ModeSettings, TrainingLength, TrainingMode};
 use rectrain_policy::ModePolicy;
 
-use super::{CheckpointPlan, JobPlan, Replicas, SLOTS};
+use super::{CheckpointPlan, JobPlan, Replicas, SLOTS, WarmStartPlan, life};
 use crate::error::RoleError;
 use crate::layout::{FeatureLayout, FeaturePlace};
 
@@ -40,7 +40,7 @@ impl JobPlan {
         let slice_rows = slice_rows(job);
         let chunk_rows = slice_rows.or(job.data.shuffle_window_rows).unwrap_or(CHUNK_ROWS);
         let (train, test) = sources(job);
-        let store = StoreConfig { slots: SLOTS, seed: training.seed, groups };
+        let store = StoreConfig { slots: SLOTS, seed: training.seed, groups, budget: life::budget(job) };
         check_optimizers(&store, &training.dense_optimizer)?;
         Ok(Self {
             name: job.name.clone(),
@@ -71,6 +71,7 @@ impl JobPlan {
             precision: training.precision,
             compression: training.compression,
             checkpoint: checkpoint(job),
+            warm_start: warm_start(job),
             divergence_factor: training.divergence_factor,
             max_restarts: job.fault_tolerance.max_restarts,
             backoff: Duration::from_secs(u64::from(job.fault_tolerance.backoff_seconds)),
@@ -125,6 +126,11 @@ fn evaluation_points(training: &crds::ResolvedTraining, slice_rows: Option<u64>)
 fn checkpoint(job: &ResolvedJob) -> Option<CheckpointPlan> {
     let checkpoint = job.checkpoint.as_ref()?;
     Some(CheckpointPlan::new(checkpoint, &job.data.storage.options))
+}
+
+fn warm_start(job: &ResolvedJob) -> Option<WarmStartPlan> {
+    let from = job.warm_start.as_ref()?;
+    Some(WarmStartPlan { from: from.clone(), storage_options: job.data.storage.options.clone() })
 }
 
 fn replicas(job: &ResolvedJob) -> Replicas {
@@ -188,7 +194,8 @@ fn layout(job: &ResolvedJob, model: &dyn Model) -> (FeatureLayout, Vec<RowSpec>)
             dim: dim + usize::from(linear),
             value_type: job.training.embedding_value_type,
             optimizer: job.training.sparse_optimizer,
-            life: rectrain_embedding::LifePolicy::KeepAll,
+            life: life::life(job, table),
+            share: table.life.and_then(|life| life.share_millionths),
             initializer: table.initializer,
             zero_columns: usize::from(linear),
         };

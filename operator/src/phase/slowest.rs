@@ -1,0 +1,82 @@
+//! The slow member of a job, and the time without a step, with the names of pods.
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use rectrain_crds::{Phase, Role, SlowestStatus};
+
+use super::draft::Draft;
+use super::progress::rounded;
+use crate::coordinator_view::{NoStep, SlowMember};
+use crate::pods::PodFacts;
+
+/// Least change of the share that is written to the status.
+const SHARE_STEP: f64 = 0.1;
+
+impl Draft<'_> {
+    /// The slow member of the coordinator's report, as the status shows it.
+    pub(super) fn slowest(&self, slow: SlowMember) -> SlowestStatus {
+        let pod = self.pod_of(slow.role, slow.index);
+        let since = i64::try_from(slow.since_seconds).ok().and_then(|seconds| Timestamp::from_second(seconds).ok());
+        let now = SlowestStatus {
+            role: slow.role.section().to_owned(),
+            index: slow.index,
+            pod: self.pod_name(slow.role, slow.index),
+            node: pod.and_then(|pod| pod.node.clone()),
+            share: rounded(slow.share, 1),
+            since: since.map(Time),
+        };
+        // A share that wavers must not change the status at each look.
+        match &self.before.slowest {
+            Some(before) if before.pod == now.pod && (before.share - slow.share).abs() < SHARE_STEP => {
+                SlowestStatus { share: before.share, ..now }
+            }
+            _ => now,
+        }
+    }
+
+    /// The message of a job that makes no step for longer than usual.
+    pub(super) fn no_step_message(&self, phase: Phase) -> Option<String> {
+        let NoStep { seconds, waits_for } = self.live_report()?.no_step.filter(|_| phase == Phase::Training)?;
+        let time = words(seconds);
+        Some(match waits_for {
+            Some((role, index)) => {
+                let node = self.pod_of(role, index).and_then(|pod| pod.node.as_deref());
+                let on = node.map(|node| format!(" on node {node}")).unwrap_or_default();
+                format!("no step was made for {time}: training waits for {}{on}", self.pod_name(role, index))
+            }
+            None => format!("no step was made for {time}, and no member has reported a wait for another one"),
+        })
+    }
+
+    fn pod_of(&self, role: Role, index: u32) -> Option<&PodFacts> {
+        let attempt = self.status.attempt.as_ref()?.number;
+        let is_it = |pod: &&PodFacts| pod.role == role && pod.attempt == attempt && pod.index() == Some(index);
+        self.facts.pods.iter().find(is_it)
+    }
+
+    /// The name of a member's pod. A pod that does not exist is named by its role and index.
+    fn pod_name(&self, role: Role, index: u32) -> String {
+        self.pod_of(role, index).map_or_else(|| format!("{role} {index}"), |pod| pod.name.clone())
+    }
+}
+
+/// A time, rounded down to five seconds, or to minutes. The message then changes rarely.
+fn words(seconds: f64) -> String {
+    let seconds = seconds.max(0.0) as u64;
+    match seconds {
+        0..5 => "some seconds".to_owned(),
+        5..60 => format!("{} s", seconds / 5 * 5),
+        _ => format!("{} min", seconds / 60),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_without_a_step_changes_rarely() {
+        let times = [3.2, 5.0, 9.9, 59.0, 61.0, 179.0].map(words);
+        assert_eq!(times, ["some seconds", "5 s", "5 s", "55 s", "1 min", "2 min"]);
+    }
+}

@@ -1,0 +1,283 @@
+//! The events of a job as sentences for a person.
+
+use rectrain_kinds::Role;
+use rectrain_protocol::events::{JobEvent, Summary, TableSummary, TestMetrics};
+
+use crate::human::{bytes, list, number, percent, thousands, time_of_seconds};
+
+/// The sentence for an event. `None` for progress, which is a bar, and for the end of a job, which
+/// is a table or an error.
+pub(crate) fn sentence(event: &JobEvent) -> Option<String> {
+    let text = match event {
+        JobEvent::Progress { .. } | JobEvent::Summary(_) | JobEvent::Failed { .. } => return None,
+        JobEvent::Started { job, mode, model, dense_parameters, from, .. } => {
+            let from = from.as_ref().map(|from| {
+                format!(", from {} (step {}, {}, digest {})", from.path, from.step, from.checkpoint, from.digest)
+            });
+            let dense = thousands(*dense_parameters);
+            format!("{job}: {model} in mode {mode}, {dense} dense parameters{}", from.unwrap_or_default())
+        }
+        JobEvent::Evaluation { step, test } => evaluation(*step, test),
+        JobEvent::ModeSwitched { step, from, to } => format!("mode {from} -> {to} at step {step}"),
+        JobEvent::ModeChosen { mode, reason } => format!("switching to mode {mode}: {reason}"),
+        JobEvent::Resumed { checkpoint, step, rows, .. } => {
+            format!("resuming at step {step} from checkpoint {checkpoint} ({} rows)", thousands(*rows))
+        }
+        JobEvent::WarmStarted { .. } => warm_start(event),
+        JobEvent::CheckpointSaved { step, checkpoint, bytes: size, seconds, .. } => {
+            format!("checkpoint {checkpoint} of step {step}: {} in {}", bytes(*size), time_of_seconds(*seconds))
+        }
+        JobEvent::Warning { message } => format!("warning: {message}"),
+        event => membership(event)?,
+    };
+    Some(text)
+}
+
+/// The sentence for an event about processes.
+fn membership(event: &JobEvent) -> Option<String> {
+    Some(match event {
+        JobEvent::Scaling { role: Role::Ps, from, to, .. } if from == to => {
+            "measuring the slots, to rebalance them".to_owned()
+        }
+        JobEvent::Scaling { role, from, to, .. } => {
+            format!("{} {from} -> {to}: training continues meanwhile", role.plural())
+        }
+        JobEvent::Scaled { role, from, to } => format!("{} {from} -> {to}: done", role.plural()),
+        JobEvent::SlotsMoved { slots: 0, imbalance, .. } => {
+            format!("no slot moves: the busiest parameter server has {imbalance:.2} times the mean")
+        }
+        JobEvent::SlotsMoved { from, to, slots, bytes: moved, seconds, rest_seconds, .. } => format!(
+            "parameter servers {from} -> {to}: {slots} slots ({}) moved in {seconds:.2} s; training paused for \
+             {rest_seconds:.3} s",
+            bytes(*moved)
+        ),
+        JobEvent::Restarting { restart, message, seconds } => format!("{message}; restart {restart} in {seconds} s"),
+        JobEvent::Rejoined { member, chunks } => {
+            format!("{member} was replaced; {chunks} chunks of data are read again")
+        }
+        JobEvent::Leaving { member } => format!("{member} got SIGTERM: its rows move to the others first"),
+        JobEvent::ServerKeptRows { member } => {
+            format!("{member} was killed and restarted; its rows were still in memory")
+        }
+        JobEvent::CoordinatorTakenUp { step } => {
+            format!("the coordinator was killed and restarted; it continues at step {step} from its journal")
+        }
+        _ => return None,
+    })
+}
+
+/// The parts of another job's model that a job begins with, and the parts that start fresh.
+fn warm_start(event: &JobEvent) -> String {
+    let JobEvent::WarmStarted { from, rows, new_features, left_out_features, fresh_parameters, replaced_optimizer } =
+        event
+    else {
+        return String::new();
+    };
+    let mut text = format!("beginning with the model of {}@{} ({} rows)", from.path, from.step, thousands(*rows));
+    if !new_features.is_empty() {
+        text += &format!("; new features start fresh: {}", new_features.join(", "));
+    }
+    if !left_out_features.is_empty() {
+        text += &format!("; features of the checkpoint left out: {}", left_out_features.join(", "));
+    }
+    if *fresh_parameters > 0 {
+        text += &format!("; {} dense parameters start fresh", thousands(*fresh_parameters));
+    }
+    if let Some(optimizer) = replaced_optimizer {
+        text += &format!("; the dense optimizer replaces {optimizer}, so its state starts fresh");
+    }
+    text
+}
+
+fn evaluation(step: u64, test: &TestMetrics) -> String {
+    let unseen = most_unseen(test).map(|most| format!("; {most}")).unwrap_or_default();
+    format!(
+        "evaluation at step {step}: AUC {}, log loss {} on {} rows{unseen}",
+        number(test.auc, 4),
+        number(test.log_loss, 4),
+        thousands(test.samples)
+    )
+}
+
+/// The sentence for an event with its fields as JSON, from a coordinator of any version.
+pub(crate) fn sentence_of_json(json: &str) -> String {
+    match serde_json::from_str::<JobEvent>(json) {
+        Ok(JobEvent::Progress { step, total_steps, loss, running_auc, .. }) => {
+            let total = total_steps.map(|total| format!(" of {total}")).unwrap_or_default();
+            format!("step {step}{total}: loss {loss:.4}, AUC in training {}", number(running_auc, 4))
+        }
+        Ok(JobEvent::Summary(summary)) => summary_table(&summary),
+        Ok(JobEvent::Failed { message, .. }) => format!("failed: {message}"),
+        Ok(event) => sentence(&event).unwrap_or_else(|| json.to_owned()),
+        Err(_) => json.to_owned(),
+    }
+}
+
+/// The reason why a trained model is of no use, as far as its test shows one.
+pub(crate) fn doubt(test: &TestMetrics) -> Option<String> {
+    if test.samples > 0 && test.auc.is_none() {
+        return Some(format!(
+            "all {} labels of the test are equal, so there is no AUC: is spec.features.label the right column, and \
+             does the test have clicks?",
+            thousands(test.samples)
+        ));
+    }
+    let entropy = test.normalized_entropy.filter(|entropy| *entropy >= 1.0)?;
+    Some(format!(
+        "the model predicts the test no better than the mean of the labels does (normalized entropy {entropy:.3}): \
+         with too few steps, set more spec.training.epochs or a smaller spec.training.globalBatchSize; after many \
+         epochs it overfits, so set fewer"
+    ))
+}
+
+/// The results of a job, one a line.
+pub(crate) fn summary_table(summary: &Summary) -> String {
+    let mut rows = Vec::new();
+    if let Some(test) = &summary.test {
+        rows.extend(quality(test));
+    }
+    if summary.loss.is_some() {
+        rows.push(("training loss", number(summary.loss, 5)));
+    }
+    rows.extend([
+        ("steps", thousands(summary.steps)),
+        ("samples", thousands(summary.samples)),
+        ("time", time_of_seconds(summary.seconds)),
+        ("samples/s", thousands(summary.samples_per_second as u64)),
+        ("embedding rows", thousands(summary.rows)),
+        ("size of the rows", bytes(summary.store_bytes)),
+    ]);
+    rows.extend(summary.table.iter().flat_map(row_history));
+    if summary.skipped_rows > 0 {
+        rows.push(("bad rows skipped", thousands(summary.skipped_rows)));
+    }
+    rows.extend(course(summary));
+    rows.push(("parameters sha256", summary.parameters_sha256.clone()));
+    let mut rows: Vec<(String, String)> = rows.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+    // Below the other figures of the test.
+    let unseen = summary.test.iter().flat_map(|test| &test.unseen).filter(|(_, share)| **share > 0.0);
+    let unseen = unseen.map(|(feature, share)| (format!("test ids unseen in training, {feature}"), percent(*share)));
+    let last = rows.len() - 1;
+    rows.splice(last..last, unseen);
+    list(&rows)
+}
+
+fn quality(test: &TestMetrics) -> Vec<(&'static str, String)> {
+    let mut rows = vec![("test AUC", number(test.auc, 5))];
+    if test.gauc.is_some() {
+        rows.push(("test GAUC", number(test.gauc, 5)));
+    }
+    if let Some(without) = test.rows_without_group {
+        rows.push(("test rows without a group", thousands(without)));
+    }
+    rows.extend([
+        ("test log loss", number(test.log_loss, 5)),
+        ("test normalized entropy", number(test.normalized_entropy, 5)),
+        ("test calibration", number(test.calibration, 4)),
+        ("test rows", thousands(test.samples)),
+    ]);
+    rows
+}
+
+/// The history of rows in tables that do not keep every row.
+fn row_history(table: &TableSummary) -> [(&'static str, String); 5] {
+    [
+        ("rows admitted", thousands(table.admitted)),
+        ("gradients of ids not admitted", thousands(table.turned_away)),
+        ("rows expired", thousands(table.expired)),
+        ("rows evicted", thousands(table.evicted)),
+        ("gradients of removed rows", thousands(table.gradients_dropped)),
+    ]
+}
+
+/// The figures of a run that was more than one mode in one process.
+fn course(summary: &Summary) -> Vec<(&'static str, String)> {
+    let mut rows = Vec::new();
+    if summary.tokens_issued > 0 {
+        rows.extend([
+            ("mode", summary.mode.clone()),
+            ("staleness, mean", format!("{:.2}", summary.mean_staleness)),
+            ("staleness, max", thousands(summary.max_staleness)),
+            ("gradients left out", thousands(summary.excluded_gradients)),
+            ("batches dropped", thousands(summary.dropped_batches)),
+        ]);
+    }
+    if summary.restarts > 0 {
+        rows.push(("restarts", thousands(u64::from(summary.restarts))));
+        rows.push(("batches trained again", thousands(summary.repeated_batches)));
+    }
+    if summary.mode_switches > 0 {
+        rows.push(("mode switches", thousands(summary.mode_switches)));
+    }
+    if !summary.bytes_on_wire.is_empty() {
+        rows.push(("sent between processes", bytes(summary.bytes_on_wire.values().sum())));
+    }
+    rows
+}
+
+/// The feature with the highest share of test ids without a row, as a phrase. `None` if all have
+/// rows.
+fn most_unseen(test: &TestMetrics) -> Option<String> {
+    let (feature, share) = test.unseen.iter().max_by(|(_, a), (_, b)| a.total_cmp(b))?;
+    (*share > 0.0).then(|| format!("{} of the ids of {feature} unseen in training", percent(*share)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_leaves_out_results_that_the_summary_lacks() {
+        let summary = Summary { steps: 1234, parameters_sha256: "abc".to_owned(), ..Summary::default() };
+        let table = summary_table(&summary);
+        assert!(table.contains("1,234") && table.contains("abc") && !table.contains("AUC"), "{table}");
+    }
+
+    #[test]
+    fn the_table_shows_evictions_where_there_is_a_budget() {
+        let table = Some(TableSummary { evicted: 1200, ..TableSummary::default() });
+        let shown = |table| summary_table(&Summary { table, ..Summary::default() });
+        assert!(shown(table).contains("rows evicted") && shown(table).contains("1,200"), "{}", shown(table));
+        assert!(!shown(None).contains("evicted"));
+    }
+
+    #[test]
+    fn the_table_counts_rows_without_a_group() {
+        let test = TestMetrics { rows_without_group: Some(1200), ..TestMetrics::default() };
+        let table = summary_table(&Summary { test: Some(test), ..Summary::default() });
+        assert!(table.contains("test rows without a group") && table.contains("1,200"), "{table}");
+    }
+
+    #[test]
+    fn the_table_lists_features_with_unseen_test_ids() {
+        let unseen = [("item".to_owned(), 0.031), ("user".to_owned(), 0.0)].into();
+        let test = TestMetrics { unseen, ..TestMetrics::default() };
+        assert_eq!(most_unseen(&test).as_deref(), Some("3.1 % of the ids of item unseen in training"));
+        let table = summary_table(&Summary { test: Some(test), ..Summary::default() });
+        assert!(table.contains("unseen in training, item") && !table.contains("user"), "{table}");
+        assert_eq!(most_unseen(&TestMetrics::default()), None);
+    }
+
+    #[test]
+    fn names_and_values_of_the_table_are_near_each_other() {
+        let summary = Summary { steps: 9, parameters_sha256: "ab".repeat(32), ..Summary::default() };
+        for line in summary_table(&summary).lines() {
+            let gap = line.trim_end().chars().fold((0, 0), |(most, now), c| {
+                let now = if c == ' ' { now + 1 } else { 0 };
+                (most.max(now), now)
+            });
+            assert!(gap.0 < 20, "{line}");
+        }
+    }
+
+    #[test]
+    fn a_model_worse_than_the_mean_is_doubted() {
+        let test =
+            |normalized_entropy, auc| TestMetrics { normalized_entropy, auc, samples: 9, ..TestMetrics::default() };
+        let worse = doubt(&test(Some(1.023), Some(0.5))).unwrap_or_default();
+        assert!(worse.contains("1.023") && worse.contains("globalBatchSize"), "{worse}");
+        assert_eq!(doubt(&test(Some(0.9), Some(0.7))), None);
+        let equal = doubt(&test(None, None)).unwrap_or_default();
+        assert!(equal.contains("all 9 labels of the test are equal"), "{equal}");
+    }
+}
