@@ -917,8 +917,8 @@ fn dense_optimizer(given: &DenseOptimizerSpec) -> DenseOptimizer {
     }
 }
 
-/// The default where tables have a budget keeps one number a row (Kraken's Table II). The settings of
-/// adam without a kind mean adam.
+/// The default where tables have a budget keeps one number a row (Kraken's Table II). The settings
+/// of adam without a kind mean adam.
 fn default_sparse_kind(given: &SparseOptimizerSpec, has_budget: bool) -> SparseOptimizerKind {
     match has_budget && given.beta1.is_none() && given.beta2.is_none() {
         true => SparseOptimizerKind::RowWiseAdaGrad,

@@ -1,5 +1,5 @@
-//! The memory budget of a job's tables. Pods start with the budget of their attempt. A change of its
-//! number in the manifest goes to the coordinator, without a new attempt.
+//! The memory budget of a job's tables. Pods start with the budget of their attempt. A change of
+//! its number in the manifest goes to the coordinator, without a new attempt.
 
 use rectrain_crds::{AttemptStatus, BudgetStatus, BytesSpec, MemorySpec, RecTrainingJobSpec, Role};
 

@@ -96,8 +96,8 @@ pub struct SparseFeature {
     #[schemars(extend("x-default" = "spec.features.initializer"))]
     pub initializer: Option<InitializerSpec>,
 
-    /// Which ids of this feature get a row: `{probability: 0.1}` or `{count: 3}`. Take it for ids
-    /// of which most occur once or twice, such as queries. An evaluation admits no id.
+    /// Which ids of this feature get a row: `{probability: 0.1}` or `{count: 3}`. Take it if most
+    /// ids occur once or twice, such as queries. An evaluation admits no id.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub admission: Option<AdmissionSpec>,
 

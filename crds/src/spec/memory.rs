@@ -69,8 +69,8 @@ pub struct MemorySpec {
     pub max_rows: Option<u64>,
 
     /// The most bytes of all rows together, with the state of their optimizer and their share of
-    /// the index: a number, or a text such as `40Gi`. Take it in production. It may change while the
-    /// job trains: a lower number evicts rows with the next steps.
+    /// the index: a number, or a text such as `40Gi`. Take it in production. It may change while
+    /// the job trains: a lower number evicts rows with the next steps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "bytes_schema", extend("x-default" = "no limit"))]
     pub max_bytes: Option<BytesSpec>,

@@ -59,8 +59,8 @@ fn ps_policy(ps: ResolvedPsScaling) -> PsPolicy {
     }
 }
 
-/// Bytes of a row beside its values and the state of its optimizer: its key, its word, and its share
-/// of the index.
+/// Bytes of a row beside its values and the state of its optimizer: its key, its word, and its
+/// share of the index.
 const ROW_OVERHEAD_BYTES: u64 = 28;
 
 /// The bytes to which the budget bounds the tables. A budget of rows is counted in the job's widest

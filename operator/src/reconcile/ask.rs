@@ -66,8 +66,8 @@ async fn refused_change(
     Ok(refused)
 }
 
-/// Asks the coordinator for members, a rebalance, a budget and a checkpoint, if the decision needs them.
-/// `job` has the decision in its status.
+/// Asks the coordinator for members, a rebalance, a budget and a checkpoint, if the decision needs
+/// them. `job` has the decision in its status.
 pub(super) async fn ask_coordinator(context: &Context, gathered: &Gathered, decision: &Decision, job: &RecTrainingJob) {
     if let Some(coordinator) = &gathered.coordinator {
         ask_for_members(context, coordinator, decision, &gathered.name.name).await;

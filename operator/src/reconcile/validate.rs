@@ -109,7 +109,8 @@ pub fn with_replicas(mut spec: RecTrainingJobSpec, replicas: impl Fn(Role) -> Op
 /// Digest of the parts of the spec that pods depend on. A job whose digest changes gets new pods.
 ///
 /// The training mode, the numbers of members and the number of a memory budget are no part of it,
-/// because they change while pods run. The number of dense workers is, if each of them takes an equal share of every batch.
+/// because they change while pods run. The number of
+/// dense workers is, if each of them takes an equal share of every batch.
 #[must_use]
 pub fn spec_hash(spec: &RecTrainingJobSpec) -> String {
     let has_elastic_workers = has_elastic_dense_workers(spec);

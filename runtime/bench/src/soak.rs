@@ -1,8 +1,8 @@
 //! Soaks a store within a budget: ids that keep coming, for minutes. The figures say whether its
 //! memory stays flat, how long requests wait for evictions, and how many look-ups find their row.
 //!
-//! Half of the ids are of a population that stays. The other half are new ones: the most frequent of
-//! them are the newest. Both follow Zipf's law. Batch `n` is the same in every run.
+//! Half of the ids are of a population that stays. The other half are new ones: the most frequent
+//! of them are the newest. Both follow Zipf's law. Batch `n` is the same in every run.
 //!
 //! A naive reference replays the batches afterwards. It holds exact scores in one map for the whole
 //! budget, evicts the lowest, and shares no code with the store. A store that evicts as well as the
@@ -63,7 +63,7 @@ pub struct SoakArgs {
     /// Exponent of Zipf's law, not 1
     #[arg(long, default_value_t = 1.05)]
     pub zipf: f64,
-    /// Also train a store without a budget, in alternation. The resident memory is then that of both
+    /// Also train a store without a budget, in alternation. The resident memory is then for both
     #[arg(long)]
     pub compare: bool,
     /// Also print a line of JSON

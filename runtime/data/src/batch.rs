@@ -170,8 +170,8 @@ impl Batch {
         Self { times, ..Self::empty(&variable, schema.dense.len(), schema.group.is_some()) }
     }
 
-    /// A batch of no rows and without times. `variable` says for each sparse field whether the number of
-    /// keys varies between samples.
+    /// A batch of no rows and without times. `variable` says for each sparse field whether the
+    /// number of keys varies between samples.
     pub fn empty(variable: &[bool], dense_width: usize, grouped: bool) -> Self {
         Self {
             samples: 0,

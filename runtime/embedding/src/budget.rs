@@ -1,11 +1,11 @@
-//! One memory budget for all tables of a job: [`Store::keep_budget`] removes the rows that have
-//! expired, and then the rows of the lowest score while the slot is over its part of the budget.
+//! One memory budget for all tables of a job. [`Store::keep_budget`] removes the rows that have
+//! expired. Then it removes the rows of the lowest score while the slot is over its part.
 //!
 //! A slot has its own part of the budget: the limit divided by the number of slots, and 1 more for
 //! the first slots if there is a remainder. So a slot decides alone, and a job decides the same on
-//! any number of servers. Keys are hashes, so slots fill evenly. The part of a slot, and
-//! a share of it, is at least one row. A budget of few rows a slot, fewer than about 30, evicts rows
-//! of some slots that are worth more than rows of others.
+//! any number of servers. Keys are hashes, so slots fill evenly. The part of a slot, and a share of
+//! it, is at least one row. A budget of few rows a slot, fewer than about 30, evicts rows of some
+//! slots that are worth more than rows of others.
 //!
 //! A slot that is over its part is trimmed to 31/32 of it, so that the work comes once for many new
 //! rows. The order is:
@@ -14,8 +14,8 @@
 //! 2. Rows of a group that is over its [share](crate::RowSpec::share).
 //! 3. Rows of any group whose policy evicts. Rows of low priority go first.
 //!
-//! Within 2 and 3, rows go by [`Rank`](crate::life::Rank), and ties by key and group. The outcome is
-//! a function of the slot's contents and the present moment.
+//! Within 2 and 3, rows go by [`Rank`](crate::life::Rank), and ties by key and group. The outcome
+//! is a function of the slot's contents and the present moment.
 //!
 //! # After a kill
 //!
@@ -91,10 +91,10 @@ fn trimmed_size(limit: u64) -> u64 {
 }
 
 impl Store {
-    /// Removes the rows of a slot that have expired. Then removes the rows of the lowest score, if
-    /// the slot is over its part of the budget, until it is at most at 31/32 of it; see the
-    /// [module's text](crate::budget). Rows of [`LifePolicy::KeepAll`] and
-    /// [`LifePolicy::AdmitAfter`] count, but stay.
+    /// Removes the rows of a slot that have expired. If the slot is over its part of the budget, it
+    /// also removes the rows of the lowest score, down to 31/32 of the part; see the [module's
+    /// text](crate::budget). Rows of [`LifePolicy::KeepAll`] and [`LifePolicy::AdmitAfter`] count,
+    /// but stay.
     ///
     /// Call it after the last gradient of a step for this slot, and before a look-up of the next
     /// step. If the process is killed meanwhile, the next one repeats the call.

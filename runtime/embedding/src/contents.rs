@@ -57,9 +57,9 @@ impl Store {
 
     /// Restores a snapshot of a store with other row groups, seed or initial values than this
     /// one's. `groups` has, for each group of the other store, this store's group that takes its
-    /// rows. The rows of a group without one are dropped, and so are the sightings of keys without a
-    /// row. Otherwise as [`Self::restore_slot`]. The
-    /// snapshot gives the counts, so dropped rows are included.
+    /// rows. The rows of a group without one are dropped, and so are the sightings of keys without
+    /// a row. Otherwise as [`Self::restore_slot`]. The snapshot gives the counts, so dropped rows
+    /// are included.
     ///
     /// # Errors
     /// [`StoreError::Snapshot`], with the cause: as for `restore_slot`. Also if a group cannot take

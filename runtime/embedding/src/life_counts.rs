@@ -1,5 +1,5 @@
-//! Counts of the rows that a [policy](crate::life) admitted and removed, and of the gradients that it
-//! dropped. In shared memory they lie in a file, and outlive the process.
+//! Counts of the rows that a [policy](crate::life) admitted and removed, and of the gradients that
+//! it dropped. In shared memory they lie in a file, and outlive the process.
 
 #![allow(unsafe_code, reason = "the counts may lie in a mapped file")]
 
@@ -120,9 +120,9 @@ impl SharedLifeCounts {
 }
 
 impl Store {
-    /// The counts of each group, by [`GroupId`](crate::GroupId), since the store was made. In shared
-    /// memory they outlive the process. The update that a killed process had under way may then be
-    /// counted twice.
+    /// The counts of each group, by [`GroupId`](crate::GroupId), since the store was made. In
+    /// shared memory they outlive the process. The update that a killed process had under way may
+    /// then be counted twice.
     #[must_use]
     pub fn life_counts(&self) -> Vec<LifeCounts> {
         self.life_counts.each(GroupCounts::read)

@@ -225,7 +225,8 @@ impl Store {
         self.update_seen_logged(group, keys, gradients, update_count, Seen::default(), log)
     }
 
-    /// Like [`Self::update_logged`] and [`Self::update_seen`]. A killed update scores each row once.
+    /// Like [`Self::update_logged`] and [`Self::update_seen`]. A killed update scores each row
+    /// once.
     ///
     /// # Errors
     /// As [`Self::update_seen`].

@@ -21,7 +21,7 @@ use rectrain_random::mix;
 
 const ROWS: u64 = 6_000;
 
-/// Clicks over ids of which some stay and some are new, a minute apart.
+/// Clicks, a minute apart. Some ids stay and some are new.
 fn clicks(rows: std::ops::Range<u64>) -> String {
     let mut text = String::from("label,time,C1,C2,C3,C4\n");
     for row in rows {
@@ -75,8 +75,8 @@ spec:
     Arc::new(JobPlan::new(&manifest.resolved).unwrap())
 }
 
-/// Trains as run `run` until the job or `meanwhile` ends, which gets the coordinator and the events.
-/// Dense workers are slow if they are to leave time for it.
+/// Trains as run `run` until the job or `meanwhile` ends, which gets the coordinator and the
+/// events. Dense workers are slow if they are to leave time for it.
 fn train_while<F: Future<Output = ()>>(
     run: &str,
     plan: Arc<JobPlan>,

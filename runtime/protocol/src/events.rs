@@ -319,7 +319,8 @@ pub struct Summary {
     pub parameters_sha256: String,
 }
 
-/// The history of rows in tables that do not keep every row. It lacks the counts of earlier attempts.
+/// The history of rows in tables that do not keep every row. It lacks the counts of earlier
+/// attempts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TableSummary {

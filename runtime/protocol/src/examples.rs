@@ -1,8 +1,8 @@
 //! The training examples of each key in a message of gradients: how many were positive and how
 //! many negative.
 //!
-//! Most keys of a batch occur in a few samples, so a key usually takes one byte: the positive count
-//! in its upper four bits and the negative count in its lower four. The byte `0xff` stands for
+//! Most keys of a batch occur in a few samples, so a key usually takes one byte. The positive count
+//! is in its upper four bits and the negative count in its lower four. The byte `0xff` stands for
 //! larger counts. Both follow it as 4 bytes each, little-endian. The counts follow each other in
 //! the order of the keys.
 

@@ -342,8 +342,8 @@ impl State {
         Ok(self.members.servers.resize_to_begin())
     }
 
-    /// The slots are on the servers of this map, at these addresses. `counted` has the counts of the
-    /// servers since the map before.
+    /// The slots are on the servers of this map, at these addresses. `counted` has the counts of
+    /// the servers since the map before.
     pub(crate) fn servers_changed(&mut self, map: SlotMap, addresses: &[String], counted: &[Counted]) {
         let applied: Vec<v1::Applied> = counted.iter().map(|server| server.applied).collect();
         let tables = counted.iter().map(|server| server.table);

@@ -1,6 +1,6 @@
-//! A table that manages itself: it admits keys by a rule, scores its rows by their examples, lets
-//! rows expire, and gives up the rows of the lowest score when the store is over its budget. This is
-//! Kraken's GSET (§III-A) with the row's 4 bytes of §IV.
+//! A table that manages itself. It admits keys by a rule, scores its rows by their examples, and
+//! lets rows expire. When the store is over its budget, it gives up the rows of the lowest score.
+//! This is Kraken's GSET (§III-A) with the row's 4 bytes of §IV.
 //!
 //! The row's word:
 //!

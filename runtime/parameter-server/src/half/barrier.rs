@@ -202,8 +202,8 @@ async fn apply(
     Ok(reply)
 }
 
-/// Sums the pieces' gradients and applies them as one update. Then removes the rows that the updated
-/// slots do not keep.
+/// Sums the pieces' gradients and applies them as one update. Then removes the rows that the
+/// updated slots do not keep.
 fn apply_groups(
     store: &TrackedStore<'_>,
     step: GlobalStep,

@@ -1,5 +1,5 @@
-//! Converts the manifest's settings of row life to those of the store. The numbers are integers in
-//! both, so no setting changes here.
+//! Converts the manifest's settings of row life to the settings of the store. The numbers are
+//! integers in both, so no setting changes here.
 
 use rectrain_crds as crds;
 use rectrain_crds::{ResolvedAdmission, ResolvedBudget, ResolvedJob, ResolvedLife, ResolvedMemory};

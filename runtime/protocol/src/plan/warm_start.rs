@@ -220,8 +220,8 @@ fn compare_features(saved: &Sections, own: &Sections, differences: &mut Vec<Stri
     }
 }
 
-/// The times in rows are seconds since 1970, whatever column they come from. Without a clock they are
-/// none.
+/// The times in rows are seconds since 1970, whatever column they come from. Without a clock they
+/// are none.
 fn compare_clocks(saved: &Sections, own: &Sections, differences: &mut Vec<String>) {
     let (Some(one), Some(other)) = (&saved.clock, &own.clock) else { return };
     if one.is_null() != other.is_null() {
