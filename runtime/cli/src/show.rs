@@ -25,6 +25,8 @@ pub(crate) struct Display {
     course: Course,
     /// Warnings that wait until the job has started: a job that cannot start has one error instead.
     pending: Vec<String>,
+    /// The line of JSON with the addresses. It waits, too: `started` stays the first event.
+    serving: Option<String>,
     /// The best AUC of an evaluation so far, and its step.
     best: Option<(f64, u64)>,
     /// Why the summary is not on standard output, in a sentence.
@@ -78,7 +80,18 @@ impl Display {
         let course = Course::new(outlook);
         let lines = !json && !terminal;
         let history = History::default();
-        Self { json, bar, lines, last_line: None, course, pending: warnings, best: None, unwritten: None, history }
+        Self {
+            json,
+            bar,
+            lines,
+            last_line: None,
+            course,
+            pending: warnings,
+            serving: None,
+            best: None,
+            unwritten: None,
+            history,
+        }
     }
 
     /// Records every event in this history, too.
@@ -98,10 +111,14 @@ impl Display {
         let Addresses { page, metrics, control } = *addresses;
         if self.json {
             let line = Serving { event: "serving", page, metrics, control, at: now() };
-            let _reader_gone = print_json(&line);
-        } else {
-            self.note(&format!("the job on {page}, its metrics on {metrics}, control at {control}"));
+            self.serving = serde_json::to_string(&line).ok();
+            return;
         }
+        self.note(&format!("the job on {page}, its metrics on {metrics}, control at {control}"));
+        self.warn_of_pending();
+    }
+
+    fn warn_of_pending(&mut self) {
         for warning in std::mem::take(&mut self.pending) {
             self.warn(&warning);
         }
@@ -113,11 +130,11 @@ impl Display {
     }
 
     pub(crate) fn show(&mut self, event: &JobEvent) {
-        self.history.record(event);
         if let JobEvent::Summary(summary) = event {
             self.conclude(summary);
             return;
         }
+        self.history.record(event);
         if let JobEvent::Resumed { .. } | JobEvent::Restarting { .. } = event {
             self.course.restart();
         }
@@ -125,6 +142,10 @@ impl Display {
         if self.json {
             // If the reader has gone, the job continues, and its exit code tells the result.
             let _reader_gone = self.show_json(event);
+            if let Some(serving) = self.serving.take() {
+                let _reader_gone = output::write(serving + "\n");
+                self.warn_of_pending();
+            }
             return;
         }
         match (event, progress) {
@@ -182,8 +203,10 @@ impl Display {
         if let Some(doubt) = summary.test.as_ref().and_then(doubt) {
             self.warn(&doubt);
         }
+        let event = JobEvent::Summary(Box::new(summary.clone()));
+        self.history.record(&event);
         let written = if self.json {
-            self.show_json(&JobEvent::Summary(Box::new(summary.clone())))
+            self.show_json(&event)
         } else {
             output::write(format_args!("{}\n", summary_table(summary)))
         };
