@@ -26,7 +26,7 @@ pub(crate) struct Display {
     /// Warnings that wait until the job has started: a job that cannot start has one error instead.
     pending: Vec<String>,
     /// The line of JSON with the addresses. It waits, too: `started` stays the first event.
-    serving: Option<String>,
+    serving: Option<Serving>,
     /// The best AUC of an evaluation so far, and its step.
     best: Option<(f64, u64)>,
     /// Why the summary is not on standard output, in a sentence.
@@ -51,11 +51,11 @@ struct Line<'a> {
 
 /// The addresses of a job, as `--json` prints them.
 #[derive(Serialize)]
-struct Serving<'a> {
+struct Serving {
     event: &'static str,
-    page: &'a str,
-    metrics: &'a str,
-    control: &'a str,
+    page: String,
+    metrics: String,
+    control: String,
     at: f64,
 }
 
@@ -108,10 +108,9 @@ impl Display {
 
     /// The job has started: tells where it can be watched and controlled, and prints the warnings.
     pub(crate) fn addresses(&mut self, addresses: &Addresses<'_>) {
-        let Addresses { page, metrics, control } = *addresses;
+        let [page, metrics, control] = [addresses.page, addresses.metrics, addresses.control].map(str::to_owned);
         if self.json {
-            let line = Serving { event: "serving", page, metrics, control, at: now() };
-            self.serving = serde_json::to_string(&line).ok();
+            self.serving = Some(Serving { event: "serving", page, metrics, control, at: 0.0 });
             return;
         }
         self.note(&format!("the job on {page}, its metrics on {metrics}, control at {control}"));
@@ -143,7 +142,7 @@ impl Display {
             // If the reader has gone, the job continues, and its exit code tells the result.
             let _reader_gone = self.show_json(event);
             if let Some(serving) = self.serving.take() {
-                let _reader_gone = output::write(serving + "\n");
+                let _reader_gone = print_json(&Serving { at: now(), ..serving });
                 self.warn_of_pending();
             }
             return;
