@@ -24,31 +24,14 @@
 //! that opens the memory trims that slot to the end. The rows that were to stay have the highest
 //! ranks, so the second process removes exactly the rest.
 
+use std::sync::atomic::Ordering;
+
 use crate::layout::RowLayout;
 use crate::life::{LifePolicy, Moment, with_life};
 use crate::slot::SlotState;
 use crate::table::RankedRow;
 use crate::trimming::Trimmed;
-use crate::{GroupId, LifeCounts, Slot, SpecError, Store, StoreError};
-use std::sync::atomic::Ordering;
-
-/// The number that a budget limits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BudgetUnit {
-    /// Rows.
-    Rows,
-    /// Bytes of memory of rows: values, optimizer state, and 22 bytes for the row's key, word and
-    /// index entry. It does not cover the counters of [`Admission::Count`](crate::Admission).
-    Bytes,
-}
-
-/// The most that the rows of the whole job may take.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Budget {
-    pub unit: BudgetUnit,
-    /// At least 1. Each slot may keep one row, so a lower limit than that counts as that.
-    pub limit: u64,
-}
+use crate::{Budget, BudgetUnit, GroupId, LifeCounts, Slot, Store, StoreError};
 
 /// The rows that [`Store::keep_budget`] removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -66,10 +49,6 @@ pub struct Kept {
 const INDEX_BYTES: u64 = 10;
 
 impl Budget {
-    pub(crate) fn validate(self) -> Result<(), SpecError> {
-        if self.limit == 0 { Err(SpecError::Budget) } else { Ok(()) }
-    }
-
     /// The part of one of `slots` slots.
     fn of_slot(self, slot: Slot, slots: u32) -> u64 {
         let slots = u64::from(slots);

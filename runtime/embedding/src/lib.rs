@@ -69,7 +69,7 @@ mod store;
 mod table;
 mod trimming;
 
-pub use budget::{Budget, BudgetUnit, Kept};
+pub use budget::Kept;
 pub use contents::Digest;
 pub use counts::{LookupCounts, Missing, UpdateCounts};
 pub use error::{SnapshotError, StoreError};
@@ -85,6 +85,6 @@ pub use saves::SaveScope;
 pub use shared::Reopened;
 pub use shared_memory_error::SharedMemoryError;
 pub use snapshot::{RestoredSlot, SlotContent, SlotSnapshot};
-pub use spec::{RowSpec, StoreConfig};
+pub use spec::{Budget, BudgetUnit, RowSpec, StoreConfig};
 pub use spec_error::SpecError;
 pub use store::{Store, StoreBytes};

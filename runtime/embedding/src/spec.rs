@@ -5,7 +5,7 @@ use rectrain_kinds::{Initializer, SparseOptimizer, ValueType};
 
 use crate::initial::InitialValues;
 use crate::optimizer::RowOptimizer;
-use crate::{Budget, GroupId, LifePolicy, MAX_DIM, MAX_GROUPS, MAX_SLOTS, SpecError};
+use crate::{GroupId, LifePolicy, MAX_DIM, MAX_GROUPS, MAX_SLOTS, SpecError};
 
 /// The shape of the rows of one group, and the rules for them.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -57,6 +57,30 @@ impl RowSpec {
         self.optimizer.validate()?;
         self.life.validate()?;
         self.initializer.validate()
+    }
+}
+
+/// The number that a budget limits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BudgetUnit {
+    /// Rows.
+    Rows,
+    /// Bytes of memory of rows: values, optimizer state, and 22 bytes for the row's key, word and
+    /// index entry. It does not cover the counters of [`Admission::Count`](crate::Admission).
+    Bytes,
+}
+
+/// The most that the rows of the whole job may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Budget {
+    pub unit: BudgetUnit,
+    /// At least 1. Each slot may keep one row, so a lower limit than that counts as that.
+    pub limit: u64,
+}
+
+impl Budget {
+    pub(crate) fn validate(self) -> Result<(), SpecError> {
+        if self.limit == 0 { Err(SpecError::Budget) } else { Ok(()) }
     }
 }
 
