@@ -130,7 +130,7 @@ impl Display {
 
     pub(crate) fn show(&mut self, event: &JobEvent) {
         if let JobEvent::Summary(summary) = event {
-            self.conclude(summary);
+            self.conclude(event, summary);
             return;
         }
         self.history.record(event);
@@ -197,18 +197,14 @@ impl Display {
     }
 
     /// Shows the end of a job that is done.
-    fn conclude(&mut self, summary: &Summary) {
+    fn conclude(&mut self, event: &JobEvent, summary: &Summary) {
         self.bar.finish_and_clear();
         if let Some(doubt) = summary.test.as_ref().and_then(doubt) {
             self.warn(&doubt);
         }
-        let event = JobEvent::Summary(Box::new(summary.clone()));
-        self.history.record(&event);
-        let written = if self.json {
-            self.show_json(&event)
-        } else {
-            output::write(format_args!("{}\n", summary_table(summary)))
-        };
+        self.history.record(event);
+        let written =
+            if self.json { self.show_json(event) } else { output::write(format_args!("{}\n", summary_table(summary))) };
         self.unwritten = written.err().map(|error| not_written(summary, &error));
     }
 }
