@@ -142,7 +142,7 @@ pub struct JobSummary {
     pub rows: u64,
     /// The history of the tables' rows, if some table does not keep every row.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub table: Option<TableStatus>,
+    pub table: Option<TableSummary>,
     /// Rows of data that could not be read and were skipped.
     #[serde(default)]
     pub skipped_rows: u64,
@@ -152,10 +152,11 @@ pub struct JobSummary {
     pub parameters_sha256: String,
 }
 
-/// The history of rows in tables that do not keep every row.
+/// The history of rows in tables that do not keep every row. It lacks the counts of earlier
+/// attempts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct TableStatus {
+pub struct TableSummary {
     /// Rows at the end.
     pub rows: u64,
     /// Bytes of the rows and their index at the end.

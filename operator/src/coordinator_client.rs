@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use rectrain_crds::{
-    BudgetStatus, CheckpointStatus, JobSummary, MOST_UNSEEN_FEATURES, Mode, Role, TableStatus, UnseenShares,
+    BudgetStatus, CheckpointStatus, JobSummary, MOST_UNSEEN_FEATURES, Mode, Role, TableSummary, UnseenShares,
     highest_unseen,
 };
 use rectrain_proto::v1::control_client::ControlClient;
@@ -314,7 +314,7 @@ struct Summary {
     seconds: f64,
     samples_per_second: f64,
     rows: u64,
-    table: Option<TableStatus>,
+    table: Option<TableSummary>,
     #[serde(default)]
     skipped_rows: u64,
     parameters_sha256: String,

@@ -1,7 +1,8 @@
 //! The events of a job as sentences for a person.
 
+use rectrain_crds::TableSummary;
 use rectrain_kinds::Role;
-use rectrain_protocol::events::{JobEvent, Summary, TableSummary, TestMetrics};
+use rectrain_protocol::events::{JobEvent, Summary, TestMetrics};
 
 use crate::human::{bytes, list, number, percent, thousands, time_of_seconds};
 

@@ -15,7 +15,7 @@ use crate::servers::{self, ResizeToBegin, Servers};
 use crate::snapshot::{AppliedGradients, Counted};
 use rectrain_protocol::Role;
 use rectrain_protocol::error::RoleError;
-use rectrain_protocol::events::{JobEvent, TableSummary};
+use rectrain_protocol::events::{JobEvent, with_counts};
 use rectrain_protocol::plan::Replicas;
 use serde::{Deserialize, Serialize};
 
@@ -347,7 +347,7 @@ impl State {
     pub(crate) fn servers_changed(&mut self, map: SlotMap, addresses: &[String], counted: &[Counted]) {
         let applied: Vec<v1::Applied> = counted.iter().map(|server| server.applied).collect();
         let tables = counted.iter().map(|server| server.table);
-        self.progress.table_before = tables.fold(self.progress.table_before, TableSummary::plus);
+        self.progress.table_before = tables.fold(self.progress.table_before, with_counts);
         self.progress.applied_before = AppliedGradients::mean_of(&applied).plus(self.progress.applied_before);
         self.members.servers.changed(&map, addresses);
         self.slots.map = Some(map);

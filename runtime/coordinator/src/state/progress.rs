@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
+use rectrain_crds::TableSummary;
 use rectrain_kinds::Family;
 use rectrain_modes::Rank;
 use rectrain_proto::v1;
@@ -16,7 +17,7 @@ use crate::speeds::Speeds;
 use crate::throughput::Throughput;
 use rectrain_protocol::Role;
 use rectrain_protocol::error::RoleError;
-use rectrain_protocol::events::{JobEvent, Summary, TableSummary};
+use rectrain_protocol::events::{JobEvent, Summary};
 use rectrain_protocol::failure::Divergence;
 
 /// Members that the status lists as missing, at most.
