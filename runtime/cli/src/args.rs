@@ -375,6 +375,10 @@ pub(crate) enum CheckpointCommand {
         /// Write the optimizers' state too
         #[arg(long)]
         optimizer_state: bool,
+        /// Leave out rows whose score is below this number, at least 0. The scores are those of
+        /// the eviction policies score and lfu, decayed to the latest update
+        #[arg(long, value_name = "SCORE", value_parser = score)]
+        min_score: Option<f64>,
         /// Write one folder for programs that predict instead: rows for mapping into memory, the
         /// tower as ONNX, and model.json. The folder must be empty or new
         #[arg(long = "for", value_enum, value_name = "PURPOSE", conflicts_with_all = ["format", "optimizer_state"])]
@@ -383,6 +387,12 @@ pub(crate) enum CheckpointCommand {
         #[arg(long, requires = "purpose", default_value = "f32")]
         values: ExportType,
     },
+}
+
+/// A score.
+fn score(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|score: &f64| score.is_finite() && *score >= 0.0);
+    number.ok_or_else(|| "expected a number of at least 0".to_owned())
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

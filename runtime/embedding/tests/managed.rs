@@ -6,8 +6,8 @@
 use proptest::prelude::*;
 use rectrain_embedding::{
     Admission, Budget, BudgetUnit, Examples, FeatureKey, GroupId, Initializer, Kept, LifePolicy, Managed, Missing,
-    Moment, Priority, RowSpec, SaveId, SaveScope, ScoreRule, Seen, Slot, SlotSnapshot, SparseOptimizer, SpecError,
-    Store, StoreConfig, StoreError, ValueType,
+    Moment, Priority, RowSpec, RowTimes, RowUses, SaveId, SaveScope, ScoreRule, Seen, Slot, SlotSnapshot,
+    SparseOptimizer, SpecError, Store, StoreConfig, StoreError, ValueType,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU64;
@@ -514,6 +514,91 @@ fn settings_of_managed_tables_are_refused_by_name() {
         assert!(refused.contains(&format!("the row life's {name} is")), "{refused}");
     }
     assert!(matches!(Store::new(config_of(vec![spec(always(KRAKEN))], rows(0))), Err(StoreError::Spec(_))));
+}
+
+// ---- scores and ages for a reader ---------------------------------------------------------------
+
+/// The score and the age of each row of a group whose policy records them.
+fn uses(store: &Store) -> BTreeMap<Name, (Option<f64>, Option<u64>)> {
+    let mut times: Vec<Option<RowTimes>> = store.config().groups.iter().map(RowTimes::of).collect();
+    let (mut keys, mut words) = (Vec::new(), Vec::new());
+    for slot in (0..store.config().slots).map(Slot) {
+        store.for_each_row(slot, |group, key, _, _| keys.push((group.0, key))).unwrap();
+        words.extend(store.row_words(slot).unwrap());
+    }
+    assert_eq!(keys.len(), words.len());
+    for &(group, word) in &words {
+        if let Some(times) = &mut times[usize::from(group.0)] {
+            times.add(word);
+        }
+    }
+    let uses: Vec<Option<RowUses>> = times.iter().map(|times| times.as_ref().map(RowTimes::uses)).collect();
+    let named = keys.into_iter().zip(words).filter_map(|(name, (group, word))| {
+        assert_eq!(name.0, group.0);
+        let uses = uses[usize::from(group.0)]?;
+        Some((name, (uses.score(word), uses.age_seconds(word))))
+    });
+    named.collect()
+}
+
+#[test]
+fn a_reader_gets_the_scores_and_ages_of_the_latest_update() {
+    let (store, mut reference) = (store_of(config()), Reference::default());
+    let trace = trace(200);
+    for ((step, now), number) in trace.iter().zip(moments(&trace)).zip(1..) {
+        apply(&store, step, number, now, |_| true);
+        reference.train(step, now, |(group, key)| store.contains(GroupId(group), key).unwrap());
+        for slot in (0..SLOTS).map(Slot) {
+            let kept = store.keep_budget(slot, Moment(now)).unwrap();
+            reference.kept(slot, &names(&store, slot), kept, now);
+        }
+    }
+    let found = uses(&store);
+    for group in 0..4 {
+        let of_group = || reference.rows.iter().filter(|(name, _)| name.0 == group);
+        let latest = of_group().map(|(_, row)| row.last).max().unwrap();
+        assert!(of_group().count() > 3, "group {group} has rows");
+        for (name, row) in of_group() {
+            let (score, age) = found[name];
+            let (exact, unit) = (latest - row.last, if group == 3 { 0 } else { 5_400 });
+            assert!(age.unwrap().abs_diff(exact) <= unit, "{name:?}: {age:?}, exactly {exact}");
+            assert_eq!(score.is_some(), group != 3, "LRU has no scores");
+            if let Some(score) = score {
+                let exact = reference.score(*name, latest);
+                assert!((score - exact).abs() <= exact * ERROR + 0.05, "{name:?}: {score}, exactly {exact}");
+            }
+        }
+    }
+    assert!(found.keys().all(|name| name.0 < 4), "a group that keeps every row records nothing");
+}
+
+#[test]
+fn ages_are_right_where_the_times_of_rows_wrap() {
+    // The 16 bits of units of 5,400 seconds begin again here.
+    let wrap = 5_400 * (1 << 16) * 5;
+    let store = one_slot(vec![spec(always(KRAKEN))], None);
+    see(&store, 0, [1], (0, 4), 1, wrap - 3 * DAY);
+    see(&store, 0, [2], (0, 3), 2, wrap + DAY);
+    let found = uses(&store);
+    let (score, age) = found[&(0, key(1))];
+    assert!((score.unwrap() - 4.0 * 0.9_f64.powi(4)).abs() < 1e-9 && age == Some(4 * DAY), "{score:?} {age:?}");
+    assert_eq!(found[&(0, key(2))], (Some(3.0), Some(0)));
+    for year in 1..=9 {
+        see(&store, 0, [10 + year], (0, 1), 2 + year, wrap + year * 365 * DAY);
+    }
+    assert_eq!(uses(&store)[&(0, key(2))].1, Some((9 * 365 - 1) * DAY), "nine years");
+}
+
+#[test]
+fn without_a_clock_a_reader_gets_scores_and_no_ages() {
+    let stores = [ScoreRule::Lfu, ScoreRule::Lru].map(|score| {
+        let store = one_slot(vec![spec(always(score))], None);
+        see(&store, 0, [1], (2, 1), 7, 0);
+        store.lookup(GroupId(0), &[key(2)], Missing::Insert, &mut [0.0; DIM]).unwrap();
+        uses(&store)
+    });
+    assert_eq!(stores[0], [((0, key(1)), (Some(3.0), None)), ((0, key(2)), (Some(1.0), None))].into());
+    assert_eq!(stores[1], [((0, key(1)), (None, None)), ((0, key(2)), (None, None))].into());
 }
 
 // ---- admission and eviction --------------------------------------------------------------------
