@@ -797,6 +797,80 @@ fn an_evicted_key_is_a_tombstone_unless_it_is_a_row_again() {
     assert_eq!((changes[0].removed(), changes[0].rows()), (2, 4));
 }
 
+/// The changes between two checkpoints hold the counters of keys that have no row. So any number of
+/// restored stores admits a key at the same sighting as the store that went on.
+#[test]
+fn a_key_counted_before_a_checkpoint_is_admitted_on_time_after_it() {
+    let counting = Managed { admission: Admission::Count { count: 3, counters: 1_000 }, ..always(KRAKEN) };
+    let config = config_of(vec![spec(counting)], None);
+    let whole = store_of(config.clone());
+    see(&whole, 0, 0..40, (1, 0), 1, START);
+    let base = save(&whole, 1, SaveScope::Everything, || {});
+    see(&whole, 0, 0..40, (1, 0), 2, START);
+    let changes = save(&whole, 2, SaveScope::ChangesSince(SaveId(1)), || {});
+    assert!(changes.iter().all(|snapshot| snapshot.rows() == 0), "no key has a row");
+    let chain: Vec<SlotSnapshot> = base.iter().chain(&changes).cloned().collect();
+    let third = Step { group: 0, keys: (0..40).map(|id| (id, (1, 0))).collect(), seconds: 0 };
+    apply(&whole, &third, 3, START, |_| true);
+    assert_eq!(whole.rows(), 40);
+    for slot in 0..SLOTS as usize {
+        let of_slot = [chain[slot].clone(), chain[slot + SLOTS as usize].clone()];
+        let (slot, own) = (Slot(slot as u32), restored(config.clone(), &of_slot));
+        apply(&own, &third, 3, START, |key| whole.slot_of(key) == slot);
+        assert_eq!(own.slot_digest(slot).unwrap(), whole.slot_digest(slot).unwrap(), "slot {slot}");
+    }
+    let without_changes = restored(config, &base);
+    apply(&without_changes, &third, 3, START, |_| true);
+    assert_eq!(without_changes.rows(), 0, "the second sighting is in the changes");
+}
+
+/// A new job may begin with another job's rows, and count its steps on or from the start. Its first
+/// sweep expires the rows that are due by the time of the events.
+#[test]
+fn a_new_job_on_a_checkpoint_expires_only_rows_that_are_due() {
+    const HOUR: u64 = 3_600;
+    for score in [KRAKEN, ScoreRule::Lfu, ScoreRule::Lru] {
+        let life = Managed { expire_after: NonZeroU64::new(SPAN), ..always(score) };
+        let (old, roomy) = (one_slot(vec![spec(life)], None), rows(1_000));
+        (0..96).for_each(|hour| see(&old, 0, [hour], (0, 1), 10_000 + hour, START + hour * HOUR));
+        let snapshot = old.snapshot_slot(Slot(0)).unwrap();
+        let now = START + 96 * HOUR;
+        let first_sweep = |step, is_adopted: bool| {
+            let new = one_slot(vec![spec(life)], roomy);
+            match is_adopted {
+                true => new.adopt_slot(snapshot.as_bytes(), &[Some(GroupId(0))]).map(drop).unwrap(),
+                false => new.restore_slot(snapshot.as_bytes()).map(drop).unwrap(),
+            }
+            see(&new, 0, [500], (0, 1), step, now);
+            keep(&new, now)
+        };
+        let kept = first_sweep(10_096, false);
+        // A row expires after 48 hours, and less than a tenth late.
+        assert!((43..=48).contains(&kept.expired) && kept.evicted == 0, "{score:?}: {kept:?}");
+        for (step, is_adopted) in [(10_096, true), (1, true), (1, false)] {
+            assert_eq!(first_sweep(step, is_adopted), kept, "{score:?}, step {step}");
+        }
+    }
+}
+
+/// Time is the time of the events. A suspended job that goes on with the next events expires
+/// nothing, however long it was suspended.
+#[test]
+fn only_a_pause_of_the_events_expires_rows() {
+    let life = Managed { expire_after: NonZeroU64::new(SPAN), ..always(KRAKEN) };
+    let store = one_slot(vec![spec(life)], None);
+    see(&store, 0, 0..50, (0, 1), 1, START);
+    let resumed = one_slot(vec![spec(life)], None);
+    resumed.restore_slot(store.snapshot_slot(Slot(0)).unwrap().as_bytes()).unwrap();
+    see(&resumed, 0, 40..60, (0, 1), 2, START + 60);
+    assert_eq!((keep(&resumed, START + 60), resumed.rows()), (Kept::default(), 60));
+    // No event for four days: rows of the first step after the pause stay, and the others are due.
+    let after = START + 60 + 2 * SPAN;
+    see(&resumed, 0, 55..65, (0, 1), 3, after);
+    assert_eq!(keep(&resumed, after), Kept { expired: 55, ..Kept::default() });
+    assert!((55..65).all(|id| has(&resumed, 0, id)) && resumed.rows() == 10);
+}
+
 #[test]
 fn a_later_run_may_change_share_and_priority_only() {
     let store = store_of(config());

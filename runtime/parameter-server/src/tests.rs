@@ -27,6 +27,9 @@ const ROWS: u32 = 8;
 
 /// One row in each slot, with scores.
 const BUDGET: &[&str] = &["spec.features.memory.maxRows=1024"];
+/// One feature counts sightings, and the other one draws.
+const ADMISSIONS: &[&str] =
+    &["spec.features.sparse[0].admission.count=2", "spec.features.sparse[1].admission.probability=0.5"];
 
 fn plan(mode: &str, changes: &[&str]) -> Arc<JobPlan> {
     let mode = format!("spec.training.mode={mode}");
@@ -275,6 +278,50 @@ async fn a_server_within_a_budget_ends_alike_when_it_is_killed() {
             "{mode}: {} rows",
             store.rows()
         );
+    }
+}
+
+/// Each sighting counts once, and each draw is the same, although pushes are repeated.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_server_admits_the_ids_that_one_that_lives_admits() {
+    let changes = [BUDGET, ADMISSIONS].concat();
+    for mode in ["sync", "gba"] {
+        let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+        let mut lives = Tried::begin_with(mode, &changes, folders[0].path()).await;
+        let mut dies = Tried::begin_with(mode, &changes, folders[1].path()).await;
+        for number in 0..BATCHES {
+            let (push, keys) = batch(number);
+            let (step, piece) = (number / 3, (number % 3) as u32);
+            // Look-ups of a replaced worker come twice.
+            for (server, times) in [(&mut lives, 1), (&mut dies, 2)] {
+                for _ in 0..times {
+                    if mode == "gba" {
+                        server.look_up(&keys).await;
+                    } else {
+                        server.look_up_for(step, &keys).await;
+                    }
+                }
+                if mode == "gba" {
+                    server.push_rows(&push, &keys).await;
+                } else {
+                    server.push_piece(step, piece, &keys).await;
+                }
+            }
+            if number % 2 == 0 {
+                dies.is_killed(folders[1].path());
+                // A repeated piece is answered once its step is applied, so here only the last.
+                if mode == "gba" {
+                    dies.push_rows(&push, &keys).await;
+                } else if piece == 2 {
+                    dies.push_piece(step, piece, &keys).await;
+                }
+            }
+        }
+        assert_eq!(lives.standing().await, dies.standing().await, "{mode}");
+        let counts = |server: &Tried| super::table_life::TableLife::since_taken(&server.server.shared.store);
+        assert_eq!(counts(&lives), counts(&dies), "{mode}");
+        let counts = counts(&lives);
+        assert!(counts.admitted > 20 && counts.turned_away > 20 && counts.evicted > 0, "{mode}: {counts:?}");
     }
 }
 
