@@ -161,7 +161,7 @@ metrics! {
         update_time: seconds = metric_names::PS_UPDATE_SECONDS, "Time to sum and apply the gradients of a step.";
         found_rows: counter = metric_names::PS_FOUND_ROWS_TOTAL, "Rows looked up that existed.";
         inserted_rows: counter = metric_names::PS_INSERTED_ROWS_TOTAL, "Rows created because training saw their key for the first time.";
-        initial_rows: counter = "rectrain_ps_initial_rows_total", "Rows that an evaluation read as their initial value because they did not exist.";
+        initial_rows: counter = "rectrain_ps_initial_rows_total", "Rows read as their initial value because they did not exist: by an evaluation, or by training if their id is not admitted.";
         lost_rows: counter = "rectrain_ps_missing_rows_total", "Gradients dropped because their row no longer existed.";
         non_finite_rows: counter = "rectrain_ps_non_finite_rows_total", "Gradients dropped because they were not finite.";
         dense_staleness: steps = "rectrain_ps_dense_gradient_staleness_steps", "Staleness of dense gradients applied without a barrier: the step that applied a gradient minus the step at which its parameters were pulled.";
