@@ -244,6 +244,19 @@ pub struct BudgetStatus {
     pub max_bytes: Option<u64>,
 }
 
+/// The size of all tables of a job, some seconds old.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct TablesStatus {
+    /// Embedding rows.
+    pub rows: u64,
+    /// Bytes of the rows and their index.
+    pub bytes: u64,
+    /// The memory budget of the tables, if they have one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub budget: Option<BudgetStatus>,
+}
+
 /// The members of an attempt by role. Their numbers change while it trains, without a restart.
 pub type AttemptReplicas = PerRole<RoleReplicas>;
 
@@ -401,6 +414,10 @@ pub struct RecTrainingJobStatus {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("maxProperties" = 32))]
     pub unseen: UnseenShares,
+
+    /// The rows and bytes of the tables while the job trains, and their budget.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tables: Option<TablesStatus>,
 
     /// The last checkpoint that this job's attempts have written or restored. The next attempt
     /// continues from it.

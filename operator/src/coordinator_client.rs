@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use rectrain_crds::{
-    BudgetStatus, CheckpointStatus, JobSummary, MOST_UNSEEN_FEATURES, Mode, Role, TableSummary, UnseenShares,
-    highest_unseen,
+    BudgetStatus, CheckpointStatus, JobSummary, MOST_UNSEEN_FEATURES, Mode, Role, TableSummary, TablesStatus,
+    UnseenShares, highest_unseen,
 };
 use rectrain_proto::v1::control_client::ControlClient;
 use rectrain_proto::{member_role, v1};
@@ -258,7 +258,13 @@ fn report(status: &v1::JobStatus) -> Report {
         slowest: status.slowest.as_ref().and_then(slow_member),
         no_step: status.no_step.as_ref().map(no_step),
         budget: status.budget.map(budget).map(Box::new),
+        tables: tables(status).map(Box::new),
     }
+}
+
+fn tables(status: &v1::JobStatus) -> Option<TablesStatus> {
+    let v1::TableSize { rows, bytes } = status.tables?;
+    Some(TablesStatus { rows, bytes, budget: status.budget.map(budget) })
 }
 
 fn budget(v1::TableBudget { rows, bytes }: v1::TableBudget) -> BudgetStatus {
@@ -394,6 +400,16 @@ mod tests {
         for code in [Code::FailedPrecondition, Code::Unavailable, Code::Unimplemented, Code::Cancelled] {
             assert!(matches!(refused(code), SwitchAnswer::Again(_)), "{code}");
         }
+    }
+
+    #[test]
+    fn a_report_has_the_size_of_the_tables_once_the_coordinator_knows_it() {
+        let budget = Some(v1::TableBudget { rows: 0, bytes: 900 });
+        let reported = |tables| report(&v1::JobStatus { tables, budget, ..v1::JobStatus::default() }).tables;
+        let budget = Some(BudgetStatus { max_rows: None, max_bytes: Some(900) });
+        let known = Box::new(TablesStatus { rows: 5, bytes: 700, budget });
+        assert_eq!(reported(Some(v1::TableSize { rows: 5, bytes: 700 })), Some(known));
+        assert_eq!(reported(None), None);
     }
 
     #[test]

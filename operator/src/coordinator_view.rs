@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use rectrain_crds::{BudgetStatus, CheckpointStatus, JobSummary, Mode, Role, UnseenShares};
+use rectrain_crds::{BudgetStatus, CheckpointStatus, JobSummary, Mode, Role, TablesStatus, UnseenShares};
 
 /// A coordinator's report about its job.
 #[derive(Clone, Debug, PartialEq)]
@@ -74,6 +74,9 @@ pub struct Report {
     /// The memory budget of the tables. Absent without one, and from coordinators of an earlier
     /// version.
     pub budget: Option<Box<BudgetStatus>>,
+    /// The rows and bytes of the tables, and their budget. Absent until the coordinator knows them,
+    /// and from coordinators of an earlier version.
+    pub tables: Option<Box<TablesStatus>>,
 }
 
 /// A slow member.

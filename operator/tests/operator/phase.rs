@@ -596,6 +596,7 @@ fn at(step: u64) -> Report {
         slowest: None,
         no_step: None,
         budget: None,
+        tables: None,
         missing: Vec::new(),
         stage,
         mode: Some(Mode::Sync),

@@ -446,7 +446,7 @@ impl Service for ParameterServer {
                 }
                 v1::WorkRequest::KIND => {
                     message::read::<v1::WorkRequest>(frame)?;
-                    Ok(message::reply::<v1::WorkRequest>(&v1::Work { done: self.shared.store.work_done() }, Vec::new()))
+                    Ok(message::reply::<v1::WorkRequest>(&self.shared.work(), Vec::new()))
                 }
                 v1::SetBudget::KIND => {
                     let (request, _) = message::read::<v1::SetBudget>(frame)?;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use prometheus::Registry;
-use rectrain_embedding::{Examples, FeatureKey};
+use rectrain_embedding::{Examples, FeatureKey, GroupId, Missing};
 use rectrain_proto::v1;
 use rectrain_wire::{Address, Frame, InProcess, InProcessConfig, Peer, Service, Tensor, Transport, WireCounters};
 use sha2::{Digest, Sha256};
@@ -464,10 +464,17 @@ async fn a_server_reports_its_progress() {
     let address = Address::local("ps-0");
     let _serving = transport.serve(Arc::clone(&server) as Arc<dyn Service>, &address).unwrap();
     let channel = transport.connect(&address).unwrap();
-    let done = async || message::call(&channel, v1::WorkRequest {}, Vec::new(), CALL_DEADLINE).await.unwrap().0.done;
+    let work = async || message::call(&channel, v1::WorkRequest {}, Vec::new(), CALL_DEADLINE).await.unwrap().0;
+    let done = async || work().await.done;
     let before = done().await;
     let digest = message::call(&channel, v1::StoreDigestRequest {}, Vec::new(), CALL_DEADLINE).await.unwrap();
     assert_eq!(done().await - before, u64::from(slots));
+    assert_eq!(work().await.tables.unwrap().rows, 0);
+    let (keys, mut rows) = ([FeatureKey(7), FeatureKey(9)], vec![0.0; 2 * plan.store.groups[0].dim]);
+    server.shared.store.lookup(GroupId(0), &keys, Missing::Insert, &mut rows).unwrap();
+    server.shared.count_store();
+    let tables = work().await.tables.unwrap();
+    assert_eq!((tables.rows, tables.bytes), (2, server.shared.bytes()));
     let [digests] = message::take("store_digest", digest.1).unwrap();
     let expected = server.shared.store.digests(0..slots).unwrap().concat();
     assert_eq!(digests.expect_u8("digests").unwrap(), expected, "in the order of the slots");

@@ -20,7 +20,7 @@ use k8s_openapi::api::core::v1::Secret;
 use kube::Client;
 use kube_runtime::controller::Action;
 use parking_lot::{Mutex, MutexGuard};
-use rectrain_crds::{BudgetStatus, CheckpointStatus, JobSummary, Mode, Phase, RecTrainingJob, Role};
+use rectrain_crds::{BudgetStatus, CheckpointStatus, JobSummary, Mode, Phase, RecTrainingJob, Role, TablesStatus};
 use rectrain_operator::certificates::{JobCertificate, Root};
 use rectrain_operator::config::OperatorConfig;
 use rectrain_operator::coordinator_client::{CoordinatorClient, CoordinatorEndpoint, RequestError};
@@ -500,6 +500,7 @@ fn report(stage: Stage, step: u64) -> Report {
         slowest: None,
         no_step: None,
         budget: None,
+        tables: Some(Box::new(TablesStatus { rows: 100 * step, bytes: 9_000 * step, budget: None })),
         missing: Vec::new(),
         stage,
         // The state of the coordinator replaces both.

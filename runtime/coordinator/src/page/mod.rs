@@ -225,6 +225,7 @@ impl Attached {
     fn job(&self, seen: Seen, gauges: Gauges, run: RunFacts) -> Job {
         let coordinator = &self.coordinator;
         let status = coordinator.status();
+        let gauges = gauges.with_reported(coordinator.table_sizes.lock().by_server(), status.budget);
         let (epoch, steps_per_epoch) = {
             let state = coordinator.lock();
             (state.epoch(), state.steps_per_epoch())

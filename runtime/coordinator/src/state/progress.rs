@@ -265,8 +265,9 @@ impl State {
             idle_seconds: Some(self.progress.progressed.elapsed().as_secs_f64()),
             slots_decided_seconds: self.members.slots_decided_seconds,
             missing: self.missing(MOST_MISSING),
-            // The coordinator knows, and not its state.
+            // The coordinator knows both, and not its state.
             recovered: false,
+            tables: None,
             budget: self.budget,
             unseen: self.highest_unseen_shares(),
             slowest: self.slowest().filter(|_| phase == v1::Phase::Training),
