@@ -375,8 +375,8 @@ pub(crate) enum CheckpointCommand {
         /// Write the optimizers' state too
         #[arg(long)]
         optimizer_state: bool,
-        /// Leave out rows whose score is below this number, at least 0. The scores are those of
-        /// the eviction policies score and lfu, decayed to the latest update
+        /// Leave out rows whose score is below this number, at least 0. Only the eviction policies
+        /// score and lfu keep scores, which decay up to the latest update
         #[arg(long, value_name = "SCORE", value_parser = score)]
         min_score: Option<f64>,
         /// Write one folder for programs that predict instead: rows for mapping into memory, the
