@@ -78,7 +78,8 @@ fn scores_are_shown_and_low_ones_are_left_out() {
 
 #[test]
 fn a_checkpoint_without_scores_is_refused() {
-    for sets in [&[][..], &[&BUDGET[..], &["--set", "spec.features.eviction.policy=lru"]].concat()] {
+    let lru = [&BUDGET[..], &["--set", "spec.features.eviction.policy=lru"]].concat();
+    for sets in [&[][..], &lru[..]] {
         let folder = trained(sets);
         let export = ["export", "checkpoints", "--output", "some", "--min-score", "5"];
         let (refused, text) = checkpoint(folder.path(), &export);

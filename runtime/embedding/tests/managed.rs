@@ -548,10 +548,6 @@ fn a_reader_gets_the_scores_and_ages_of_the_latest_update() {
     for ((step, now), number) in trace.iter().zip(moments(&trace)).zip(1..) {
         apply(&store, step, number, now, |_| true);
         reference.train(step, now, |(group, key)| store.contains(GroupId(group), key).unwrap());
-        for slot in (0..SLOTS).map(Slot) {
-            let kept = store.keep_budget(slot, Moment(now)).unwrap();
-            reference.kept(slot, &names(&store, slot), kept, now);
-        }
     }
     let found = uses(&store);
     for group in 0..4 {
