@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use rectrain_crds::{
-    BudgetStatus, CheckpointStatus, JobSummary, MOST_UNSEEN_FEATURES, Mode, Role, TableSummary, TablesStatus,
-    UnseenShares, highest_unseen,
+    BudgetStatus, CheckpointStatus, JobSummary, MOST_UNSEEN_FEATURES, Mode, Role, TableSummary, UnseenShares,
+    highest_unseen,
 };
 use rectrain_proto::v1::control_client::ControlClient;
 use rectrain_proto::{member_role, v1};
@@ -19,7 +19,9 @@ use tonic::Code;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 
 use crate::certificates::{JobCertificate, MEMBER_NAME};
-use crate::coordinator_view::{CoordinatorView, Members, NoStep, Rebalance, Report, SlowMember, Stage, SwitchAnswer};
+use crate::coordinator_view::{
+    CoordinatorView, Members, NoStep, Rebalance, Report, SlowMember, Stage, SwitchAnswer, Tables,
+};
 
 /// Deadline of a request.
 const DEADLINE: Duration = Duration::from_secs(3);
@@ -257,14 +259,13 @@ fn report(status: &v1::JobStatus) -> Report {
         slots_decided_seconds: status.slots_decided_seconds,
         slowest: status.slowest.as_ref().and_then(slow_member),
         no_step: status.no_step.as_ref().map(no_step),
-        budget: status.budget.map(budget).map(Box::new),
-        tables: tables(status).map(Box::new),
+        tables: Box::new(tables(status)),
     }
 }
 
-fn tables(status: &v1::JobStatus) -> Option<TablesStatus> {
-    let v1::TableSize { rows, bytes } = status.tables?;
-    Some(TablesStatus { rows, bytes, budget: status.budget.map(budget) })
+fn tables(status: &v1::JobStatus) -> Tables {
+    let size = status.tables.map(|v1::TableSize { rows, bytes }| (rows, bytes));
+    Tables { budget: status.budget.map(budget), size }
 }
 
 fn budget(v1::TableBudget { rows, bytes }: v1::TableBudget) -> BudgetStatus {
@@ -391,6 +392,8 @@ fn job_summary(summary: Summary) -> JobSummary {
 
 #[cfg(test)]
 mod tests {
+    use rectrain_crds::TablesStatus;
+
     use super::*;
 
     #[test]
@@ -407,9 +410,10 @@ mod tests {
         let budget = Some(v1::TableBudget { rows: 0, bytes: 900 });
         let reported = |tables| report(&v1::JobStatus { tables, budget, ..v1::JobStatus::default() }).tables;
         let budget = Some(BudgetStatus { max_rows: None, max_bytes: Some(900) });
-        let known = Box::new(TablesStatus { rows: 5, bytes: 700, budget });
-        assert_eq!(reported(Some(v1::TableSize { rows: 5, bytes: 700 })), Some(known));
-        assert_eq!(reported(None), None);
+        let known = reported(Some(v1::TableSize { rows: 5, bytes: 700 }));
+        assert_eq!(known.status(), Some(TablesStatus { rows: 5, bytes: 700, budget }));
+        let unknown = reported(None);
+        assert_eq!((unknown.status(), unknown.budget), (None, budget));
     }
 
     #[test]

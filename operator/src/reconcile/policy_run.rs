@@ -61,7 +61,7 @@ impl<'a> Due<'a> {
         let resolved = facts.resolved?;
         let policy = policy(resolved)?;
         let CoordinatorView::Live(report @ Report { stage: Stage::Training, .. }) = facts.view else { return None };
-        let policy = with_budget(policy, resolved, report.budget.as_deref());
+        let policy = with_budget(policy, resolved, report.tables.budget.as_ref());
         let attempt = facts.job.status.as_ref()?.attempt.as_ref()?.number;
         Some(Self { resolved, policy, report, attempt })
     }
