@@ -69,7 +69,7 @@ mod store;
 mod table;
 mod trimming;
 
-pub use budget::Kept;
+pub use budget::{Kept, RowBytes};
 pub use contents::Digest;
 pub use counts::{LookupCounts, Missing, UpdateCounts};
 pub use error::{SnapshotError, StoreError};
