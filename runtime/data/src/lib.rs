@@ -36,6 +36,7 @@ pub mod key;
 mod null;
 mod number;
 mod pace;
+pub mod profile;
 mod random;
 mod reader;
 mod remarks;
