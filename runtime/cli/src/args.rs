@@ -70,10 +70,10 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: PolicyCommand,
     },
-    /// Prepare a public data set in a folder
+    /// Profile a job's training data, or prepare a public data set in a folder
     Data {
         #[command(subcommand)]
-        set: DataSet,
+        command: DataCommand,
     },
     /// Show the training mode of a running job, or switch it
     Mode(ModeArgs),
@@ -310,7 +310,10 @@ pub(crate) struct LogsArgs {
 }
 
 #[derive(Debug, Subcommand)]
-pub(crate) enum DataSet {
+pub(crate) enum DataCommand {
+    /// Show the ids, the labels and the memory of a job's training data, before training: distinct
+    /// ids, how often and how long apart they are seen, and the settings that they suggest
+    Profile(ProfileArgs),
     /// MovieLens 100k: a label is 1 from a rating of 4 on; the last 20 % of each user's ratings are
     /// the test
     #[command(name = "movielens-100k")]
@@ -323,6 +326,22 @@ pub(crate) enum DataSet {
         #[arg(long)]
         from: Option<PathBuf>,
     },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ProfileArgs {
+    #[command(flatten)]
+    pub(crate) job: JobArgs,
+    /// Read only the first ROWS training rows: the time between two sightings of an id needs rows
+    /// that follow each other
+    #[arg(long, value_name = "ROWS", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) sample: Option<u64>,
+    /// Also write the profile as JSON into this file
+    #[arg(long, value_name = "PATH")]
+    pub(crate) json: Option<PathBuf>,
+    /// Also write the profile as a page with plots into this file
+    #[arg(long, value_name = "PATH")]
+    pub(crate) html: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]

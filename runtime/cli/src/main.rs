@@ -23,13 +23,16 @@ mod mode;
 mod outlook;
 mod output;
 mod parent;
+mod partial;
 mod policy;
 mod predict;
 mod preview;
 mod processes;
+mod profile;
 mod progress;
 mod record;
 mod role;
+mod row_progress;
 mod run;
 mod running;
 mod runs;
@@ -40,6 +43,7 @@ mod show;
 mod signal;
 mod simulate;
 mod slow;
+mod svg;
 
 use std::process::ExitCode;
 
@@ -77,7 +81,7 @@ fn execute(command: Command) -> Result<(), Failure> {
         Command::Explain { topic, recursive } => job::explain(&topic, recursive),
         Command::Simulate(args) => simulate::run(&args),
         Command::Policy { command } => policy::run(&command),
-        Command::Data { set } => data::prepare(&set),
+        Command::Data { command } => data::run(&command),
         Command::Mode(args) => mode::mode(&args),
         Command::Scale(args) => scale::scale(&args),
         Command::Checkpoint { command } => checkpoint::run(&command),
