@@ -29,8 +29,10 @@ spec:
 fn folder() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let user = |row: u32| if row % 10 == 3 { String::new() } else { (row % 100).to_string() };
+    // No user's and no item's label is always the same.
+    let label = |row: u32| u32::from((row + row / 100).is_multiple_of(4));
     let rows: String = (0..1_000)
-        .map(|row| format!("{},{},{},a|b,{}.5,{}\n", u32::from(row % 4 == 0), user(row), row / 2, row % 7, 60 * row))
+        .map(|row| format!("{},{},{},a|b,{}.5,{}\n", label(row), user(row), row / 2, row % 7, 60 * row))
         .collect();
     write(folder.path(), "clicks.csv", &format!("label,user,item,tags,price,t\n{rows}"));
     write(folder.path(), "job.yaml", JOB);
@@ -176,8 +178,8 @@ fn bad_inputs_are_refused_with_exit_code_2() {
     set("spec.data.train.paths={empty.csv}", "empty.csv is empty");
     set("spec.features.sparse[0].name=usre", "has no column `usre`, did you mean `user`?");
     set("spec.data.timeColumn.name=day", "has no column `day`");
-    set("spec.features.sparse=null", "sparse");
-    set("spec.features.label.name=price", "for other values set spec.features.label.positiveFrom");
+    set("spec.features.sparse={}", "spec.features.sparse");
+    set("spec.features.label.name=t", "for other values set spec.features.label.positiveFrom");
     refused(&["job.yaml", "--html", "nowhere/p.html"], "name a file in a folder that exists");
     refused(&["job.yaml", "--sample", "0"], "--sample");
 }
