@@ -59,7 +59,7 @@ pub(super) struct FeatureSettings {
     pub(super) expire_after: Option<Setting>,
 }
 
-/// The settings of one table, which are those of all its features.
+/// The settings of one table, which all its features get.
 #[derive(Default)]
 struct TableSettings {
     admission: Option<(f64, Setting)>,

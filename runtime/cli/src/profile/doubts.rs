@@ -9,7 +9,7 @@ const RARE_CLASS: f64 = 0.001;
 /// A feature that reaches this AUC alone tells the label. The best single columns of public click
 /// logs stay below 0.8.
 pub(super) const TELLING_AUC: f64 = 0.9;
-/// A column of which this share is missing says little.
+/// A column says little if this share of its cells is missing.
 const MOSTLY_MISSING: f64 = 0.95;
 /// A share of late rows from which the order of the rows is not the order of time.
 const LATE_SHARE: f64 = 0.01;
@@ -96,8 +96,8 @@ fn telling(name: &str, auc: f64) -> Option<String> {
 fn order(figures: &Figures) -> Option<String> {
     let time = figures.time.as_ref().filter(|time| time.late_share > LATE_SHARE)?;
     Some(format!(
-        "{} of the rows are earlier than a row before them: the gaps are those of this order, in which training reads \
-         the rows, and not of time",
+        "{} of the rows are earlier than a row before them: the gaps follow this order, in which training reads \
+         the rows, and not the order of time",
         percent(time.late_share)
     ))
 }
