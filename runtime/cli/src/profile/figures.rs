@@ -176,7 +176,8 @@ impl Figures {
         let summary = profile.finish();
         let rows = summary.labels.rows;
         let rows_by_feature = rows_by_feature(plan, profile, &summary.sparse);
-        let features: Vec<Feature> = (schema.sparse.iter().zip(&summary.sparse).enumerate())
+        let columns = schema.sparse.iter().zip(&summary.sparse).enumerate();
+        let features: Vec<Feature> = columns
             .zip(widths.now.iter().zip(rows_by_feature))
             .map(|((at, (field, found)), (width, table_rows))| {
                 let admission = admissions(profile, at, found);

@@ -15,7 +15,7 @@ use std::time::Instant;
 
 use rectrain_crds::Manifest;
 use rectrain_data::profile::Profile;
-use rectrain_data::{Dataset, Format, ReadPlan, Schema, SourceConfig};
+use rectrain_data::{Dataset, Format, ReadPlan, Schema, SourceConfig, Subset};
 use rectrain_embedding::RowBytes;
 use rectrain_protocol::plan::JobPlan;
 
@@ -115,14 +115,16 @@ fn read(args: &ProfileArgs, data: &Dataset) -> Result<(Profile, Read), Failure> 
     Ok((profile, read))
 }
 
-/// Looks at the texts of ids in the first rows. Batches have keys only.
+/// Looks at the texts of ids in the first rows of the files. Batches have keys only.
 fn look_at_texts(train: &SourceConfig, schema: &Schema) -> Result<Vec<Decimals>, Failure> {
     let mut found = vec![Decimals::default(); schema.sparse.len()];
     if matches!(train.format, Format::Synthetic(_)) {
         return Ok(found);
     }
     let carried = schema.sparse.iter().map(|field| field.name.clone()).collect();
-    let data = Dataset::open(SourceConfig { carried, ..train.clone() }, schema.clone()).map_err(failure)?;
+    // Without the split: a share of the rows would have to be counted again.
+    let config = SourceConfig { carried, split: None, subset: Subset::All, ..train.clone() };
+    let data = Dataset::open(config, schema.clone()).map_err(failure)?;
     let plan = ReadPlan { chunk_rows: decimals::LOOKED_AT, shuffle: None, epoch: 0, read_ahead_chunks: 0 };
     let batch = data.reader(plan).map_err(failure)?.read(0).map_err(failure)?.unwrap_or_default();
     for ((found, field), column) in found.iter_mut().zip(&schema.sparse).zip(&batch.carried) {

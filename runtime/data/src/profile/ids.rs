@@ -207,7 +207,7 @@ pub struct Admitted {
 /// Whether the sample of this depth has an id.
 #[inline]
 fn is_kept(key: u64, depth: u32) -> bool {
-    (key >> SAMPLE_SHIFT) & ((1 << depth) - 1) == 0
+    (key >> SAMPLE_SHIFT) & ((1_u64 << depth) - 1) == 0
 }
 
 #[cfg(test)]

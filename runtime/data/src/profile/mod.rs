@@ -160,7 +160,7 @@ pub struct Summary {
 fn places(features: usize) -> usize {
     let share = ALL_PLACES / features.max(1);
     // The power of two at or below the share.
-    (1 << share.max(1).ilog2()).clamp(LEAST_PLACES, MOST_PLACES)
+    (1_usize << share.max(1).ilog2()).clamp(LEAST_PLACES, MOST_PLACES)
 }
 
 /// The most ids of one feature that are counted exactly, with so many sparse features.
