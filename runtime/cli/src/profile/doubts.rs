@@ -96,8 +96,8 @@ fn telling(name: &str, auc: f64) -> Option<String> {
 fn order(figures: &Figures) -> Option<String> {
     let time = figures.time.as_ref().filter(|time| time.late_share > LATE_SHARE)?;
     Some(format!(
-        "{} of the rows are earlier than a row before them: the gaps follow this order, in which training reads \
-         the rows, and not the order of time",
+        "{} of the rows are earlier than a row before them: the gaps follow the order of the files, and not \
+         of time",
         percent(time.late_share)
     ))
 }

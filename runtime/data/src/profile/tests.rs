@@ -33,14 +33,19 @@ fn schema() -> Schema {
     }
 }
 
+/// The keys of a sparse feature, whose table has its name.
+fn table(feature: usize) -> TableKeys {
+    TableKeys::new(["user", "tags"][feature], None)
+}
+
 fn key(feature: usize, id: u64) -> u64 {
-    TableKeys::of(&schema().sparse[feature]).unsigned(id)
+    table(feature).unsigned(id)
 }
 
 /// The keys of a feature in a row.
 fn keys(feature: usize, row: &Row) -> Vec<u64> {
     match feature {
-        0 => vec![row.user.map_or(TableKeys::of(&schema().sparse[0]).missing(), |user| key(0, user))],
+        0 => vec![row.user.map_or(table(0).missing(), |user| key(0, user))],
         _ => row.tags.iter().map(|tag| key(1, *tag)).collect(),
     }
 }
