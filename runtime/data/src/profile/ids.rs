@@ -13,6 +13,8 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
+use super::alone::{Halves, auc};
+
 /// The lowest of the bits that decide whether an id is kept. A hash map takes its place from the
 /// bits below, and its tag from the highest ones.
 const SAMPLE_SHIFT: u32 = 24;
@@ -44,12 +46,18 @@ impl Hasher for KeyHasher {
 /// The counts of one id.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct IdCount {
-    /// How often it was seen.
-    pub(crate) look_ups: u64,
-    /// The sum of the labels of its rows.
-    pub(crate) labels: f64,
+    /// Its look-ups with their labels.
+    halves: Halves,
     /// The latest event time of its rows, in seconds.
     pub(crate) last_seen: u64,
+}
+
+impl IdCount {
+    /// How often it was seen.
+    #[inline]
+    pub(crate) fn look_ups(&self) -> u64 {
+        self.halves.all_rows()
+    }
 }
 
 /// Counts by id. See the module's text.
@@ -94,15 +102,10 @@ impl Ids {
         self.look_ups
     }
 
-    /// The counts of an id before its next sighting. `None` if the id is not in the sample.
+    /// Counts a sighting of an id, in a row of this half. Returns the counts before, or `None` if
+    /// the id is not in the sample.
     #[inline]
-    pub(crate) fn get(&self, key: u64) -> Option<IdCount> {
-        is_kept(key, self.depth).then(|| self.counts.get(&key).copied().unwrap_or_default())
-    }
-
-    /// Counts a sighting of an id. Returns its counts before.
-    #[inline]
-    pub(crate) fn add(&mut self, key: u64, label: f64, time: u64) -> Option<IdCount> {
+    pub(crate) fn add(&mut self, key: u64, half: usize, label: f64, time: u64) -> Option<IdCount> {
         self.look_ups += 1;
         if self.counts.len() >= self.limit && !self.counts.contains_key(&key) {
             self.thin_out();
@@ -112,8 +115,7 @@ impl Ids {
         }
         let count = self.counts.entry(key).or_default();
         let before = *count;
-        count.look_ups += 1;
-        count.labels += label;
+        count.halves.add(half, label);
         count.last_seen = count.last_seen.max(time);
         Some(before)
     }
@@ -151,12 +153,12 @@ impl Ids {
     pub(crate) fn levels(&self) -> Vec<Level> {
         let mut levels = Vec::new();
         for count in self.counts.values() {
-            let level = count.look_ups.max(1).ilog2() as usize;
+            let level = count.look_ups().max(1).ilog2() as usize;
             if levels.len() <= level {
                 levels.resize(level + 1, Level::default());
             }
             levels[level].ids += 1 << self.depth;
-            levels[level].look_ups += count.look_ups << self.depth;
+            levels[level].look_ups += count.look_ups() << self.depth;
         }
         levels
     }
@@ -165,7 +167,7 @@ impl Ids {
     /// `shares`. The look-ups of the other ids are subtracted from all look-ups: the frequent ids
     /// are few, and a sample of them would vary much.
     pub(crate) fn shares_of_top(&self, shares: &[f64]) -> Vec<f64> {
-        let mut counts: Vec<u64> = self.counts.values().map(|count| count.look_ups).collect();
+        let mut counts: Vec<u64> = self.counts.values().map(IdCount::look_ups).collect();
         counts.sort_unstable();
         let mut up_to = Vec::with_capacity(counts.len() + 1);
         up_to.push(0_u64);
@@ -180,6 +182,11 @@ impl Ids {
         shares.iter().map(|share| of_top(*share)).collect()
     }
 
+    /// The AUC of the kept ids; see [`auc`].
+    pub(crate) fn auc(&self) -> Option<f64> {
+        auc(self.counts.values().map(|count| &count.halves))
+    }
+
     /// The expected outcome if each sighting of an id without a row admits it with probability p.
     /// An id with n look-ups gets a row with 1 − (1 − p)ⁿ, and is seen (1 − (1 − p)ⁿ)/p times
     /// before. The first sighting of an id never finds a row, whatever p, and is not counted.
@@ -187,7 +194,7 @@ impl Ids {
         let mut admitted = Admitted::default();
         let scale = (1_u64 << self.depth) as f64;
         for count in self.counts.values() {
-            let rows = 1.0 - (1.0 - probability).powf(count.look_ups as f64);
+            let rows = 1.0 - (1.0 - probability).powf(count.look_ups() as f64);
             admitted.rows += rows * scale;
             admitted.look_ups_without_row += (rows / probability - 1.0).max(0.0) * scale;
         }
@@ -224,7 +231,7 @@ mod tests {
     fn counted(keys: &[u64], places: usize) -> Ids {
         let mut ids = Ids::new(places);
         for key in keys {
-            ids.add(*key, 0.0, 0);
+            ids.add(*key, 0, 0.0, 0);
         }
         ids
     }
@@ -284,7 +291,7 @@ mod tests {
         assert!(ids.depth > 1);
         let mut exact = HashMap::new();
         keys.iter().for_each(|key| *exact.entry(*key).or_insert(0) += 1);
-        assert!(ids.counts.iter().all(|(key, count)| count.look_ups == exact[key]));
+        assert!(ids.counts.iter().all(|(key, count)| count.look_ups() == exact[key]));
     }
 
     #[test]
@@ -305,9 +312,9 @@ mod tests {
         let (mut rows, mut without) = (0_u64, 0_u64);
         for _ in 0..draws {
             for count in ids.counts.values() {
-                let tries = (1..=count.look_ups).find(|_| rectrain_random::unit(random.next_u64()) < probability);
+                let tries = (1..=count.look_ups()).find(|_| rectrain_random::unit(random.next_u64()) < probability);
                 rows += u64::from(tries.is_some());
-                without += tries.unwrap_or(count.look_ups) - 1;
+                without += tries.unwrap_or(count.look_ups()) - 1;
             }
         }
         let found = ids.admitted(probability);

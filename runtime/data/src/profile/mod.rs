@@ -11,10 +11,10 @@ mod ids;
 
 use rectrain_kinds::{Schema, SparseField};
 
-use self::alone::{Alone, target_mean};
+use self::alone::{Halves, auc, half};
 use self::gaps::Gaps;
 pub use self::ids::{Admitted, Level};
-use self::ids::{Ids, PLACE_BYTES};
+use self::ids::{IdCount, Ids, PLACE_BYTES};
 use crate::batch::{Batch, SparseColumn};
 use crate::key::TableKeys;
 
@@ -173,8 +173,9 @@ pub fn exact_ids(features: usize) -> usize {
 /// map grows, its half is held besides.
 #[must_use]
 pub fn memory_bound(sparse: usize, dense: usize) -> usize {
-    let (map, tables) = (places(sparse) * PLACE_BYTES, 1 << 15);
-    sparse * (map + tables) + map / 2 + dense * (DENSE_KINDS * size_of::<(f64, u64)>() + tables)
+    // The counts of gaps take at most 16 kB.
+    let (map, gaps) = (places(sparse) * PLACE_BYTES, 1 << 14);
+    sparse * (map + gaps) + map / 2 + dense * (DENSE_KINDS * size_of::<Halves>())
 }
 
 impl Profile {
@@ -193,11 +194,12 @@ impl Profile {
 
     /// Adds the rows of a batch of this schema, which follow the rows before.
     pub fn push(&mut self, batch: &Batch) {
-        let means = self.push_labels(batch);
+        let first = self.rows();
+        batch.labels.iter().for_each(|label| self.labels.add(*label));
         for time in batch.times.iter().flatten() {
             self.clock.get_or_insert(ClockSummary { first: *time, last: *time, late_rows: 0 }).add(*time);
         }
-        let rows = Rows { labels: &batch.labels, means: &means, times: batch.times.as_deref() };
+        let rows = Rows { first, labels: &batch.labels, times: batch.times.as_deref() };
         for (feature, column) in self.sparse.iter_mut().zip(&batch.sparse) {
             feature.push(column, &rows);
         }
@@ -205,16 +207,6 @@ impl Profile {
             let values = batch.dense.iter().skip(column).step_by(batch.dense_width.max(1));
             feature.push(values.copied(), &rows);
         }
-    }
-
-    /// Adds the labels of a batch. Returns the mean label before each of its rows.
-    fn push_labels(&mut self, batch: &Batch) -> Vec<f64> {
-        let mut means = Vec::with_capacity(batch.labels.len());
-        for &label in &batch.labels {
-            means.push(if self.labels.rows == 0 { 0.5 } else { self.labels.mean() });
-            self.labels.add(label);
-        }
-        means
     }
 
     /// Rows so far.
@@ -252,10 +244,17 @@ impl Profile {
 
 /// The rows of a batch, as a feature sees them.
 struct Rows<'a> {
+    /// The number of the first row among all rows.
+    first: u64,
     labels: &'a [f32],
-    /// The mean label before each row.
-    means: &'a [f64],
     times: Option<&'a [u64]>,
+}
+
+impl Rows<'_> {
+    /// The half and the label of each row.
+    fn labels(&self) -> impl Iterator<Item = (usize, f64)> {
+        (self.first..).zip(self.labels).map(|(row, label)| (half(row), f64::from(*label)))
+    }
 }
 
 /// The statistics of a sparse feature.
@@ -266,7 +265,6 @@ struct SparseProfile {
     missing: Option<u64>,
     missing_rows: u64,
     gaps: Gaps,
-    alone: Alone,
 }
 
 impl SparseProfile {
@@ -276,45 +274,28 @@ impl SparseProfile {
             missing: (!field.is_variable()).then(|| TableKeys::of(field).missing()),
             missing_rows: 0,
             gaps: Gaps::default(),
-            alone: Alone::default(),
         }
     }
 
     fn push(&mut self, column: &SparseColumn, rows: &Rows<'_>) {
-        for (row, (&label, &mean)) in rows.labels.iter().zip(rows.means).enumerate() {
-            let (keys, label) = (column.row(row), f64::from(label));
-            self.missing_rows +=
-                u64::from(keys.is_empty() || (keys.len() == 1 && keys.first().copied() == self.missing));
-            if let Some(score) = self.score(keys, mean) {
-                self.alone.add(score, label);
-            }
+        for (row, (half, label)) in rows.labels().enumerate() {
+            let keys = column.row(row);
+            let is_missing = keys.is_empty() || (keys.len() == 1 && keys.first().copied() == self.missing);
+            self.missing_rows += u64::from(is_missing);
             let time = rows.times.and_then(|times| times.get(row)).copied();
             for &key in keys {
-                self.see(key, label, time);
+                let before = self.ids.add(key, half, label, time.unwrap_or(0));
+                self.see_again(before, time);
             }
         }
     }
 
-    /// The mean of the target means of the ids of a row that are in the sample. `None` if none is.
-    /// A row without ids has the mean of all rows.
-    fn score(&self, keys: &[u64], mean: f64) -> Option<f64> {
-        let (mut sum, mut ids) = (0.0, 0_u32);
-        for count in keys.iter().filter_map(|key| self.ids.get(*key)) {
-            sum += target_mean(count.labels, count.look_ups, mean);
-            ids += 1;
-        }
-        match ids {
-            0 => keys.is_empty().then_some(mean),
-            _ => Some(sum / f64::from(ids)),
-        }
-    }
-
-    fn see(&mut self, key: u64, label: f64, time: Option<u64>) {
-        let before = self.ids.add(key, label, time.unwrap_or(0));
+    /// Counts the time since an id was seen before.
+    fn see_again(&mut self, before: Option<IdCount>, time: Option<u64>) {
         if let (Some(before), Some(time)) = (before, time)
-            && before.look_ups > 0
+            && before.look_ups() > 0
         {
-            // A row that is late updates its ids at once, as seen from their latest time.
+            // A late row follows its ids' latest time at once.
             self.gaps.add(time.saturating_sub(before.last_seen));
         }
     }
@@ -329,7 +310,7 @@ impl SparseProfile {
             shares_of_top: self.ids.shares_of_top(&TOP_SHARES),
             gap_seconds: self.gaps.percentile(GAP_SHARE),
             gaps: self.gaps.total(),
-            auc: self.alone.auc(),
+            auc: self.ids.auc(),
         }
     }
 }
@@ -343,9 +324,8 @@ struct DenseProfile {
     max: f32,
     sum: f64,
     at_missing: u64,
-    /// The sum of the labels and the number of rows, by kind of value.
-    kinds: Vec<(f64, u64)>,
-    alone: Alone,
+    /// The rows, by kind of value.
+    kinds: Vec<Halves>,
 }
 
 impl DenseProfile {
@@ -356,21 +336,17 @@ impl DenseProfile {
             max: f32::NEG_INFINITY,
             sum: 0.0,
             at_missing: 0,
-            kinds: vec![(0.0, 0); DENSE_KINDS],
-            alone: Alone::default(),
+            kinds: vec![Halves::default(); DENSE_KINDS],
         }
     }
 
     fn push(&mut self, values: impl Iterator<Item = f32>, rows: &Rows<'_>) {
-        for ((value, &label), &mean) in values.zip(rows.labels).zip(rows.means) {
+        for (value, (half, label)) in values.zip(rows.labels()) {
             self.min = self.min.min(value);
             self.max = self.max.max(value);
             self.sum += f64::from(value);
             self.at_missing += u64::from(value == self.missing);
-            let (labels, count) = &mut self.kinds[kind(value)];
-            self.alone.add(target_mean(*labels, *count, mean), f64::from(label));
-            *labels += f64::from(label);
-            *count += 1;
+            self.kinds[kind(value)].add(half, label);
         }
     }
 
@@ -380,7 +356,7 @@ impl DenseProfile {
             max: self.max,
             mean: self.sum / rows.max(1) as f64,
             at_missing: self.at_missing,
-            auc: self.alone.auc(),
+            auc: auc(self.kinds.iter()),
         }
     }
 }
