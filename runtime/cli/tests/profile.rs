@@ -90,8 +90,8 @@ fn a_profile_is_printed_and_written_as_a_page() {
     let text = said(&output);
     for part in [
         "clicks: the first 400 of about ",
-        "label label: 25.0 % positive\n",
-        "time t: from 1970-01-01 00:00:00 UTC to 1970-01-01 06:39:00 UTC, 6 h 39 min\n",
+        "labels of label: 25.0 % positive\n",
+        "times of t: from 1970-01-01 00:00:00 UTC to 1970-01-01 06:39:00 UTC, 6 h 39 min\n",
         "all counts are exact",
         "note: no memory is proposed",
     ] {

@@ -162,7 +162,7 @@ fn expire_after(features: &[&Feature], figures: &Figures) -> Option<Setting> {
         return None;
     }
     let reason = format!(
-        "99.9 % of the ids that are seen again are seen within {} (the data spans {})",
+        "99.9 % of the gaps between two sightings of an id are at most {}; the data spans {}",
         time_of_seconds(gap as f64),
         time_of_seconds(span as f64)
     );

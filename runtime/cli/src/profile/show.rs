@@ -42,10 +42,10 @@ pub(super) fn heading(figures: &Figures) -> Vec<String> {
     if bad_rows > 0 {
         first += &format!(", {} bad rows left out", thousands(bad_rows));
     }
-    let mut lines = vec![first, format!("label {}: {} positive", figures.label.name, percent(figures.label.rate))];
+    let mut lines = vec![first, format!("labels of {}: {} positive", figures.label.name, percent(figures.label.rate))];
     if let Some(time) = &figures.time {
         lines.push(format!(
-            "time {}: from {} to {}, {}",
+            "times of {}: from {} to {}, {}",
             time.column,
             date(time.first_seconds),
             date(time.last_seconds),
