@@ -152,7 +152,7 @@ fn card(feature: &Feature) -> String {
 }
 
 const WIDTH: f64 = 420.0;
-const HEIGHT: f64 = 170.0;
+const HEIGHT: f64 = 162.0;
 /// The distance of both charts of a card from its top.
 const TOP: f64 = 24.0;
 const CHART_HEIGHT: f64 = 112.0;
@@ -183,7 +183,7 @@ fn levels(feature: &Feature) -> String {
             drawn += &format!("<g><title>{} ids are seen {range}</title>{bar}</g>\n", thousands(level.ids));
         }
         if at % every == 0 {
-            drawn += &text(x + step / 2.0, BOTTOM + 14.0, "middle", &short(level.from));
+            drawn += &text(x + step / 2.0, BOTTOM + 18.0, "middle", &short(level.from));
         }
     }
     drawn
@@ -197,14 +197,14 @@ fn coverage(feature: &Feature) -> String {
     const DECADES: i32 = 4;
     let x = |top: f64| LEFT + (1.0 + top.log10() / f64::from(DECADES)) * CURVE_WIDTH;
     let y = |look_ups: f64| BOTTOM - look_ups * CHART_HEIGHT;
-    let mut drawn = text(LEFT, 14.0, "start", "look-ups by the top of the ids");
+    let mut drawn = text(LEFT, 14.0, "start", "look-ups by the top ids");
     for share in [0.0, 0.5, 1.0] {
         drawn += &line(LEFT, y(share), LEFT + CURVE_WIDTH, y(share), GRID);
         drawn += &text(LEFT - 5.0, y(share) + 4.0, "end", &format!("{:.0} %", 100.0 * share));
     }
     for decade in (0..=DECADES).step_by(2) {
         let top = 10_f64.powi(-decade);
-        drawn += &text(x(top), BOTTOM + 14.0, "middle", &format!("{} %", 100.0 * top));
+        drawn += &text(x(top), BOTTOM + 18.0, "middle", &format!("{} %", 100.0 * top));
     }
     let mut points = String::new();
     let ends = (1.0, 1.0);
