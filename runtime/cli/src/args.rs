@@ -311,8 +311,8 @@ pub(crate) struct LogsArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum DataCommand {
-    /// Show the ids, the labels and the memory of a job's training data, before training: distinct
-    /// ids, how often and how long apart they are seen, and the settings that they suggest
+    /// Show the ids, the labels and the memory of a job's training data, before training, and the
+    /// settings that they suggest
     Profile(ProfileArgs),
     /// MovieLens 100k: a label is 1 from a rating of 4 on; the last 20 % of each user's ratings are
     /// the test

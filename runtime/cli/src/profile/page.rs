@@ -1,5 +1,5 @@
-//! A profile as a page of HTML, complete in itself: plots are drawn as SVG, colours follow the
-//! reader's light or dark setting, and nothing runs or is loaded. Pure.
+//! A profile as a page of HTML that is complete in itself. Plots are drawn as SVG, and colours
+//! follow the reader's light or dark setting. Nothing runs, and nothing is loaded. Pure.
 
 use std::fmt::Write;
 
