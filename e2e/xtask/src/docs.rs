@@ -11,6 +11,7 @@ pub(crate) fn docs() -> Result<(), HarnessError> {
     cargo(&["build", "--release", "--workspace", "--examples"], "the build failed")?;
     generate("generate")?;
     write(&workspace().join("docs/reference/metrics.md"), generate("metrics_reference")?)?;
+    write(&workspace().join("docs/reference/serving-metrics.md"), generate("serving_metrics")?)?;
     write(&workspace().join("docs/reference/operator-metrics.md"), generate("operator_metrics")?)
 }
 
