@@ -13,6 +13,7 @@ use rectrain_wire::Address;
 
 use crate::history::HistoryArgs;
 use crate::runs::RunsCommand;
+use crate::serve::ServeArgs;
 use crate::slow::{Cpus, Slow};
 
 /// Trains recommender models whose embedding tables are too large for one machine.
@@ -87,6 +88,8 @@ pub(crate) enum Command {
     },
     /// Predict the rows of files with a trained model
     Predict(PredictArgs),
+    /// Answer requests with the predictions of a trained model (Open Inference Protocol v2)
+    Serve(ServeArgs),
     /// Show the devices that dense workers on this machine can use
     Devices {
         /// Print JSON

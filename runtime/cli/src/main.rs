@@ -36,10 +36,12 @@ mod runs;
 mod saving;
 mod scale;
 mod sentences;
+mod serve;
 mod show;
 mod signal;
 mod simulate;
 mod slow;
+mod trained;
 
 use std::process::ExitCode;
 
@@ -82,6 +84,7 @@ fn execute(command: Command) -> Result<(), Failure> {
         Command::Scale(args) => scale::scale(&args),
         Command::Checkpoint { command } => checkpoint::run(&command),
         Command::Predict(args) => predict::run(&args),
+        Command::Serve(args) => serve::run(&args),
         Command::Devices { json } => devices::show(json),
         Command::Coordinator(args) => role::coordinate(&args),
         Command::Member(member) => role::run_member(member.role, &member.args),

@@ -102,7 +102,11 @@ async fn bad_requests_get_a_sentence_that_names_column_and_row() {
         ),
         (with(2, tensor("x", json!([1]), "FP32", json!([1e30]))), 400, "row 1, column `x`"),
         (with(2, tensor("x", json!([1]), "UINT8", json!([1]))), 400, "column `x` has the datatype `UINT8`"),
-        (with(1, tensor("tags", json!([3]), "BYTES", json!(["a", "b", "c"]))), 400, "column `tags` has 3 rows, and column `x` has 2"),
+        (
+            with(1, tensor("tags", json!([3]), "BYTES", json!(["a", "b", "c"]))),
+            400,
+            "column `tags` has 3 rows, and column `x` has 2",
+        ),
         (with(0, tensor("user", json!([2]), "FP64", json!([1, 0.5]))), 400, "row 2, column `user`: found \"0.5\""),
         (with(0, tensor("user", json!([1, 2]), "INT64", json!([1, 2]))), 400, "column `user` has 2 values a row"),
         (with(2, tensor("x", json!([6]), "FP32", json!([1, 2, 3, 4, 5, 6]))), 413, "a request may have 5"),

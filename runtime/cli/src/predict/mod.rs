@@ -5,22 +5,20 @@ mod table;
 
 use std::collections::BTreeSet;
 use std::io::IsTerminal;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use rectrain_data::{BadRows, Batch, DataError, Dataset, FileFormat, Format, ReadPlan, SourceConfig};
 use rectrain_dense::metrics::Evaluation;
 use rectrain_kinds::DataFormat;
-use rectrain_serving::{Description, Model, Predictor, PredictorOptions, unseen};
+use rectrain_serving::{Description, Predictor, PredictorOptions, unseen};
 
 use self::report::Report;
 use self::table::{Output, PROBABILITY};
-use crate::args::{BadRowsChoice, CheckpointPlace, PredictArgs};
-use crate::checkpoint;
+use crate::args::{BadRowsChoice, PredictArgs};
 use crate::failure::Failure;
 use crate::human::thousands;
-use crate::output;
+use crate::{checkpoint, output, trained};
 
 /// The standard output as an `--output`.
 const STANDARD_OUTPUT: &str = "-";
@@ -32,7 +30,7 @@ const LINE_EVERY: Duration = Duration::from_secs(5);
 pub(crate) fn run(args: &PredictArgs) -> Result<(), Failure> {
     check(args)?;
     let started = Instant::now();
-    let model = load(args)?;
+    let model = trained::load(&args.model, &args.options)?;
     note(args, &format!("{}: step {}, {} rows", model.name, model.step, thousands(model.rows())));
     let dataset = open(args, &model.description)?;
     if dataset.files().contains(&args.output) {
@@ -71,19 +69,6 @@ fn check(args: &PredictArgs) -> Result<(), Failure> {
         }
         None => Ok(()),
     }
-}
-
-/// Loads an export from a local folder, or a checkpoint from any store.
-fn load(args: &PredictArgs) -> Result<Model, Failure> {
-    let folder = Path::new(&args.model);
-    if rectrain_serving::is_export(folder) {
-        return Ok(rectrain_serving::load_export(folder)?);
-    }
-    let place = CheckpointPlace { path: args.model.clone(), options: args.options.clone() };
-    crate::failure::runtime()?.block_on(async {
-        let checkpoint = checkpoint::open(&place).await?;
-        Ok(Model::of_checkpoint(&checkpoint).await?)
-    })
 }
 
 fn open(args: &PredictArgs, description: &Description) -> Result<Dataset, Failure> {
