@@ -13,7 +13,7 @@ use rectrain_wire::Address;
 
 use crate::history::HistoryArgs;
 use crate::runs::RunsCommand;
-use crate::serve::ServeArgs;
+use crate::serve::args::ServeArgs;
 use crate::slow::{Cpus, Slow};
 
 /// Trains recommender models whose embedding tables are too large for one machine.

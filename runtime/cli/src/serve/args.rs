@@ -1,22 +1,13 @@
-//! `rectrain serve`: answers requests with the predictions of a trained model.
+//! The arguments of `rectrain serve`.
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use clap::Args;
 use jiff::SignedDuration;
-use prometheus::Registry;
-use rectrain_inference::{Limits, ServedModel, Server, listen};
+use rectrain_inference::Limits;
 use rectrain_kinds::Precision;
-use rectrain_serving::{Model, Predictor, PredictorOptions};
 
-use crate::failure::{Failure, runtime};
-use crate::human::thousands;
-use crate::output;
-use crate::{signal, trained};
-
-/// The name of a model whose checkpoint has no name of its job.
-const UNNAMED: &str = "model";
 /// The longest time of an argument. Longer ones are taken for errors.
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
 
@@ -24,84 +15,66 @@ const LONGEST: Duration = Duration::from_secs(24 * 3600);
 pub(crate) struct ServeArgs {
     /// The model: a folder of `rectrain checkpoint export --for serving`, a checkpoint, or a path
     /// with checkpoints (the newest is used)
-    model: String,
+    pub(super) model: String,
     /// The name of the model in requests; by default the name of its job
     #[arg(long)]
-    name: Option<String>,
+    pub(super) name: Option<String>,
     /// The address that serves requests and /metrics, without TLS (port 0 takes any free port)
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080")]
-    listen: SocketAddr,
+    pub(super) listen: SocketAddr,
     /// Rows that are predicted at a time, of requests that wait together
     #[arg(long, value_name = "ROWS", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
-    max_batch_rows: u32,
+    pub(super) max_batch_rows: u32,
     /// The longest time that a request waits for others to share its batch: `500us`, `5ms`, `0s`
     #[arg(long, value_name = "TIME", default_value = "1ms", value_parser = time)]
-    max_wait: Duration,
+    pub(super) max_wait: Duration,
     /// Rows that may wait for the model; beyond them requests get status 429
     #[arg(long, value_name = "ROWS", default_value_t = 1 << 16, value_parser = clap::value_parser!(u32).range(1..))]
-    max_queued_rows: u32,
+    pub(super) max_queued_rows: u32,
     /// Requests in progress; beyond them requests get status 429
     #[arg(long, value_name = "REQUESTS", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
-    max_requests: u32,
+    pub(super) max_requests: u32,
     /// Rows of a request
     #[arg(long, value_name = "ROWS", default_value_t = 1 << 14, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
-    max_request_rows: u32,
+    pub(super) max_request_rows: u32,
     /// Bytes of the body of a request
     #[arg(long, value_name = "BYTES", default_value_t = 4 << 20, value_parser = clap::value_parser!(u32).range(1..=1 << 30))]
-    max_body_bytes: u32,
+    pub(super) max_body_bytes: u32,
     /// The time within which a request is answered; a request may ask for less with the header
     /// x-request-timeout-ms
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = time_above_zero)]
-    timeout: Duration,
+    pub(super) timeout: Duration,
     /// The time after SIGTERM in which the server is not ready but still accepts requests, so that
     /// load balancers notice
     #[arg(long, value_name = "TIME", default_value = "0s", value_parser = time)]
-    drain: Duration,
+    pub(super) drain: Duration,
     /// Log requests that take this long, at most one a second
     #[arg(long, value_name = "TIME", default_value = "500ms", value_parser = time)]
-    slow: Duration,
+    pub(super) slow: Duration,
     /// Threads that compute; 0 means one for each core
     #[arg(long, default_value_t = 0)]
-    threads: usize,
+    pub(super) threads: usize,
     /// Precision of the products of linear layers: fp32 or bf16
     #[arg(long, default_value = "fp32")]
-    precision: Precision,
+    pub(super) precision: Precision,
     /// An option of the model's object store: `--option endpoint=http://127.0.0.1:9000`
     #[arg(long = "option", value_name = "NAME=VALUE")]
-    options: Vec<String>,
+    pub(super) options: Vec<String>,
 }
 
-pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
-    let model = trained::load(&args.model, &args.options)?;
-    let served = ServedModel::of(&model, name(args, &model));
-    let predictor = Predictor::new(model, PredictorOptions { threads: args.threads, precision: args.precision })?;
-    let announced = format!("{}: step {}, {} rows", served.name, served.step, thousands(served.rows));
-    let path = format!("/v2/models/{}", served.name);
-    let server = Server::new(served, predictor, limits(args), Registry::new())?;
-    runtime()?.block_on(async {
-        let interrupted = signal::interrupted();
-        let (listener, bound) = listen(args.listen).await?;
-        output::line(format!("{announced}, at http://{bound}{path}"))?;
-        Ok(server.serve(listener, interrupted).await?)
-    })
-}
-
-fn name(args: &ServeArgs, model: &Model) -> String {
-    let named = args.name.clone().or_else(|| model.job.clone());
-    named.unwrap_or_else(|| UNNAMED.to_owned())
-}
-
-fn limits(args: &ServeArgs) -> Limits {
-    Limits {
-        max_batch_rows: args.max_batch_rows as usize,
-        max_wait: args.max_wait,
-        max_queued_rows: args.max_queued_rows as usize,
-        max_requests: args.max_requests as usize,
-        max_request_rows: args.max_request_rows as usize,
-        max_body_bytes: args.max_body_bytes as usize,
-        timeout: args.timeout,
-        drain: args.drain,
-        slow: args.slow,
+impl ServeArgs {
+    pub(super) fn limits(&self) -> Limits {
+        Limits {
+            max_batch_rows: self.max_batch_rows as usize,
+            max_wait: self.max_wait,
+            max_queued_rows: self.max_queued_rows as usize,
+            max_requests: self.max_requests as usize,
+            max_request_rows: self.max_request_rows as usize,
+            max_body_bytes: self.max_body_bytes as usize,
+            timeout: self.timeout,
+            drain: self.drain,
+            slow: self.slow,
+        }
     }
 }
 
@@ -132,7 +105,7 @@ mod tests {
 
     #[test]
     fn the_defaults_are_the_servers() {
-        assert_eq!(limits(&parse(&["model"]).unwrap()), Limits::default());
+        assert_eq!(parse(&["model"]).unwrap().limits(), Limits::default());
     }
 
     #[test]
@@ -149,7 +122,7 @@ mod tests {
 
     #[test]
     fn the_example_of_kserve_has_arguments_of_this_command() {
-        let example = include_str!("../../../docs/examples/kserve/serving-runtime.yaml");
+        let example = include_str!("../../../../docs/examples/kserve/serving-runtime.yaml");
         let arguments: Vec<String> = example
             .lines()
             .skip_while(|line| line.trim() != "args:")
