@@ -1,9 +1,11 @@
-//! The inference server: answers requests of the Open Inference Protocol v2 (REST) with the
-//! predictions of one trained model. A request has named columns, and gets one probability a row.
+//! The inference server: answers requests of the Open Inference Protocol v2, over REST and gRPC,
+//! with the predictions of one trained model. A request has named columns, and gets one probability
+//! a row.
 //!
 //! ```text
-//! rest ─► protocol ─► service ─► queue ─► batcher ─► Predict
-//!  HTTP    JSON        limits     rows      thread     rectrain-serving
+//! rest ─► protocol ─┐
+//!  HTTP    JSON      ├─► service ─► queue ─► batcher ─► Predict
+//! grpc ─────────────┘    limits     rows     thread     rectrain-serving
 //! ```
 //!
 //! [`protocol`] and [`queue`] are pure. [`batcher`] owns the one thread that predicts, and merges
@@ -16,6 +18,7 @@
 
 mod batcher;
 mod error;
+mod grpc;
 mod limits;
 mod metrics;
 mod progress;

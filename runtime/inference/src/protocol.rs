@@ -15,8 +15,10 @@ use crate::refusal::Refusal;
 
 /// The output of a model.
 pub(crate) const OUTPUT: &str = "probability";
+/// The platform of models, and the name of the server.
+pub(crate) const PLATFORM: &str = "rectrain";
 /// The request, in messages.
-const REQUEST: &str = "the request";
+pub(crate) const REQUEST: &str = "the request";
 /// The datatypes of inputs, for messages.
 const DATATYPES: &str = "BYTES, INT64, FP32 or FP64";
 
@@ -164,16 +166,26 @@ impl<'de> Visitor<'de> for Flatten<'_> {
 pub(crate) fn read_request(body: &[u8], max_rows: usize) -> Result<InferRequest, Refusal> {
     let message: Message = serde_json::from_slice(body)
         .map_err(|error| Refusal::Bad(format!("{REQUEST} is no inference request of JSON: {error}")))?;
-    if let Some(other) = message.outputs.iter().find(|output| output.name != OUTPUT) {
-        let name = &other.name;
-        return Err(Refusal::Bad(format!("the model has no output `{name}`; its output is `{OUTPUT}`")));
-    }
+    message.outputs.iter().try_for_each(|output| check_output(&output.name))?;
     let columns = message.inputs.into_iter().map(|tensor| read_tensor(tensor, max_rows));
     Ok(InferRequest { id: message.id, columns: columns.collect::<Result<_, _>>()? })
 }
 
 fn read_tensor(tensor: Tensor, max_rows: usize) -> Result<Column, Refusal> {
     let Tensor { name, shape, datatype, data: Data(data), .. } = tensor;
+    let (rows, list) = read_shape(&name, &shape, data.len(), max_rows)?;
+    let place = ColumnPlace { name: &name, width: list.unwrap_or(1).max(1), datatype: &datatype };
+    let values = read_values(&place, data)?;
+    Ok(Column { name, rows, list, values })
+}
+
+/// The rows and the values a row of a tensor with `found` values.
+pub(crate) fn read_shape(
+    name: &str,
+    shape: &[u64],
+    found: usize,
+    max_rows: usize,
+) -> Result<(usize, Option<usize>), Refusal> {
     let (rows, list) = match *shape {
         [rows] => (rows, None),
         [rows, width] => (rows, Some(width)),
@@ -187,17 +199,30 @@ fn read_tensor(tensor: Tensor, max_rows: usize) -> Result<Column, Refusal> {
         let problem = format!("{REQUEST}: column `{name}` has {rows} rows, and a request may have {max_rows}");
         return Err(Refusal::TooLarge(problem));
     }
-    let values = rows.checked_mul(list.unwrap_or(1));
-    if values != Some(data.len() as u64) {
-        let found = data.len();
+    if rows.checked_mul(list.unwrap_or(1)) != Some(found as u64) {
         let problem = format!("{REQUEST}: column `{name}` has {found} values, and its shape {shape:?} another number");
         return Err(Refusal::Bad(problem));
     }
     // Both are at most the number of values or of rows, or the width of no rows.
-    let (rows, list) = (rows as usize, list.map(|width| width as usize));
-    let place = ColumnPlace { name: &name, width: list.unwrap_or(1).max(1), datatype: &datatype };
-    let values = read_values(&place, data)?;
-    Ok(Column { name, rows, list, values })
+    Ok((rows as usize, list.map(|width| width as usize)))
+}
+
+/// Refuses an output that no model has.
+pub(crate) fn check_output(name: &str) -> Result<(), Refusal> {
+    if name == OUTPUT {
+        return Ok(());
+    }
+    Err(Refusal::Bad(format!("the model has no output `{name}`; its output is `{OUTPUT}`")))
+}
+
+pub(crate) fn unknown_datatype(name: &str, datatype: &str) -> Refusal {
+    Refusal::Bad(format!("{REQUEST}: column `{name}` has the datatype `{datatype}`; expected {DATATYPES}"))
+}
+
+/// The names and the usual datatypes of the inputs of a model.
+pub(crate) fn inputs_of(schema: &Schema) -> impl Iterator<Item = (&str, &'static str)> {
+    let sparse = schema.sparse.iter().map(|field| (field.name.as_str(), "BYTES"));
+    sparse.chain(schema.dense.iter().map(|field| (field.name.as_str(), "FP32")))
 }
 
 /// A column, for messages about its values.
@@ -246,12 +271,7 @@ fn read_values(place: &ColumnPlace<'_>, data: Vec<Scalar>) -> Result<Values, Ref
         })?),
         "FP32" => Values::Singles(place.values(data, "a number", |scalar| number(scalar).map(|value| value as f32))?),
         "FP64" => Values::Doubles(place.values(data, "a number", number)?),
-        other => {
-            let name = place.name;
-            return Err(Refusal::Bad(format!(
-                "{REQUEST}: column `{name}` has the datatype `{other}`; expected {DATATYPES}"
-            )));
-        }
+        other => return Err(unknown_datatype(place.name, other)),
     })
 }
 
@@ -309,15 +329,13 @@ struct TensorMetadata<'a> {
 
 impl<'a> ModelMetadata<'a> {
     pub(crate) fn new(name: &'a str, version: &'a str, schema: &'a Schema) -> Self {
-        let tensor = |name, datatype| TensorMetadata { name, datatype, shape: [-1] };
-        let sparse = schema.sparse.iter().map(|field| tensor(field.name.as_str(), "BYTES"));
-        let dense = schema.dense.iter().map(|field| tensor(field.name.as_str(), "FP32"));
+        let tensor = |(name, datatype)| TensorMetadata { name, datatype, shape: [-1] };
         Self {
             name,
             versions: [version],
-            platform: "rectrain",
-            inputs: sparse.chain(dense).collect(),
-            outputs: [tensor(OUTPUT, "FP32")],
+            platform: PLATFORM,
+            inputs: inputs_of(schema).map(tensor).collect(),
+            outputs: [tensor((OUTPUT, "FP32"))],
         }
     }
 }

@@ -15,7 +15,7 @@ use serde_json::json;
 use tokio::sync::OwnedSemaphorePermit;
 
 use crate::progress::Progress;
-use crate::protocol::{InferResponse, ModelMetadata, OutputTensor, read_request};
+use crate::protocol::{InferResponse, ModelMetadata, OutputTensor, PLATFORM, read_request};
 use crate::refusal::Refusal;
 use crate::service::Service;
 
@@ -59,7 +59,7 @@ async fn no_such_path() -> Response {
 }
 
 async fn server_metadata() -> Response {
-    let metadata = json!({ "name": "rectrain", "version": env!("CARGO_PKG_VERSION"), "extensions": [] });
+    let metadata = json!({ "name": PLATFORM, "version": env!("CARGO_PKG_VERSION"), "extensions": [] });
     json_response(StatusCode::OK, &metadata)
 }
 
@@ -100,19 +100,7 @@ async fn metrics(State(service): State<Arc<Service>>) -> Response {
 }
 
 fn check_model(service: &Service, path: &ModelPath) -> Result<(), Refusal> {
-    if path.name != service.name {
-        return Err(Refusal::NotFound(format!(
-            "there is no model `{}`; this server has the model `{}`",
-            path.name, service.name
-        )));
-    }
-    match &path.version {
-        Some(version) if *version != service.version => Err(Refusal::NotFound(format!(
-            "there is no version `{version}` of `{}`; this server has version `{}`",
-            service.name, service.version
-        ))),
-        _ => Ok(()),
-    }
+    service.check(&path.name, path.version.as_deref())
 }
 
 async fn infer(State(service): State<Arc<Service>>, Path(path): Path<ModelPath>, request: Request) -> Response {

@@ -1,17 +1,20 @@
-//! The HTTP server: it listens, answers until it is told to end, and then drains.
+//! The servers of REST and gRPC: they listen, answer until they are told to end, and then drain.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::serve::ListenerExt;
+use futures::future::try_join;
 use prometheus::Registry;
 use rectrain_wire::listening_at;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
+use tonic::transport::server::TcpIncoming;
 
 use crate::batcher::{Predict, Running};
 use crate::error::InferenceError;
+use crate::grpc::Grpc;
 use crate::limits::Limits;
 use crate::rest::routes;
 use crate::service::{ServedModel, Service};
@@ -52,24 +55,26 @@ impl Server {
         Ok(Self { service, running })
     }
 
-    /// Answers requests until `end` resolves. Then the server is not ready, and still answers for
+    /// Answers requests until `end` resolves: REST at `listener`, and gRPC at `grpc` if it is given. Then the server is not ready, and still answers for
     /// [`Limits::drain`]. After that it accepts no connection, and answers the requests in
     /// progress.
     ///
     /// # Errors
     /// [`InferenceError::ModelEnded`] if the thread that predicts has ended before.
-    pub async fn serve(self, listener: TcpListener, end: impl Future<Output = ()>) -> Result<(), InferenceError> {
+    pub async fn serve(
+        self,
+        listener: TcpListener,
+        grpc: Option<TcpListener>,
+        end: impl Future<Output = ()>,
+    ) -> Result<(), InferenceError> {
         let Self { service, running: Running { thread, ended } } = self;
         let stop = CancellationToken::new();
-        // Small responses would wait for acknowledgements otherwise.
-        let listener = listener.tap_io(|stream| {
-            let _kept_as_it_is = stream.set_nodelay(true);
-        });
-        let serving = axum::serve(listener, routes(Arc::clone(&service)))
-            .with_graceful_shutdown(stop.clone().cancelled_owned())
-            .into_future();
+        let rest = serve_rest(Arc::clone(&service), listener, stop.clone());
+        let grpc = serve_grpc(Arc::clone(&service), grpc, stop.clone());
         tokio::select! {
-            served = serving => served.map_err(|source| InferenceError::Io { action: "serve", source })?,
+            served = try_join(rest, grpc) => {
+                served?;
+            }
             () = drain(&service, end, &stop) => tracing::warn!("connections that did not end were closed"),
             _closed = ended => return Err(InferenceError::ModelEnded),
         }
@@ -77,6 +82,31 @@ impl Server {
         let joined = tokio::task::spawn_blocking(move || thread.join()).await;
         if matches!(joined, Ok(Ok(()))) { Ok(()) } else { Err(InferenceError::ModelEnded) }
     }
+}
+
+async fn serve_rest(
+    service: Arc<Service>,
+    listener: TcpListener,
+    stop: CancellationToken,
+) -> Result<(), InferenceError> {
+    // Small responses would wait for acknowledgements otherwise.
+    let listener = listener.tap_io(|stream| {
+        let _kept_as_it_is = stream.set_nodelay(true);
+    });
+    let serving = axum::serve(listener, routes(service)).with_graceful_shutdown(stop.cancelled_owned());
+    serving.await.map_err(|source| InferenceError::Io { action: "serve REST", source })
+}
+
+async fn serve_grpc(
+    service: Arc<Service>,
+    listener: Option<TcpListener>,
+    stop: CancellationToken,
+) -> Result<(), InferenceError> {
+    let Some(listener) = listener else { return Ok(()) };
+    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+    let server = tonic::transport::Server::builder().add_service(Grpc::server(service));
+    let served = server.serve_with_incoming_shutdown(incoming, stop.cancelled()).await;
+    served.map_err(|error| InferenceError::Io { action: "serve gRPC", source: std::io::Error::other(error) })
 }
 
 /// Ends the server in order. Returns only if connections do not end in time.

@@ -97,6 +97,22 @@ impl Service {
         self.encoder.schema()
     }
 
+    /// Refuses another model, and another version if one is named.
+    pub(crate) fn check(&self, name: &str, version: Option<&str>) -> Result<(), Refusal> {
+        if name != self.name {
+            let own = &self.name;
+            return Err(Refusal::NotFound(format!("there is no model `{name}`; this server has the model `{own}`")));
+        }
+        match version {
+            Some(version) if version != self.version => {
+                let own = &self.version;
+                let problem = format!("there is no version `{version}` of `{name}`; this server has version `{own}`");
+                Err(Refusal::NotFound(problem))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Whether new requests are welcome.
     pub(crate) fn is_ready(&self) -> bool {
         !self.draining.load(Ordering::Relaxed)

@@ -19,9 +19,12 @@ pub(crate) struct ServeArgs {
     /// The name of the model in requests; by default the name of its job
     #[arg(long)]
     pub(super) name: Option<String>,
-    /// The address that serves requests and /metrics, without TLS (port 0 takes any free port)
+    /// The address that serves REST and /metrics, without TLS (port 0 takes any free port)
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080")]
     pub(super) listen: SocketAddr,
+    /// The address that serves gRPC, without TLS; by default there is none
+    #[arg(long, value_name = "ADDRESS")]
+    pub(super) grpc: Option<SocketAddr>,
     /// Rows that are predicted at a time, of requests that wait together
     #[arg(long, value_name = "ROWS", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     pub(super) max_batch_rows: u32,

@@ -25,8 +25,15 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     runtime()?.block_on(async {
         let interrupted = signal::interrupted();
         let (listener, bound) = listen(args.listen).await?;
+        let (grpc, announced) = match args.grpc {
+            Some(address) => {
+                let (grpc, bound) = listen(address).await?;
+                (Some(grpc), format!("{announced}, gRPC at {bound}"))
+            }
+            None => (None, announced),
+        };
         output::line(format!("{announced}, at http://{bound}{path}"))?;
-        Ok(server.serve(listener, interrupted).await?)
+        Ok(server.serve(listener, grpc, interrupted).await?)
     })
 }
 

@@ -1,21 +1,11 @@
-//! The server over HTTP, with a model that tests can block. No test depends on a speed: a test
-//! waits until the server has reached a state, and only then goes on.
-
-#![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
-
-mod common;
+//! The REST interface, and the limits of the server.
 
 use std::time::Duration;
 
 use rectrain_inference::{InferenceError, Limits};
 use serde_json::{Value, json};
 
-use common::{Host, Reply, inputs};
-
-/// No request waits for others, so that a blocked model has one request alone.
-fn limits() -> Limits {
-    Limits { max_wait: Duration::ZERO, timeout: Duration::from_secs(60), ..Limits::default() }
-}
+use crate::host::{Host, Reply, inputs, limits};
 
 /// The probabilities of a response with status 200.
 fn probabilities(reply: &Reply) -> Vec<f32> {

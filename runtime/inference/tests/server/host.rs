@@ -108,6 +108,11 @@ fn schema() -> Schema {
     }
 }
 
+/// No request waits for others, so that a blocked model has one request alone.
+pub fn limits() -> Limits {
+    Limits { max_wait: Duration::ZERO, timeout: Duration::from_secs(60), ..Limits::default() }
+}
+
 /// Inputs with one user, one tag, and these values of `x`.
 pub fn inputs(xs: &[f32]) -> Vec<Value> {
     vec![
@@ -168,6 +173,8 @@ async fn until(state: &str, condition: impl AsyncFn() -> bool) {
 /// A server of the model `clicks`, step 7.
 pub struct Host {
     address: SocketAddr,
+    /// The address of gRPC.
+    pub grpc: SocketAddr,
     pub model: Arc<Gate>,
     end: Option<oneshot::Sender<()>>,
     serving: JoinHandle<Result<(), InferenceError>>,
@@ -179,11 +186,12 @@ impl Host {
         let served = ServedModel { name: "clicks".into(), step: 7, rows: 9, schema: schema(), null_values: vec![] };
         let server = Server::new(served, Fake(Arc::clone(&model)), limits, Registry::new()).unwrap();
         let (listener, address) = listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let (grpc_listener, grpc) = listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
         let (end, ending) = oneshot::channel::<()>();
-        let serving = tokio::spawn(server.serve(listener, async {
+        let serving = tokio::spawn(server.serve(listener, Some(grpc_listener), async {
             let _dropped = ending.await;
         }));
-        Self { address, model, end: Some(end), serving }
+        Self { address, grpc, model, end: Some(end), serving }
     }
 
     /// As the signal to end.
