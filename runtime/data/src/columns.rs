@@ -375,11 +375,16 @@ mod tests {
         encoder().encode(columns).unwrap_err().to_string()
     }
 
-    /// The message for the columns with this one in its place.
-    fn message_with(column: Column) -> String {
+    /// The columns with this one in the place of its namesake.
+    fn columns_with(column: Column) -> Vec<Column> {
         let mut columns = columns();
-        *columns.iter_mut().find(|other| other.name == column.name).unwrap() = column;
-        message(&columns)
+        let place = columns.iter().position(|other| other.name == column.name).unwrap();
+        columns[place] = column;
+        columns
+    }
+
+    fn message_with(column: Column) -> String {
+        message(&columns_with(column))
     }
 
     #[test]
@@ -409,11 +414,7 @@ mod tests {
     #[test]
     fn numbers_are_the_ids_and_inputs_of_their_texts() {
         let (_, _, inputs) = encode(&columns());
-        let with = |column: Column| {
-            let mut columns = columns();
-            *columns.iter_mut().find(|other| other.name == column.name).unwrap() = column;
-            encode(&columns)
-        };
+        let with = |column: Column| encode(&columns_with(column));
         let ids = [Some(3), None, Some(-7), Some(0), Some(i64::MAX), Some(i64::MIN)];
         let text = |id: Option<i64>| id.map(|id| id.to_string()).unwrap_or_default();
         let same = with(texts("user", &ids.map(text).each_ref().map(String::as_str)));

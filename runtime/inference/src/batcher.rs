@@ -52,7 +52,7 @@ impl Job {
 }
 
 struct State {
-    queue: Queue<Job>,
+    queue: Queue<Box<Job>>,
     closed: bool,
 }
 
@@ -107,7 +107,7 @@ impl Batcher {
     ) -> Result<oneshot::Receiver<Answer>, Refusal> {
         let (reply, answer) = oneshot::channel();
         let rows = batch.samples.max(batch.ids().div_ceil(IDS_A_ROW)).max(1);
-        self.0.admit(Waiting { rows, arrived, job: Job { batch, deadline, reply } })?;
+        self.0.admit(Waiting { rows, arrived, job: Box::new(Job { batch, deadline, reply }) })?;
         self.0.changed.notify_one();
         Ok(answer)
     }
@@ -131,7 +131,7 @@ impl Drop for CloseOnDrop {
 }
 
 impl Shared {
-    fn admit(&self, request: Waiting<Job>) -> Result<(), Refusal> {
+    fn admit(&self, request: Waiting<Box<Job>>) -> Result<(), Refusal> {
         let mut state = self.state.lock();
         if state.closed {
             return Err(Refusal::Ending);
@@ -168,7 +168,7 @@ impl Shared {
     }
 
     /// Waits for the next batch. `None` once the queue is closed and empty.
-    fn next_batch(&self) -> Option<Vec<Waiting<Job>>> {
+    fn next_batch(&self) -> Option<Vec<Waiting<Box<Job>>>> {
         let mut state = self.state.lock();
         loop {
             match (state.queue.due(Instant::now()), state.closed) {
@@ -188,10 +188,11 @@ impl Shared {
 
     /// Predicts requests as one batch. If that fails, each of them is predicted alone, so that one
     /// request does not spoil the others.
-    fn answer(&self, model: &mut impl Predict, requests: Vec<Waiting<Job>>) {
+    fn answer(&self, model: &mut impl Predict, requests: Vec<Waiting<Box<Job>>>) {
         let mut all = Batch::default();
         let mut replies = Vec::with_capacity(requests.len());
-        for Waiting { job: Job { batch, reply, .. }, .. } in requests {
+        for request in requests {
+            let Job { batch, reply, .. } = *request.job;
             replies.push((batch.samples, reply));
             if replies.len() == 1 {
                 all = batch;
