@@ -256,7 +256,7 @@ async fn the_end_waits_for_the_requests_in_progress() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_model_that_panics_ends_the_server_with_an_error() {
-    let mut host = Host::start(limits()).await;
+    let host = Host::start(limits()).await;
     host.model.block();
     let computing = host.spawn_infer(&[1.0]);
     host.model.until_entered(1).await;
