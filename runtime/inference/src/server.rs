@@ -55,9 +55,9 @@ impl Server {
         Ok(Self { service, running })
     }
 
-    /// Answers requests until `end` resolves: REST at `listener`, and gRPC at `grpc` if it is given. Then the server is not ready, and still answers for
-    /// [`Limits::drain`]. After that it accepts no connection, and answers the requests in
-    /// progress.
+    /// Answers requests until `end` resolves: REST at `listener`, and gRPC at `grpc` if it is
+    /// given. Then the server is not ready, and still answers for [`Limits::drain`]. After that it
+    /// accepts no connection, and answers the requests in progress.
     ///
     /// # Errors
     /// [`InferenceError::ModelEnded`] if the thread that predicts has ended before.
