@@ -103,6 +103,8 @@ pub(crate) enum Command {
     Status(RunningJob),
     /// Print the events of a job on this machine, or the logs of a job in a cluster
     Logs(LogsArgs),
+    /// Show the page of a job in a cluster, while it runs or after its end
+    Page(PageArgs),
     /// Print a script that completes commands in a shell
     Completion {
         /// The shell
@@ -307,6 +309,31 @@ pub(crate) struct LogsArgs {
     /// Only this many of the last lines
     #[arg(long, value_parser = clap::value_parser!(i64).range(0..))]
     pub(crate) tail: Option<i64>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PageArgs {
+    /// The job's name in the cluster; or, after its end, its checkpoint path, which has a `/`
+    pub(crate) job: String,
+    /// The job's namespace in the cluster; by default the context's
+    #[arg(short, long)]
+    pub(crate) namespace: Option<String>,
+    /// The context of the kubeconfig; by default its current one
+    #[arg(long)]
+    pub(crate) context: Option<String>,
+    /// The address that serves the page of a job that runs (port 0 takes any free port)
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
+    pub(crate) address: SocketAddr,
+    /// The file for the page of a job that has ended; by default NAME.html
+    #[arg(long, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
+    /// An option of the object store with the checkpoints: `--option
+    /// endpoint=http://127.0.0.1:9000`
+    #[arg(long = "option", value_name = "NAME=VALUE")]
+    pub(crate) options: Vec<String>,
+    /// Open the page in a browser
+    #[arg(long)]
+    pub(crate) open: bool,
 }
 
 #[derive(Debug, Subcommand)]

@@ -22,6 +22,7 @@ mod manual;
 mod mode;
 mod outlook;
 mod output;
+mod page;
 mod parent;
 mod policy;
 mod predict;
@@ -87,6 +88,7 @@ fn execute(command: Command) -> Result<(), Failure> {
         Command::Member(member) => role::run_member(member.role, &member.args),
         Command::Status(job) => local::status(&job),
         Command::Logs(args) => local::logs(&args),
+        Command::Page(args) => page::page(&args),
         Command::Completion { shell } => manual::completion(shell),
         Command::Man { output } => manual::man(output.as_deref()),
         Command::Version => Ok(output::line(concat!("rectrain ", env!("CARGO_PKG_VERSION")))?),

@@ -73,7 +73,10 @@ use self::copies::Copies;
 use self::journal::Journal;
 pub use self::journal::JournalPlace;
 use self::lease::{PathLease, ReleaseOnDrop};
-pub use self::page::{Columns, INTERRUPTED, LivePage, PlanFacts, Point, RunFacts, page_of_runs};
+pub use self::page::{
+    Columns, INTERRUPTED, LivePage, MAX_PAGE_RECORD_BYTES, PAGE_RECORD, PlanFacts, Point, RunFacts, forwarded_page,
+    page_of_runs,
+};
 pub use self::recovery::recover_copy;
 pub use self::refused::{ResizeRefused, SaveRefused};
 use self::state::State;
