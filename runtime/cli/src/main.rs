@@ -41,6 +41,7 @@ mod show;
 mod signal;
 mod simulate;
 mod slow;
+mod tensorboard;
 
 use std::process::ExitCode;
 

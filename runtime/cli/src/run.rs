@@ -19,6 +19,7 @@ use crate::job::Job;
 use crate::running::Running;
 use crate::saving::save_while;
 use crate::show::{Addresses, Display};
+use crate::tensorboard::TensorBoard;
 use crate::{browser, data, job, outlook, output, processes, signal, slow};
 
 pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
@@ -35,7 +36,8 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
         display.note(&format!("note: {note}"));
     }
     let history = History::of(&args.history, &plan, in_use.as_deref());
-    display.record_in(history.clone());
+    let tensorboard = TensorBoard::of(args.history.tensorboard.as_deref(), &plan.name);
+    display.record_in(history.clone(), tensorboard);
     // Drawing the whole test part takes time, and the JSON output does not contain the result.
     if !args.json
         && let Some(auc) = data::best_possible_auc(&plan)?
