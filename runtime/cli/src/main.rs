@@ -23,6 +23,9 @@ mod mode;
 mod outlook;
 mod output;
 mod page;
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
+mod pages;
 mod parent;
 mod policy;
 mod predict;
