@@ -37,8 +37,8 @@ impl Cluster {
     }
 }
 
-/// Whether an HTTP status of the proxy says that no coordinator serves the page now: there is no
-/// such pod (404), it has no address yet or no more (400), or it does not answer (500 to 504).
+/// Whether an HTTP status of the proxy says that no coordinator serves the page now. 404 is no such
+/// pod. 400 is a pod without an address. 500 to 504 is a pod that does not answer.
 fn is_silence(code: u16) -> bool {
     matches!(code, 400 | 404 | 500..=504)
 }

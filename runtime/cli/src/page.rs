@@ -1,5 +1,5 @@
-//! `rectrain page`: the page of a job in a cluster. While the job's coordinator answers, a server on
-//! this machine forwards its page through the API server. After the end the page is made of the
+//! `rectrain page`: the page of a job in a cluster. While the job's coordinator answers, a server
+//! on this machine forwards its page through the API server. After the end the page is made of the
 //! record that the coordinator left beside the checkpoints.
 
 use std::collections::BTreeMap;

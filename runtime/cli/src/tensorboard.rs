@@ -19,8 +19,8 @@ use crate::history::unique_folder;
 const VERSION: &str = "brain.Event:2";
 /// Progress is written at intervals of this fraction of the time since the start.
 const PROGRESS_FRACTION: u32 = 4000;
-/// TensorFlow stores checksums rotated and with this constant added, so that a checksum of data that
-/// contain checksums stays meaningful.
+/// TensorFlow stores checksums rotated and with this constant added, so that a checksum of data
+/// that contain checksums stays meaningful.
 const MASK: u32 = 0xa282_ead8;
 
 /// `tensorflow.Event`
@@ -83,8 +83,8 @@ impl TensorBoard {
         Self(state.map(|state| Arc::new(Mutex::new(state))))
     }
 
-    /// Writes the scalars of an event. Training begins with `Started` or `Resumed`, and the file with
-    /// it.
+    /// Writes the scalars of an event. Training begins with `Started` or `Resumed`, and the file
+    /// with it.
     pub(crate) fn record(&self, event: &JobEvent) {
         let Some(state) = &self.0 else { return };
         let mut state = state.lock();

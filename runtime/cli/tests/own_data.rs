@@ -22,13 +22,14 @@ fn the_page_about_own_data_does_as_it_says() {
     let path = format!("{}:{}", binary.parent().unwrap().display(), std::env::var("PATH").unwrap());
     let script = fences(&page, "sh").concat();
     assert!(script.matches("rectrain ").count() >= 7, "{script}");
-    let shell = Command::new("bash").args(["-euo", "pipefail", "-c", &script]).env("PATH", path);
-    let output = shell.current_dir(folder.path()).output().unwrap();
+    let mut shell = Command::new("bash");
+    shell.args(["-euo", "pipefail", "-c", &script]).env("PATH", path).current_dir(folder.path());
+    let output = shell.output().unwrap();
     let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{said}");
     assert!(!said.contains("warning:"), "{said}");
     // The page promises a model that beats the mean of the labels.
-    let entropies = said.lines().filter(|line| line.trim_start().starts_with("normalized entropy"));
+    let entropies = said.lines().filter(|line| line.trim_start().starts_with("test normalized entropy"));
     let entropies: Vec<f64> = entropies.map(|line| line.split_whitespace().last().unwrap().parse().unwrap()).collect();
     assert!(entropies.len() >= 3 && entropies.iter().all(|entropy| *entropy < 0.97), "{entropies:?}: {said}");
     let predictions = std::fs::read_to_string(folder.path().join("predictions.csv")).unwrap();
