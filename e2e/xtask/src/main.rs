@@ -3,6 +3,7 @@
 
 mod check;
 mod cluster;
+mod dist;
 mod docs;
 mod error;
 mod features;
@@ -27,6 +28,7 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   fuzz [ARGS]       fuzzes readers, manifests, --set, checkpoints and frames for N minutes each; keeps new inputs
   prose [ARGS]      checks the English of comments, documents and error texts; `prose --help` lists ARGS
   architecture      prints the layers of crates and the circles of modules, and checks them; `--list` adds imports
+  dist [ARGS]       makes the artifacts of a release: archive, wheel, images, chart, bill of materials, checksums
   docs              writes the files that are generated from the code (CRD, manifest reference, metrics)
   quality [ARGS]    trains on real data and prints the AUC by model, mode and seed; `quality --help` lists ARGS
   workers [ARGS]    trains with several numbers of dense workers and compares the AUC; `workers --help` lists ARGS
@@ -64,6 +66,7 @@ fn dispatch(arguments: &[&str]) -> Result<(), XtaskError> {
         ["fuzz", rest @ ..] => fuzz::fuzz(rest),
         ["prose", rest @ ..] => Ok(prose::run(&workspace(), rest)?),
         ["architecture", rest @ ..] => Ok(architecture::run(&workspace(), rest)?),
+        ["dist", rest @ ..] => Ok(dist::dist(rest)?),
         ["docs"] => Ok(docs::docs()?),
         ["quality", rest @ ..] => Ok(quality::run(rest)?),
         ["workers", rest @ ..] => Ok(workers::run(rest)?),
