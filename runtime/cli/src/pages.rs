@@ -117,6 +117,56 @@ fn commands_on_pages_exist() {
     assert!(count > 50, "{count} commands were found");
 }
 
+/// The prose of a page, without its fences.
+fn prose(page: &str) -> String {
+    page.split("```").step_by(2).collect()
+}
+
+/// The targets of the links of a page.
+fn links(page: &str) -> Vec<String> {
+    let prose = prose(page);
+    let targets = prose.split("](").skip(1).filter_map(|rest| Some(rest.split_once(')')?.0));
+    targets.filter(|target| !target.contains("://") && !target.contains(' ')).map(str::to_owned).collect()
+}
+
+/// The anchors of a page, as GitHub makes them of its headings.
+fn anchors(page: &str) -> Vec<String> {
+    let headings = page.lines().filter_map(|line| line.strip_prefix('#')).map(|line| line.trim_start_matches('#'));
+    let letters = |heading: &str| {
+        let kept = heading.trim().chars().filter(|letter| letter.is_alphanumeric() || " -_".contains(*letter));
+        kept.collect::<String>().to_lowercase().replace(' ', "-")
+    };
+    headings.map(letters).collect()
+}
+
+#[test]
+fn links_between_pages_lead_somewhere() {
+    let mut files =
+        vec![root().join("README.md"), root().join("CONTRIBUTING.md"), root().join("charts/rectrain/README.md")];
+    pages(&root().join("docs"), &mut files);
+    let (mut problems, mut count) = (Vec::new(), 0);
+    for file in files {
+        let page = std::fs::read_to_string(&file).unwrap();
+        for link in links(&page) {
+            count += 1;
+            let (path, anchor) = link.split_once('#').unwrap_or((&link, ""));
+            let target = if path.is_empty() { file.clone() } else { file.parent().unwrap().join(path) };
+            let is_there = match target.extension().is_some_and(|extension| extension == "md") {
+                true => std::fs::read_to_string(&target)
+                    .is_ok_and(|page| anchor.is_empty() || anchors(&page).contains(&anchor.to_owned())),
+                false => target.exists(),
+            };
+            if !is_there {
+                problems.push(format!("{}: {link}", file.display()));
+            }
+        }
+    }
+    assert!(problems.is_empty(), "{}", problems.join("\n"));
+    assert!(count > 200, "{count} links were found");
+    let page = "# A `b.c` d\n[x](y.md#z)\n```sh\n[a](b)\n```\n[e](https://f)";
+    assert_eq!((links(page), anchors(page)), (vec!["y.md#z".to_owned()], vec!["a-bc-d".to_owned()]));
+}
+
 #[test]
 fn a_line_is_cut_into_commands() {
     let line = "do rectrain run 'a b' --set x=\"1 2\" > $day.jsonl # and more; rectrain x";
