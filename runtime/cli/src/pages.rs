@@ -149,7 +149,7 @@ fn links_between_pages_lead_somewhere() {
         let page = std::fs::read_to_string(&file).unwrap();
         for link in links(&page) {
             count += 1;
-            let (path, anchor) = link.split_once('#').unwrap_or((&link, ""));
+            let (path, anchor) = link.split_once('#').unwrap_or((link.as_str(), ""));
             let target = if path.is_empty() { file.clone() } else { file.parent().unwrap().join(path) };
             let is_there = match target.extension().is_some_and(|extension| extension == "md") {
                 true => std::fs::read_to_string(&target)
