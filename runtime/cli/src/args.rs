@@ -103,7 +103,7 @@ pub(crate) enum Command {
     Status(RunningJob),
     /// Print the events of a job on this machine, or the logs of a job in a cluster
     Logs(LogsArgs),
-    /// Show the page of a job in a cluster, while it runs or after its end
+    /// Show the page of a job on this machine or in a cluster, in a cluster also after its end
     Page(PageArgs),
     /// Print a script that completes commands in a shell
     Completion {
@@ -313,7 +313,8 @@ pub(crate) struct LogsArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct PageArgs {
-    /// The job's name in the cluster; or, after its end, its checkpoint path, which has a `/`
+    /// The job's name; or, after its end, its checkpoint path, which has a `/`. A job on this machine
+    /// comes before one in a cluster
     pub(crate) job: String,
     /// The job's namespace in the cluster; by default the context's
     #[arg(short, long)]

@@ -1,6 +1,6 @@
-//! `rectrain page`: the page of a job in a cluster. While the job's coordinator answers, a server
-//! on this machine forwards its page through the API server. After the end the page is made of the
-//! record that the coordinator left beside the checkpoints.
+//! `rectrain page`: the page of a job on this machine or in a cluster. While the coordinator of a
+//! job in a cluster answers, a server on this machine forwards its page through the API server.
+//! After the end the page is made of the record that the coordinator left beside the checkpoints.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use serde_json::Value;
 use crate::args::PageArgs;
 use crate::checkpoint::store_options;
 use crate::failure::Failure;
-use crate::{browser, output};
+use crate::{browser, output, running};
 
 /// The page of a job, or of the last job of a checkpoint path.
 pub(crate) fn page(args: &PageArgs) -> Result<(), Failure> {
@@ -21,8 +21,21 @@ pub(crate) fn page(args: &PageArgs) -> Result<(), Failure> {
         if is_path(&args.job) {
             return kept(args, &args.job, &options).await.map_err(Failure::User);
         }
+        let is_of_a_cluster = args.namespace.is_some() || args.context.is_some();
+        if let Some(page) = running::page(&args.job).filter(|_| !is_of_a_cluster) {
+            return tell(args, &page);
+        }
         in_a_cluster::page(args, options).await
     })
+}
+
+/// Prints the address of the page of a running job, and opens it if that is wanted.
+fn tell(args: &PageArgs, page: &str) -> Result<(), Failure> {
+    output::line(format_args!("the page of {}: {page}", args.job))?;
+    if args.open {
+        browser::open(page);
+    }
+    Ok(())
 }
 
 /// Whether the argument is a checkpoint path. The name of a job has no slash.
@@ -75,7 +88,7 @@ mod in_a_cluster {
     use rectrain_crds::{Phase, RecTrainingJob};
     use rectrain_member::http::serve_page;
 
-    use super::{BTreeMap, Failure, PageArgs, browser, kept, output};
+    use super::{BTreeMap, Failure, PageArgs, kept, tell};
     use crate::signal;
 
     /// The query of a page that has nothing yet.
@@ -111,10 +124,7 @@ mod in_a_cluster {
         };
         let interrupted = signal::interrupted();
         let (address, _serving) = serve_page(args.address, forwarded_page(ask)).await?;
-        output::line(format_args!("the page of {}: http://{address}/ (Ctrl-C ends it)", args.job))?;
-        if args.open {
-            browser::open(format!("http://{address}/"));
-        }
+        tell(args, &format!("http://{address}/"))?;
         interrupted.await;
         Ok(())
     }

@@ -98,12 +98,13 @@ async fn in_process(
     let (control, _control) = serve_control(args.control, Arc::clone(&coordinator), None).await?;
     readiness.set_ready();
     let control = format!("http://{control}");
+    let page_address = format!("http://{address}/");
     display.addresses(&Addresses {
-        page: &format!("http://{address}/"),
+        page: &page_address,
         metrics: &format!("http://{address}/metrics"),
         control: &control,
     });
-    let _running = Running::note(&name, &control);
+    let _running = Running::note(&name, &control, &page_address);
     let showing = tokio::spawn(async move {
         while let Some(event) = follower.next().await {
             display.show(&event);

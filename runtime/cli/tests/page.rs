@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex};
 
 use serde_json::{Value, json};
 
-use binary::{JOB, folder_with};
+use binary::{JOB, folder_with, training};
 use common::{events, rectrain};
 
 const CHECKPOINTS: [&str; 2] = ["--set", "spec.checkpoint.path=ck"];
@@ -65,6 +65,29 @@ fn a_record_that_cannot_be_written_does_not_fail_the_job() {
     std::fs::create_dir_all(folder.path().join("ck/page.json/in the way")).unwrap();
     let run = rectrain(folder.path(), &[&["run", "job.yaml", "--processes", "--json"], &CHECKPOINTS[..]].concat());
     assert_eq!(events(&run).last().unwrap()["event"], "summary");
+}
+
+#[test]
+fn the_page_of_a_job_on_this_machine_is_at_its_address() {
+    let name = format!("paged-{}", std::process::id());
+    let job = JOB.replace("name: test", &format!("name: {name}")).replace("rows: 3000", "rows: 30000000");
+    let folder = folder_with(&job);
+    let (mut run, _lines) = training(folder.path(), &["run", "job.yaml", "--json", "--no-history"]);
+    let told = said(&rectrain(folder.path(), &["page", &name]));
+    let address = told.trim_end().strip_prefix(&format!("the page of {name}: http://")).unwrap().trim_end_matches('/');
+    assert!(get(address, "/job.json").contains(&format!("\"name\":\"{name}\"")), "{told}");
+    run.kill().unwrap();
+    run.wait().unwrap();
+}
+
+/// The response to a request for a path.
+fn get(address: &str, path: &str) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut response = String::new();
+    stream.read_to_string(&mut response).unwrap();
+    response
 }
 
 #[test]
@@ -151,10 +174,7 @@ fn the_page_of_a_running_job_comes_through_the_api_server() {
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
     let (_, address) = line.split_once("http://").unwrap();
     let address = address.split('/').next().unwrap();
-    let mut stream = TcpStream::connect(address).unwrap();
-    stream.write_all(b"GET /job.json?after=7&points=9 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
+    let answer = get(address, "/job.json?after=7&points=9");
     assert!(answer.ends_with(r#"{"name": "clicks"}"#), "{answer}");
     let asked = server.asked.lock().unwrap().clone();
     assert_eq!(asked.last().unwrap(), &format!("{PROXY}?after=7&points=9"), "{asked:?}");
