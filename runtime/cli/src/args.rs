@@ -313,8 +313,8 @@ pub(crate) struct LogsArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct PageArgs {
-    /// The job's name; or, after its end, its checkpoint path, which has a `/`. A job on this machine
-    /// comes before one in a cluster
+    /// The job's name; or, after its end, its checkpoint path, which has a `/`. A job on this
+    /// machine comes before one in a cluster
     pub(crate) job: String,
     /// The job's namespace in the cluster; by default the context's
     #[arg(short, long)]
