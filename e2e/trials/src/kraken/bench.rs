@@ -10,8 +10,11 @@ use serde_json::{Value, json};
 
 use super::dataset::{DataSet, parts};
 use super::lab::{Lab, Outcome, Tested};
+use super::levels;
 use super::profile::Profile;
 use super::variant::{Model, Variant};
+use crate::TrialError;
+use crate::error::unmet;
 
 /// A data set whose files and manifests are ready.
 pub(super) struct Prepared {
@@ -63,7 +66,45 @@ pub(super) struct Bench<'a> {
     pub(super) seeds: u64,
 }
 
+/// A folder for the checkpoint of a run, which is empty.
+fn empty_folder(data: &Prepared) -> Result<PathBuf, HarnessError> {
+    let folder = data.folder.join("checkpoint");
+    files::remove_folder(&folder)?;
+    Ok(folder)
+}
+
+/// The rows by frequency level in the only checkpoint of a folder.
+fn levels_of(folder: &Path) -> Result<Vec<u64>, TrialError> {
+    let mut levels = Vec::new();
+    for checkpoint in paths(folder)?.iter().filter(|path| path.is_dir()) {
+        for file in paths(checkpoint)?.iter().filter(|path| is_rows_file(path)) {
+            let bytes = std::fs::read(file).map_err(HarnessError::io("read", file.display()))?;
+            let form = || unmet("rows as docs/reference/checkpoint-format.md has them", file.display());
+            levels::count(&bytes, &mut levels).ok_or_else(form)?;
+        }
+    }
+    Ok(levels)
+}
+
+fn is_rows_file(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("rows-"))
+}
+
+fn paths(folder: &Path) -> Result<Vec<PathBuf>, HarnessError> {
+    let list = || HarnessError::io("list", folder.display());
+    let entries = std::fs::read_dir(folder).map_err(list())?;
+    entries.map(|entry| entry.map(|entry| entry.path()).map_err(list())).collect()
+}
+
 impl Bench<'_> {
+    /// Trains with a checkpoint, and returns the rows by frequency level.
+    fn levels(&self, variant: &Variant) -> Result<Vec<u64>, TrialError> {
+        let folder = empty_folder(self.data)?;
+        let variant = variant.clone().with([format!("spec.checkpoint.path={}", folder.display())]);
+        self.run(&variant, Tested::Test, 1)?;
+        levels_of(&folder)
+    }
+
     fn run(&self, variant: &Variant, tested: Tested, seed: u64) -> Result<Value, HarnessError> {
         let own = [format!("spec.model.kind={},spec.training.seed={seed}", self.model.kind)];
         let mut job = command(self.binary, ["run", "--json", "--no-history"]);
@@ -76,12 +117,15 @@ impl Bench<'_> {
 }
 
 impl Lab for Bench<'_> {
-    fn train(&mut self, variant: &Variant, tested: Tested) -> Result<Outcome, HarnessError> {
-        let mut outcome = Outcome { aucs: Vec::new(), rows: 0 };
+    fn train(&mut self, variant: &Variant, tested: Tested) -> Result<Outcome, TrialError> {
+        let mut outcome = Outcome { aucs: Vec::new(), rows: 0, levels: Vec::new() };
         for seed in 1..=self.seeds {
             let summary = self.run(variant, tested, seed)?;
             outcome.aucs.push(test_auc(&summary)?);
             outcome.rows = outcome.rows.max(integer("the summary", &summary, "rows")?);
+        }
+        if variant.counts_levels && tested == Tested::Test {
+            outcome.levels = self.levels(variant)?;
         }
         let auc = outcome.auc();
         self.remark(format!("memory {}, {}: {} AUC {auc:.4}", variant.memory, variant.name, name(tested)));
@@ -100,10 +144,14 @@ impl Lab for Bench<'_> {
 /// The line of a result. Hashed tables count all their rows, as they would in an array.
 fn line([experiment, dataset]: [&str; 2], model: Model, variant: &Variant, outcome: &Outcome) -> Value {
     let rows = variant.hashed_rows.unwrap_or(outcome.rows);
-    json!({
+    let mut line = json!({
         "experiment": experiment, "dataset": dataset, "model": model.kind, "memory": variant.memory,
         "variant": variant.name, "auc": outcome.aucs, "rows": rows, "bytes": rows * variant.optimizers.row_bytes(model),
-    })
+    });
+    if !outcome.levels.is_empty() {
+        line["levels"] = json!(outcome.levels);
+    }
+    line
 }
 
 #[cfg(test)]
@@ -113,7 +161,7 @@ mod tests {
 
     #[test]
     fn a_line_has_the_rows_and_their_bytes() {
-        let outcome = Outcome { aucs: vec![0.75, 0.5], rows: 90 };
+        let outcome = Outcome { aucs: vec![0.75, 0.5], rows: 90, levels: Vec::new() };
         let gset = Variant::bounded("gset", 0.1, 10_000);
         let expected = json!({
             "experiment": "fig8", "dataset": "ml-1m", "model": "deepfm", "memory": 0.1, "variant": "gset",
@@ -123,5 +171,12 @@ mod tests {
         let hashed = Variant { hashed_rows: Some(100), ..Variant::unbounded("hashed", ADAM) };
         let line = line(["fig8", "ml-1m"], MODELS[0], &hashed, &outcome);
         assert_eq!((&line["rows"], &line["bytes"]), (&json!(100), &json!(6_000)));
+    }
+
+    #[test]
+    fn a_line_has_the_levels_that_were_counted() {
+        let outcome = Outcome { aucs: vec![0.75], rows: 3, levels: vec![2, 1] };
+        let line = line(["fig9", "ml-1m"], MODELS[0], &Variant::unbounded("p 1", ADAM), &outcome);
+        assert_eq!(line["levels"], json!([2, 1]));
     }
 }

@@ -23,6 +23,8 @@ pub(super) struct Outcome {
     pub(super) aucs: Vec<f64>,
     /// The rows at the end; the most of any seed.
     pub(super) rows: u64,
+    /// The rows by frequency level, with the first seed; empty unless the variant counts them.
+    pub(super) levels: Vec<u64>,
 }
 
 impl Outcome {
@@ -35,7 +37,7 @@ impl Outcome {
 /// Runs variants, and keeps their results.
 pub(super) trait Lab {
     /// Trains a variant with every seed.
-    fn train(&mut self, variant: &Variant, tested: Tested) -> Result<Outcome, HarnessError>;
+    fn train(&mut self, variant: &Variant, tested: Tested) -> Result<Outcome, TrialError>;
 
     /// Keeps the result of a variant on the test rows.
     fn record(&mut self, variant: &Variant, outcome: &Outcome);
@@ -45,7 +47,7 @@ pub(super) trait Lab {
 }
 
 /// Trains a variant, and keeps its result on the test rows.
-pub(super) fn measure(lab: &mut dyn Lab, variant: &Variant) -> Result<Outcome, HarnessError> {
+pub(super) fn measure(lab: &mut dyn Lab, variant: &Variant) -> Result<Outcome, TrialError> {
     let outcome = lab.train(variant, Tested::Test)?;
     lab.record(variant, &outcome);
     Ok(outcome)
@@ -58,11 +60,11 @@ pub(super) fn choose(lab: &mut dyn Lab, candidates: Vec<Variant>) -> Result<Vari
     for candidate in &candidates {
         aucs.push(match lab.train(candidate, Tested::Validation) {
             Ok(outcome) => outcome.auc(),
-            Err(failure @ HarnessError::Failed { .. }) => {
+            Err(failure @ TrialError::Harness(HarnessError::Failed { .. })) => {
                 lab.remark(format!("left out {}: {failure}", candidate.name));
                 f64::NAN
             }
-            Err(error) => return Err(error.into()),
+            Err(error) => return Err(error),
         });
     }
     let best = best(&aucs).and_then(|best| candidates.into_iter().nth(best));
@@ -103,11 +105,11 @@ pub(super) mod tests {
     }
 
     impl<F: Fn(&Variant, Tested) -> Option<f64>> Lab for Faked<F> {
-        fn train(&mut self, variant: &Variant, tested: Tested) -> Result<Outcome, HarnessError> {
+        fn train(&mut self, variant: &Variant, tested: Tested) -> Result<Outcome, TrialError> {
             self.trained.push((variant.clone(), tested));
             let status = std::process::ExitStatus::default();
             let failed = || HarnessError::Failed { command: "run".to_owned(), status, output: "diverged".to_owned() };
-            Ok(Outcome { aucs: vec![(self.auc)(variant, tested).ok_or_else(failed)?], rows: 7 })
+            Ok(Outcome { aucs: vec![(self.auc)(variant, tested).ok_or_else(failed)?], rows: 7, levels: Vec::new() })
         }
 
         fn record(&mut self, variant: &Variant, outcome: &Outcome) {

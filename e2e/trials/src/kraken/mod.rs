@@ -9,6 +9,7 @@ mod fig10;
 mod fig8;
 mod fig9;
 mod lab;
+mod levels;
 mod profile;
 mod table4;
 mod variant;

@@ -80,6 +80,8 @@ pub(super) struct Variant {
     pub(super) memory: f64,
     /// The rows of all hashed tables together. `None` if every id has a row of its own.
     pub(super) hashed_rows: Option<u64>,
+    /// Whether the frequency levels of the rows are a part of the result. It takes a checkpoint.
+    pub(super) counts_levels: bool,
     pub(super) optimizers: Optimizers,
     /// The overrides, each an argument of `--set`, beside model, optimizers and seed.
     pub(super) sets: Vec<String>,
@@ -88,7 +90,7 @@ pub(super) struct Variant {
 impl Variant {
     /// A way to train in which every id has a row for good.
     pub(super) fn unbounded(name: impl Into<String>, optimizers: Optimizers) -> Self {
-        Self { name: name.into(), memory: 1.0, hashed_rows: None, optimizers, sets: Vec::new() }
+        Self { name: name.into(), memory: 1.0, hashed_rows: None, counts_levels: false, optimizers, sets: Vec::new() }
     }
 
     /// A way to train with a budget for this share of `ids`.
