@@ -64,6 +64,8 @@ pub(super) struct Bench<'a> {
     pub(super) experiment: &'static str,
     pub(super) model: Model,
     pub(super) seeds: u64,
+    /// The last overrides of every run.
+    pub(super) sets: &'a [String],
 }
 
 /// A folder for the checkpoint of a run, which is empty.
@@ -109,7 +111,7 @@ impl Bench<'_> {
         let own = [format!("spec.model.kind={},spec.training.seed={seed}", self.model.kind)];
         let mut job = command(self.binary, ["run", "--json", "--no-history"]);
         job.arg(manifest(&self.data.folder, tested));
-        for set in own.iter().chain(&variant.optimizers.sets()).chain(&variant.sets) {
+        for set in own.iter().chain(&variant.optimizers.sets()).chain(&variant.sets).chain(self.sets) {
             job.args(["--set", set]);
         }
         train(job)

@@ -1,8 +1,8 @@
 //! Divisions of one memory over the hashed tables of several features. Kraken §V-B tries five and
 //! takes the best one.
 
-/// A feature has rows in proportion to its ids to the power of one of these: fewer for many ids,
-/// equal tables, two roots, and the same share of all ids.
+/// A feature has rows in proportion to its ids to the power of one of these. From first to last:
+/// fewer rows for more ids, equal tables, two roots, and the same share of all ids.
 pub(super) const EXPONENTS: [f64; 5] = [-0.5, 0.0, 0.5, 0.75, 1.0];
 
 /// The most rows of a hashed table for each of its ids. Then few ids share a row, and the other

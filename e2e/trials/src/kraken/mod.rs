@@ -29,11 +29,12 @@ use self::variant::{MODELS, Model};
 use crate::TrialError;
 
 const USAGE: &str = "usage: cargo xtask kraken --data FOLDER [--experiment NAME]... [--datasets a,b] [--models a,b] \
-[--seeds 3] [--binary FILE]
+[--seeds 3] [--set PATH=VALUE]... [--binary FILE]
   FOLDER has criteo-dac-80k/dac_sample_first80k.tsv.gz and ml-1m-reconstructed/ratings.csv.gz. Prints one line of JSON
   for each result. An experiment is fig8, fig9, fig10 or table4; without any, all run, which takes hours.
   Datasets: criteo-dac-80k, ml-1m. Models: deepfm, wideDeep, dnn, dcnV2; fig9 and fig10 take the first one only.
-  FILE is a built `rectrain`; without it, the command builds one.";
+  PATH=VALUE is an override of every run, after the experiment's own. FILE is a built `rectrain`; without it, the
+  command builds one.";
 
 /// An experiment of the paper.
 struct Experiment {
@@ -58,6 +59,7 @@ struct Plan {
     datasets: Vec<&'static DataSet>,
     models: Vec<Model>,
     seeds: u64,
+    sets: Vec<String>,
     binary: Option<PathBuf>,
 }
 
@@ -85,7 +87,8 @@ pub fn run(arguments: &[&str]) -> Result<(), TrialError> {
 fn run_experiment(experiment: &Experiment, data: &Prepared, binary: &Path, plan: &Plan) -> Result<(), TrialError> {
     let models = if experiment.has_all_models { plan.models.len() } else { 1 };
     for &model in plan.models.iter().take(models) {
-        let mut bench = Bench { binary, data, experiment: experiment.name, model, seeds: plan.seeds };
+        let (seeds, sets) = (plan.seeds, &*plan.sets);
+        let mut bench = Bench { binary, data, experiment: experiment.name, model, seeds, sets };
         (experiment.run)(&data.profile, &mut bench)?;
     }
     Ok(())
@@ -107,6 +110,7 @@ fn parse(arguments: &[&str]) -> Result<Plan, HarnessError> {
         datasets: DATA_SETS.iter().collect(),
         models: MODELS.to_vec(),
         seeds: 3,
+        sets: Vec::new(),
         binary: None,
     };
     for pair in arguments.chunks(2) {
@@ -124,6 +128,7 @@ fn parse(arguments: &[&str]) -> Result<Plan, HarnessError> {
                 plan.models = models.collect::<Result<_, _>>()?;
             }
             ["--seeds", seeds] => plan.seeds = number(seeds, USAGE)?,
+            ["--set", set] => plan.sets.push((*set).to_owned()),
             ["--binary", file] => plan.binary = Some(PathBuf::from(file)),
             _ => return Err(HarnessError::Usage(USAGE)),
         }
@@ -164,6 +169,10 @@ mod tests {
             "dnn,deepfm",
             "--seeds",
             "1",
+            "--set",
+            "a=1",
+            "--set",
+            "b=2",
             "--binary",
             "b",
         ])
@@ -172,6 +181,7 @@ mod tests {
         assert_eq!(plan.datasets.iter().map(|set| set.name).collect::<Vec<_>>(), ["ml-1m"]);
         assert_eq!(plan.models.iter().map(|model| model.kind).collect::<Vec<_>>(), ["dnn", "deepfm"]);
         assert_eq!((plan.seeds, plan.binary), (1, Some(PathBuf::from("b"))));
+        assert_eq!(plan.sets, ["a=1", "b=2"]);
     }
 
     #[test]
