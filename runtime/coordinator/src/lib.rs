@@ -37,6 +37,7 @@ mod ring;
 mod server_calls;
 mod server_progress;
 mod servers;
+mod shares;
 mod slowest;
 mod snapshot;
 mod speeds;
@@ -522,6 +523,7 @@ impl Coordinator {
         for event in events {
             match &event {
                 JobEvent::Scaled { role, to, .. } => self.metrics.set_members(*role, *to),
+                JobEvent::ShareChanged { .. } => self.metrics.share_changes.inc(),
                 JobEvent::Evaluation { test, .. } => self.metrics.unseen_share.set(&test.unseen),
                 JobEvent::Warning { message } => tracing::warn!("{message}"),
                 _ => {}

@@ -91,6 +91,18 @@ pub enum JobEvent {
         /// Members now.
         to: u32,
     },
+    /// A member is slower than its peers, or no longer, and gets another share of the work. For a
+    /// parameter server, `SlotsMoved` follows.
+    ShareChanged {
+        /// The role.
+        role: Role,
+        /// The member's index.
+        index: u32,
+        /// The work it gets over the work of a member of usual speed, up to 1.
+        share: f64,
+        /// Its time for a piece, or for a row, over the median of the other members.
+        factor: f64,
+    },
     /// Slots have moved between parameter servers while training continued.
     SlotsMoved {
         /// Parameter servers before.

@@ -475,7 +475,7 @@ impl State {
         }
         let to = self.members.embedding_workers.wanted();
         if to <= self.members.embedding_workers.present() && to != self.data.round_robin.latest_workers() {
-            self.data.round_robin.set_workers_from(self.data.ledger.next_batch(), to);
+            self.weigh_pieces(to);
         }
         let settled = self.settled_batches();
         let evaluated =

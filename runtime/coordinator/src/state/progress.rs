@@ -146,6 +146,8 @@ impl State {
         self.progress.throughput.note(now, self.progress.samples);
         self.progress.slowest.record(report, now);
         self.name_slowest(now);
+        self.note_pieces(report, now);
+        self.share_pieces(now);
         self.training.set_pace(self.samples_per_second() / self.job.data.global_batch_rows.max(1) as f64);
         if report.rank != 0 || self.progress.loss_since_event.1 == 0 {
             return Ok(None);
