@@ -8,7 +8,9 @@
 //!
 //! **Hysteresis.** A member is slow from [`SLOW_FACTOR`] times the median time of the others on, if
 //! that costs a noticeable share of training at an even share of work. It is well below
-//! [`WELL_FACTOR`] times, or if it would cost next to nothing. In between its weight stays.
+//! [`WELL_FACTOR`] times, or if it would cost next to nothing. In between, a member with [`EVEN`]
+//! keeps it, and the weight of any other doubles. A member with little work is measured less well:
+//! with more work it shows whether it is slow.
 //!
 //! **Bound.** A weight falls once the member has been slow for [`Pace::slow_for`]. It rises once
 //! the member has been well for a while: at first for [`Pace::well_for`], and twice as long after
@@ -166,7 +168,7 @@ impl Shares {
             } else if factor >= SLOW_FACTOR && cost >= SLOW_COST {
                 ((f64::from(EVEN) / factor).round() as u32).clamp(LEAST, EVEN)
             } else {
-                self.weight(member)
+                (2 * self.weight(member)).min(EVEN)
             };
             Some(ShareChange { member, weight, factor })
         };

@@ -172,6 +172,17 @@ fn members_that_leave_are_forgotten_and_a_journal_keeps_the_weights() {
     assert!(!role.shares.is_uneven());
 }
 
+#[test]
+fn a_member_between_slow_and_well_gets_more_until_it_is_either() {
+    let mut role = Role::new(2, PIECES);
+    role.run(60, &[1.0, 33.0]);
+    assert_eq!(role.weights(), [EVEN, LEAST]);
+    let weights = role.run(150, &[1.0, 2.0]).into_iter().map(|(_, change)| change.weight);
+    assert_eq!(weights.collect::<Vec<_>>(), [4, 8, 16, 32, 64]);
+    // At an even share it keeps that.
+    assert_eq!(role.run(300, &[1.0, 2.0]), []);
+}
+
 /// Measurements from before a change say nothing about the time after it.
 #[test]
 fn a_change_in_force_is_measured_afresh() {

@@ -13,6 +13,7 @@ mod half;
 mod journal_copy;
 mod kept;
 mod look_up_replies;
+mod memory_room;
 mod partition;
 mod shared;
 mod slots;
@@ -53,6 +54,7 @@ use self::journal_copy::JournalCopy;
 pub use self::kept::Rows;
 use self::kept::{Left, Standing};
 use self::look_up_replies::LookUpReplies;
+use self::memory_room::memory_room;
 use self::shared::{Shared, TrackedStore, as_keys};
 use self::slots::Slots;
 use self::table_life::{TableLife, set_budget};
@@ -385,6 +387,17 @@ impl ParameterServer {
         Ok(contribution)
     }
 
+    /// The work since the process started.
+    fn work(&self) -> v1::Work {
+        let metrics = &self.shared.metrics;
+        v1::Work {
+            done: self.shared.store.work_done(),
+            look_ups: metrics.lookup.get_sample_count(),
+            rows: metrics.found_rows.get() + metrics.inserted_rows.get() + metrics.initial_rows.get(),
+            seconds: metrics.lookup.get_sample_sum() + metrics.update_time.get_sample_sum(),
+        }
+    }
+
     fn half_or_refuse(&self, message: &'static str) -> Result<Arc<dyn ModeHalf>, RoleError> {
         self.half.get().ok_or_else(|| not_this_mode(message, "has not begun"))
     }
@@ -446,7 +459,7 @@ impl Service for ParameterServer {
                 }
                 v1::WorkRequest::KIND => {
                     message::read::<v1::WorkRequest>(frame)?;
-                    Ok(message::reply::<v1::WorkRequest>(&v1::Work { done: self.shared.store.work_done() }, Vec::new()))
+                    Ok(message::reply::<v1::WorkRequest>(&self.work(), Vec::new()))
                 }
                 v1::SetBudget::KIND => {
                     let (request, _) = message::read::<v1::SetBudget>(frame)?;
@@ -472,7 +485,8 @@ impl ParameterServer {
         match kind {
             v1::MeasureSlots::KIND => {
                 message::read::<v1::MeasureSlots>(frame)?;
-                Ok(message::reply::<v1::MeasureSlots>(&v1::SlotCosts {}, self.shared.slots.measure().await?))
+                let costs = v1::SlotCosts { memory_room: memory_room() };
+                Ok(message::reply::<v1::MeasureSlots>(&costs, self.shared.slots.measure().await?))
             }
             v1::CopySlot::KIND => {
                 let (request, _) = message::read::<v1::CopySlot>(frame)?;
