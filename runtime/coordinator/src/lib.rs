@@ -36,8 +36,10 @@ mod resumed_data;
 mod ring;
 mod server_calls;
 mod server_progress;
+mod server_speeds;
 mod servers;
 mod shares;
+mod slot_targets;
 mod slowest;
 mod snapshot;
 mod speeds;
@@ -310,6 +312,7 @@ impl Coordinator {
             // Boxed, because the futures of a job's roles are together in one.
             superseded = Box::pin(self.run_journal()) => Err(superseded),
             never = Box::pin(self.poll_server_progress()) => never,
+            never = Box::pin(self.follow_server_speeds()) => never,
             never = Box::pin(self.spread_budget()) => never,
             error = Box::pin(self.keep_lease()) => Err(error),
         };

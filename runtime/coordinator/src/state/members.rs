@@ -1,6 +1,7 @@
 //! The members of the job: members join, are replaced, and come or go when a role is scaled.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
 
 use rectrain_modes::Rank;
 use rectrain_modes::migration::SlotMap;
@@ -11,7 +12,9 @@ use super::{MOST_MEMBERS, State};
 use crate::incarnations::Incarnations;
 use crate::membership::{Joined, Membership};
 use crate::refused::{DrainRefused, ResizeRefused};
+use crate::server_speeds::{self, ServerWork};
 use crate::servers::{self, ResizeToBegin, Servers};
+use crate::shares::SLOTS;
 use crate::snapshot::{AppliedGradients, Counted};
 use rectrain_protocol::Role;
 use rectrain_protocol::error::RoleError;
@@ -304,6 +307,43 @@ impl State {
     fn request_servers(&mut self, servers: u32) -> Result<(u32, bool), ResizeRefused> {
         self.check_scalable()?;
         self.members.servers.set_wanted(servers)
+    }
+
+    /// Notes the work of the parameter servers in the last `seconds`. Gives a slow one fewer slots,
+    /// and one that has recovered an even share again. Returns the events of that.
+    pub(crate) fn follow_servers(
+        &mut self,
+        numbers: &[u32],
+        work: &[ServerWork],
+        seconds: f64,
+        now: Instant,
+    ) -> Vec<JobEvent> {
+        let servers = &mut self.members.servers;
+        if !servers.is_settled() || work.is_empty() || self.training.restoring() {
+            servers.shares.forget();
+            return Vec::new();
+        }
+        for ServerWork { server, units, seconds } in work {
+            servers.shares.record(*server, *units, *seconds, now);
+        }
+        servers.shares.passed(seconds, now);
+        if self.check_scalable().is_err() {
+            return Vec::new();
+        }
+        let servers = &mut self.members.servers;
+        let Some(change) = servers.shares.decide(numbers, SLOTS, now) else { return Vec::new() };
+        let present = servers.present();
+        match servers.set_wanted(present) {
+            Ok((from, _)) => server_speeds::events(change, (from, present)),
+            // The slots follow at the next rebalance.
+            Err(_) => Vec::new(),
+        }
+    }
+
+    /// The weights of servers by their speed; `None` if all have the same.
+    pub(crate) fn server_weights(&self, servers: &[u16]) -> Option<Vec<u32>> {
+        let shares = &self.members.servers.shares;
+        shares.is_uneven().then(|| servers.iter().map(|server| shares.weight(u32::from(*server))).collect())
     }
 
     /// Drains a parameter server that is about to end.
