@@ -126,7 +126,7 @@ pub(in crate::cluster) fn slow_members(cluster: &TestCluster) -> Result<(), Tria
 /// its dense workers. The operator may change its mode and the number of its members.
 fn job() -> Value {
     json!({
-        "model": {"kind": "dlrm", "hidden": [64]},
+        "model": {"kind": "dlrm", "hidden": [64], "bottom": [32]},
         "data": {"synthetic": {"vocabulary": 100_000}},
         "training": {"mode": "auto", "globalBatchSize": 4_000, "localBatchSize": 1_000},
         "roles": {
