@@ -196,12 +196,12 @@ impl Drop for LimitedProcessor {
 /// The file with the limit of a process's processors, from the list of its control groups. Its
 /// lines are `number:controllers:path`.
 fn limit_of(groups: &str, version_2: bool) -> Option<PathBuf> {
-    let lines = groups.lines().filter_map(|line| line.splitn(3, ':').collect::<Vec<_>>().try_into().ok());
-    let its_own = |[_, controllers, _]: &[&str; 3]| match version_2 {
+    let mut groups = groups.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));
+    let is_its_own = |controllers: &str| match version_2 {
         true => controllers.is_empty(),
         false => controllers.split(',').any(|controller| controller == "cpu"),
     };
-    let [_, _, path] = lines.into_iter().find(its_own)?;
+    let (_, path) = groups.find(|(controllers, _)| is_its_own(controllers))?;
     let (hierarchy, file) = if version_2 { ("", "cpu.max") } else { ("cpu", "cpu.cfs_quota_us") };
     Some(Path::new(ROOT).join(hierarchy).join(path.trim_start_matches('/')).join(file))
 }

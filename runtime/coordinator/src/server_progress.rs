@@ -80,7 +80,7 @@ mod tests {
                 if done == HANGS {
                     std::future::pending::<()>().await;
                 }
-                Ok(message::reply::<v1::WorkRequest>(&v1::Work { done }, Vec::new()))
+                Ok(message::reply::<v1::WorkRequest>(&v1::Work { done, ..v1::Work::default() }, Vec::new()))
             })
         }
     }

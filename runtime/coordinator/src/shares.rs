@@ -42,6 +42,8 @@ const PART: Duration = Duration::from_secs(2);
 const LEAST_UNITS: f64 = 2.0;
 /// Time after a fall, after which the next fall counts as the first.
 const FORGIVEN_AFTER: Duration = Duration::from_mins(10);
+/// The least time between two decisions.
+const DECIDE_EVERY: Duration = Duration::from_secs(1);
 /// The longest time that a member must be well before its weight rises.
 const LONGEST_WAIT: Duration = Duration::from_mins(4);
 
@@ -68,6 +70,8 @@ pub(super) struct Shares {
     window: VecDeque<Part>,
     #[serde(skip)]
     trends: BTreeMap<u32, Trend>,
+    #[serde(skip)]
+    decided: Option<Instant>,
 }
 
 /// Measurements of a part of the window.
@@ -136,9 +140,14 @@ impl Shares {
         !self.weights.is_empty()
     }
 
-    /// Decides at `now` about the present members. Call it at least every few seconds. At most one
-    /// weight changes; the caller brings it into force.
+    /// Decides at `now` about the present members. Call it at least every few seconds; more often
+    /// than once a second changes nothing. At most one weight changes; the caller brings it into
+    /// force.
     pub(super) fn decide(&mut self, members: &[u32], pace: Pace, now: Instant) -> Option<ShareChange> {
+        if self.decided.is_some_and(|before| now.saturating_duration_since(before) < DECIDE_EVERY) {
+            return None;
+        }
+        self.decided = Some(now);
         self.weights.retain(|member, _| members.contains(member));
         self.trends.retain(|member, _| members.contains(member));
         let oldest = now.checked_sub(PART * PARTS as u32);
@@ -159,8 +168,8 @@ impl Shares {
         let (times, units) = self.times(members);
         let seconds: f64 = self.window.iter().map(|part| part.seconds).sum();
         let each = units / members.len().max(1) as f64;
-        let wanted = |(&member, &time): (&u32, &f64)| {
-            let usual = usual(member, &times)?;
+        let wanted = |(rank, &(time, member)): (usize, &(f64, u32))| {
+            let usual = median_without(rank, &times)?;
             let factor = time / usual;
             let cost = (time - usual) * each / seconds.max(f64::MIN_POSITIVE);
             let weight = if factor <= WELL_FACTOR || cost <= WELL_COST {
@@ -172,11 +181,11 @@ impl Shares {
             };
             Some(ShareChange { member, weight, factor })
         };
-        times.iter().filter_map(wanted).collect()
+        times.iter().enumerate().filter_map(wanted).collect()
     }
 
-    /// The time of each measured member, and the units of all of them.
-    fn times(&self, members: &[u32]) -> (BTreeMap<u32, f64>, f64) {
+    /// The times of the measured members, ascending, and the units of all of them.
+    fn times(&self, members: &[u32]) -> (Vec<(f64, u32)>, f64) {
         let mut sums: BTreeMap<u32, (f64, f64)> = BTreeMap::new();
         for (member, (units, seconds)) in self.window.iter().flat_map(|part| &part.work) {
             let sum = sums.entry(*member).or_default();
@@ -184,7 +193,10 @@ impl Shares {
         }
         sums.retain(|member, (units, seconds)| members.contains(member) && *units >= LEAST_UNITS && *seconds > 0.0);
         let units = sums.values().map(|(units, _)| units).sum();
-        (sums.into_iter().map(|(member, (units, seconds))| (member, seconds / units)).collect(), units)
+        let mut times: Vec<(f64, u32)> =
+            sums.into_iter().map(|(member, (units, seconds))| (seconds / units, member)).collect();
+        times.sort_by(|a, b| a.0.total_cmp(&b.0));
+        (times, units)
     }
 
     /// Follows the trend of a member. Returns the change if it is due.
@@ -231,11 +243,11 @@ impl Shares {
     }
 }
 
-/// The lower median of the times of the other members. `None` without another one.
-fn usual(member: u32, times: &BTreeMap<u32, f64>) -> Option<f64> {
-    let mut others: Vec<f64> = times.iter().filter(|(other, _)| **other != member).map(|(_, time)| *time).collect();
-    others.sort_by(f64::total_cmp);
-    others.get(others.len().checked_sub(1)? / 2).copied()
+/// The lower median of ascending times without the one at `rank`. `None` without another one.
+fn median_without(rank: usize, times: &[(f64, u32)]) -> Option<f64> {
+    let middle = times.len().checked_sub(2)? / 2;
+    let (time, _) = times.get(if rank > middle { middle } else { middle + 1 })?;
+    Some(*time)
 }
 
 #[cfg(test)]

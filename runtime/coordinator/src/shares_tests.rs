@@ -54,7 +54,8 @@ fn greedy(factors: &[f64]) -> f64 {
     for _ in 0..units {
         let done = |member: &usize| busy_until[*member] + TIME * factors[*member];
         let first = (0..factors.len()).min_by(|a, b| done(a).total_cmp(&done(b))).unwrap();
-        busy_until[first] = done(&first);
+        let until = done(&first);
+        busy_until[first] = until;
     }
     f64::from(units) / busy_until.into_iter().fold(0.0, f64::max)
 }
@@ -109,6 +110,19 @@ fn noise_and_cheap_members_change_nothing() {
         idle.shares.record(1, 5.0, 5.0 * 5e-3, now);
         idle.shares.passed(1.0, now);
         assert_eq!(idle.shares.decide(&[0, 1], PIECES, now), None);
+    }
+}
+
+#[test]
+fn the_median_leaves_the_member_out() {
+    let times = [(1.0, 7), (2.0, 3), (5.0, 0), (9.0, 4)];
+    for count in 1..=4 {
+        for rank in 0..count {
+            let mut others: Vec<f64> = times[..count].iter().map(|(time, _)| *time).collect();
+            others.remove(rank);
+            let expected = (count > 1).then(|| others[(others.len().max(1) - 1) / 2]);
+            assert_eq!(median_without(rank, &times[..count]), expected, "{rank} of {count}");
+        }
     }
 }
 

@@ -114,10 +114,10 @@ impl RoundRobin {
         self.0.drain(..past.saturating_sub(1));
     }
 
-    /// The largest number of workers for any batch from `batch` on. Forgets all earlier batches.
-    pub fn max_workers_from(&mut self, batch: u64) -> u32 {
-        self.forget_before(batch);
-        self.0.iter().map(|turns| turns.workers).max().unwrap_or(1)
+    /// The largest number of workers for any batch from `batch` on.
+    pub fn max_workers_from(&self, batch: u64) -> u32 {
+        let past = self.0.iter().filter(|turns| turns.from <= batch).count();
+        self.0.iter().skip(past.saturating_sub(1)).map(|turns| turns.workers).max().unwrap_or(1)
     }
 
     /// The worker that holds a piece of a global batch of `pieces` pieces.
@@ -191,6 +191,7 @@ mod tests {
         assert_eq!((turns.max_workers_from(9), turns.latest_workers()), (3, 2));
         assert_eq!(holders(&turns, 19), [2, 0], "the three workers keep their batches");
         assert_eq!((turns.max_workers_from(19), turns.max_workers_from(20)), (3, 2));
+        turns.forget_before(20);
         assert_eq!(turns, RoundRobin(vec![Turns::equal(20, 2)]));
     }
 

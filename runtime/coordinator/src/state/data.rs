@@ -20,7 +20,7 @@ use rectrain_protocol::plan::JobPlan;
 use rectrain_protocol::round_robin::RoundRobin;
 
 /// Batches before the settled ones that a replaced member may fetch again, at most.
-const FETCHED_AGAIN: u64 = 64;
+pub(super) const FETCHED_AGAIN: u64 = 64;
 
 /// The reply to a loader that asks for a chunk to replay.
 #[derive(Debug, PartialEq, Eq)]

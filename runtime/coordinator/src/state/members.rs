@@ -7,6 +7,7 @@ use rectrain_modes::Rank;
 use rectrain_modes::migration::SlotMap;
 use rectrain_proto::{member_role, v1};
 
+use super::data::FETCHED_AGAIN;
 use super::progress::DenseWorkerState;
 use super::{MOST_MEMBERS, State};
 use crate::incarnations::Incarnations;
@@ -520,6 +521,7 @@ impl State {
         let settled = self.settled_batches();
         let evaluated =
             self.evaluation.passes.values().map(|pass| pass.round_robin.latest_workers()).max().unwrap_or(0);
+        self.data.round_robin.forget_before(settled.saturating_sub(FETCHED_AGAIN));
         let held = self.data.round_robin.max_workers_from(settled).max(evaluated);
         if held < self.members.embedding_workers.present() && to < self.members.embedding_workers.present() {
             let left = self.members.embedding_workers.shrink(held.max(to));
