@@ -222,11 +222,16 @@ impl Shares {
             let wait = recent.map_or(pace.well_for, |(_, wait)| (wait * 2).min(LONGEST_WAIT));
             trend.fell = Some((now, wait));
         }
-        match change.weight {
-            EVEN => self.weights.remove(&change.member),
-            weight => self.weights.insert(change.member, weight),
-        };
+        self.set(change.member, change.weight);
         self.forget();
+    }
+
+    /// Sets the weight of a member.
+    pub(super) fn set(&mut self, member: u32, weight: u32) {
+        match weight.clamp(LEAST, EVEN) {
+            EVEN => self.weights.remove(&member),
+            weight => self.weights.insert(member, weight),
+        };
     }
 
     /// The part of the window at `now`.

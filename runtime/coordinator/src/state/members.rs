@@ -341,6 +341,24 @@ impl State {
         }
     }
 
+    /// Sets the share of its role's work that a member gets.
+    pub(crate) fn weigh(&mut self, role: Role, member: u32, weight: u32) -> Result<(), ResizeRefused> {
+        self.check_scalable()?;
+        match role {
+            Role::Ps => {
+                let servers = &mut self.members.servers;
+                servers.set_wanted(servers.present())?;
+                servers.shares.set(member, weight);
+            }
+            Role::EmbeddingWorker => {
+                self.data.piece_shares.set(member, weight);
+                self.weigh_pieces(self.members.embedding_workers.present());
+            }
+            _ => return Err(ResizeRefused::Number(format!("the work of {} is not shared by weights", role.plural()))),
+        }
+        Ok(())
+    }
+
     /// The weights of servers by their speed; `None` if all have the same.
     pub(crate) fn server_weights(&self, servers: &[u16]) -> Option<Vec<u32>> {
         let shares = &self.members.servers.shares;
