@@ -6,8 +6,8 @@
 //! slow member gets a weight in proportion to its speed. It keeps at least [`LEAST`], so that its
 //! recovery can be measured.
 //!
-//! **Hysteresis.** A member is slow from [`SLOW_FACTOR`] times the median time of the others on, if
-//! that costs a noticeable share of training at an even share of work. It is well below
+//! **Hysteresis.** A member is slow from [`SLOW_FACTOR`] times the median time of the others on. At
+//! an even share of work, that must also cost a noticeable share of training. It is well up to
 //! [`WELL_FACTOR`] times, or if it would cost next to nothing. In between, a member with [`EVEN`]
 //! keeps it, and the weight of any other doubles. A member with little work is measured less well:
 //! with more work it shows whether it is slow.
