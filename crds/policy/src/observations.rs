@@ -56,8 +56,8 @@ pub struct PsLoad {
     pub oom_kills: u32,
 }
 
-/// A server is slow if a row takes it this many times as long as the median of the others, and if
-/// it is this many times as busy.
+/// A server is slow if a row takes it this many times as long as the others, and if it is this many
+/// times as busy. Their medians count.
 const SLOW_FACTOR: f64 = 2.5;
 const SLOW_BUSIER: f64 = 1.5;
 

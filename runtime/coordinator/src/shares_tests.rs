@@ -83,7 +83,7 @@ fn a_slow_member_gets_less_and_then_as_much_as_before() {
 }
 
 #[test]
-fn work_is_done_about_as_fast_as_if_each_unit_went_to_the_first_to_have_it_done() {
+fn work_is_done_about_as_fast_as_if_the_first_free_took_each_unit() {
     for factors in [&[1.0, 4.0][..], &[1.0, 33.0], &[1.0, 1.0, 1.0, 10.0], &[1.0, 2.9, 1.1, 0.9]] {
         let mut role = Role::new(factors.len() as u32, SLOTS);
         role.run(120, factors);
@@ -141,7 +141,7 @@ fn only_members_with_measured_peers_are_judged() {
     }
 }
 
-/// The most changes of a member that flaps for so many seconds: a rise needs twice as long after
+/// The most changes of a member that flaps for so many seconds. A rise needs twice as long after
 /// each fall, and a fall follows each rise.
 fn most_changes(seconds: u64, pace: Pace) -> usize {
     let (mut wait, mut left, mut changes) = (pace.well_for, Duration::from_secs(seconds), 1);

@@ -219,7 +219,7 @@ fn sync_is_equal_to_the_bit_while_other_roles_are_scaled() {
 }
 
 #[test]
-fn sync_is_equal_to_the_bit_while_work_moves_away_from_slow_members_and_back() {
+fn sync_is_equal_to_the_bit_while_work_moves_from_slow_members_and_back() {
     use Request::Weight;
     use Role::{EmbeddingWorker, Ps};
     let members = [

@@ -186,8 +186,8 @@ impl State {
         self.data.piece_shares.passed(report.step_seconds, now);
     }
 
-    /// Gives a slow embedding worker fewer pieces of the batches that no loader has leased yet, and
-    /// one that has recovered as many as the others.
+    /// Gives a slow embedding worker fewer pieces of the batches that no loader has leased yet. One
+    /// that has recovered gets as many as the others.
     pub(super) fn share_pieces(&mut self, now: Instant) {
         let workers = self.members.embedding_workers.present();
         let is_stable = self.members.embedding_workers.is_stable() && self.data.round_robin.latest_workers() == workers;
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_embedding_worker_gets_fewer_pieces_of_batches_that_are_not_leased_yet() {
+    fn a_slow_embedding_worker_gets_fewer_pieces_of_batches_not_leased_yet() {
         let mut state = State::new(&small_plan(&["spec.roles.embeddingWorker.replicas=2"]), None).unwrap();
         assert!(matches!(state.data.ledger.lease(), Lease::Chunk(_)));
         let leased = state.data.ledger.next_batch();
