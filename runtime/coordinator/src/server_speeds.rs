@@ -127,9 +127,9 @@ mod tests {
     use crate::state::State;
 
     fn measured(epoch: u64, work: &[(u32, u64, u64, f64)]) -> Measured {
-        let work = work
-            .iter()
-            .map(|&(server, look_ups, rows, seconds)| (server, v1::Work { done: 0, look_ups, rows, seconds }));
+        let work = work.iter().map(|&(server, look_ups, rows, seconds)| {
+            (server, v1::Work { look_ups, rows, seconds, ..v1::Work::default() })
+        });
         Measured { epoch, work: work.collect(), at: None }
     }
 

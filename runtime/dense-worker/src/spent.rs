@@ -120,7 +120,9 @@ mod tests {
     fn a_report_has_the_pieces_of_each_embedding_worker() {
         let mut times = StepTimes::default();
         let of_another = ReplyTime { embedding_worker: 0, ..reply() };
-        [&reply(), &of_another, &reply()].map(|reply| times.waited(Duration::ZERO, reply));
+        for reply in [&reply(), &of_another, &reply()] {
+            times.waited(Duration::ZERO, reply);
+        }
         let mut progress = v1::Progress::default();
         times.write_to(&mut progress);
         let pieces = progress.pieces.iter().map(|time| (time.embedding_worker, time.pieces, time.seconds));
