@@ -146,6 +146,7 @@ impl ParquetFile {
         let roots = inputs.chain(&layout.label).chain(&layout.group).chain(&layout.time).chain(&layout.clock);
         let mask = ProjectionMask::roots(metadata.parquet_schema(), roots.copied());
         check_compression(&file, metadata.metadata())?;
+        check_places(&file, metadata.metadata())?;
         Ok(Some(Self { file, layout, rows, metadata, mask }))
     }
 
@@ -250,6 +251,23 @@ fn read_footer(file: &SourceFile) -> Result<ArrowReaderMetadata, DataError> {
 
 fn not_parquet(file: &SourceFile, problem: String) -> DataError {
     DataError::WrongFormat { file: file.name.clone(), expected: "a readable Parquet file", problem }
+}
+
+/// Refuses a column chunk before the beginning of the file, or of a negative length. The library
+/// panics on both.
+fn check_places(file: &SourceFile, metadata: &ParquetMetaData) -> Result<(), DataError> {
+    for (group, row_group) in metadata.row_groups().iter().enumerate() {
+        for column in row_group.columns() {
+            let start = column.dictionary_page_offset().unwrap_or_else(|| column.data_page_offset());
+            let length = column.compressed_size();
+            if start < 0 || length < 0 {
+                let path = column.column_path();
+                let problem = format!("row group {group}, column `{path}`: {length} bytes from byte {start} on");
+                return Err(not_parquet(file, problem));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Refuses a codec that this build cannot decompress, before the first page is read.
