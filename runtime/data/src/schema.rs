@@ -382,31 +382,16 @@ pub(crate) fn listed(names: &[String]) -> String {
 }
 
 /// The name that `wanted` most likely misspells. At most a third of its letters (and at least one)
-/// may differ. Upper and lower case are equal.
+/// may differ, where two letters that changed places are one difference. Upper and lower case are
+/// equal.
 pub(crate) fn closest<'a>(names: &'a [String], wanted: &str) -> Option<&'a str> {
     let allowed = (wanted.chars().count() / 3).max(1);
     names
         .iter()
-        .map(|name| (distance(&name.to_lowercase(), &wanted.to_lowercase()), name))
+        .map(|name| (strsim::osa_distance(&name.to_lowercase(), &wanted.to_lowercase()), name))
         .filter(|(distance, name)| *distance <= allowed && *distance < name.chars().count())
         .min_by_key(|(distance, _)| *distance)
         .map(|(_, name)| name.as_str())
-}
-
-/// Levenshtein's edit distance.
-fn distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, ca) in a.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, cb) in b.iter().enumerate() {
-            let substituted = diagonal + usize::from(ca != *cb);
-            diagonal = row[j + 1];
-            row[j + 1] = substituted.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[b.len()]
 }
 
 #[cfg(test)]
