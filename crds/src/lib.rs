@@ -79,7 +79,7 @@ pub use set::{SetError, SetKind, apply_set};
 pub use spec::*;
 pub use status::{
     AttemptMode, AttemptReplicas, AttemptStatus, BudgetStatus, CheckpointStatus, JobSummary, ModePrediction, Phase,
-    RecTrainingJobStatus, ReplicaCount, ReplicaStatuses, RoleReplicas, SlowestStatus, TableStatus,
+    RecTrainingJobStatus, ReplicaCount, ReplicaStatuses, RoleReplicas, SlowestStatus, TableSummary, TablesStatus,
 };
 pub use validate::{validate, validate_update};
 pub use warm_start::WarmStart;

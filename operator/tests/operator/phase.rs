@@ -595,7 +595,7 @@ fn at(step: u64) -> Report {
         slots_decided_seconds: 0,
         slowest: None,
         no_step: None,
-        budget: None,
+        tables: Box::default(),
         missing: Vec::new(),
         stage,
         mode: Some(Mode::Sync),
