@@ -36,8 +36,8 @@ pub use optimizer::{DenseOptimizer, DenseOptimizerKind, SparseOptimizer, SparseO
 pub use position::{Offset, PartId, Position, Start};
 pub use role::{PerRole, Role};
 pub use stream::{
-    KafkaConfig, KafkaSecurity, LostRecords, PartitionState, RecordFormat, SaslMechanism, Segment, SegmentRead, StreamEnd,
-    StreamStart,
+    KafkaConfig, KafkaSecurity, LostRecords, PartitionState, RecordFormat, SaslMechanism, Segment, SegmentRead,
+    StreamEnd, StreamStart,
 };
 pub use task::{LossKind, Task};
 pub use unseen::{MOST_UNSEEN_FEATURES, UnseenShares, highest_unseen, unseen_warning};
