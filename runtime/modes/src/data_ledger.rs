@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use rectrain_kinds::Start;
 use serde::{Deserialize, Serialize};
 
-use crate::{Chunks, FiniteChunks, GlobalStep};
+use crate::{Chunks, FiniteChunks, GlobalStep, JobChunks, StreamChunks};
 
 /// How long to train.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -47,6 +47,8 @@ pub struct ChunkLease {
     pub chunk: u64,
     /// The first row of the chunk.
     pub start: Start,
+    /// The offset behind its last record, in a stream.
+    pub until: Option<u64>,
     /// The global step of the chunk's first batch.
     pub first_step: GlobalStep,
     /// Batches beyond this number are not trained (the limit on steps).
@@ -172,6 +174,24 @@ impl DataLedger {
     }
 }
 
+impl DataLedger<JobChunks> {
+    /// The ledger of a job whose source ends.
+    #[must_use]
+    pub fn of_finite(ledger: DataLedger) -> Self {
+        let DataLedger { plan, epoch, epoch_start, next_chunk, chunks, on_lease, rows_read, first_pass } = ledger;
+        let chunks = JobChunks::Finite(chunks);
+        Self { plan, epoch, epoch_start, next_chunk, chunks, on_lease, rows_read, first_pass }
+    }
+
+    /// The ledger of a job on a stream. It has trained on `trained` before the first chunk. A chunk
+    /// is one global batch.
+    #[must_use]
+    pub fn of_stream(plan: DataPlan, chunks: StreamChunks, trained: FirstPass) -> Self {
+        let ledger = Self::over(plan, |_| JobChunks::Stream(Box::new(chunks)));
+        Self { epoch_start: GlobalStep(trained.batch), rows_read: trained.rows, first_pass: trained, ..ledger }
+    }
+}
+
 impl<C: Chunks> DataLedger<C> {
     /// A ledger over `chunks(rows of a chunk)`.
     pub fn over(plan: DataPlan, chunks: impl FnOnce(u64) -> C) -> Self {
@@ -193,6 +213,11 @@ impl<C: Chunks> DataLedger<C> {
     }
 
     /// The chunks of a pass.
+    pub fn chunks(&self) -> &C {
+        &self.chunks
+    }
+
+    /// The chunks of a pass, to change them.
     pub fn chunks_mut(&mut self) -> &mut C {
         &mut self.chunks
     }
@@ -206,11 +231,14 @@ impl<C: Chunks> DataLedger<C> {
     /// Leases the next chunk, in order. While the end of an epoch is unknown, the chunk may lie
     /// past it. Its loader then finds no rows.
     pub fn lease(&mut self) -> Lease {
-        if let Some(rows) = self.epoch_rows()
-            && self.next_chunk * self.plan.chunk_rows() >= rows
+        if let Some(batches) = self.pass_batches()
+            && self.next_chunk * self.plan.batches_per_chunk >= batches
         {
+            if !self.chunks.repeats() {
+                return Lease::Finished;
+            }
             self.epoch += 1;
-            self.epoch_start = GlobalStep(self.epoch_start.0 + rows.div_ceil(self.plan.global_batch_rows));
+            self.epoch_start = GlobalStep(self.epoch_start.0 + batches);
             self.next_chunk = 0;
         }
         let first_step = GlobalStep(self.next_batch());
@@ -224,7 +252,8 @@ impl<C: Chunks> DataLedger<C> {
             return Lease::Finished;
         }
         let Some(start) = self.chunks.begin(self.next_chunk) else { return Lease::Wait };
-        let lease = ChunkLease { epoch: self.epoch, chunk: self.next_chunk, start, first_step, max_batches };
+        let until = self.chunks.until(self.next_chunk);
+        let lease = ChunkLease { epoch: self.epoch, chunk: self.next_chunk, start, until, first_step, max_batches };
         self.on_lease.insert((lease.epoch, lease.chunk), lease);
         self.next_chunk += 1;
         Lease::Chunk(lease)
@@ -255,13 +284,23 @@ impl<C: Chunks> DataLedger<C> {
     #[must_use]
     pub fn total_steps(&self) -> Option<GlobalStep> {
         match self.plan.length {
-            TrainingLength::Steps(steps) => Some(GlobalStep(steps)),
+            TrainingLength::Steps(steps) => Some(GlobalStep(self.end_of_stream().map_or(steps, |end| end.min(steps)))),
+            TrainingLength::Epochs(_) if !self.chunks.repeats() => self.end_of_stream().map(GlobalStep),
             TrainingLength::Epochs(epochs) => {
-                let rows = self.epoch_rows()?;
                 let passes = u64::from(epochs.saturating_sub(self.first_pass.epoch));
-                Some(GlobalStep(self.first_pass.batch + rows.div_ceil(self.plan.global_batch_rows) * passes))
+                Some(GlobalStep(self.first_pass.batch + self.pass_batches()? * passes))
             }
         }
+    }
+
+    /// The step at which a stream ends, once it is known.
+    fn end_of_stream(&self) -> Option<u64> {
+        let batches = self.pass_batches().filter(|_| !self.chunks.repeats())?;
+        Some(self.first_pass.batch + batches)
+    }
+
+    fn pass_batches(&self) -> Option<u64> {
+        self.chunks.pass_batches(self.plan.global_batch_rows)
     }
 
     /// Rows of one epoch, once known.

@@ -222,6 +222,24 @@ pub struct WarmStartOrigin {
     pub digest: String,
 }
 
+/// How far training is behind the stream that it reads.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct StreamLag {
+    /// Records that wait at the brokers. Gaps between offsets count, too.
+    #[serde(rename = "lagRows")]
+    pub rows: u64,
+    /// The age of the latest record that was read, in seconds; 0 if no record waits.
+    #[serde(rename = "lagSeconds")]
+    pub seconds: f64,
+    /// The time of that record, in seconds since 1970 (UTC).
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub event_time: Option<f64>,
+    /// Records that the brokers deleted before they were trained.
+    #[serde(default)]
+    pub lost_records: u64,
+}
+
 /// Quality on the test part.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
