@@ -70,7 +70,7 @@ pub use resolved::{
     DataSource, FilePlan, ResolvedAutoMode, ResolvedAutoscaling, ResolvedBounds, ResolvedCheckpoint, ResolvedData,
     ResolvedDenseWorkerScaling, ResolvedEmbedding, ResolvedEmbeddingWorkerScaling, ResolvedEvaluation,
     ResolvedFaultTolerance, ResolvedFeatures, ResolvedJob, ResolvedModel, ResolvedPsScaling, ResolvedRole,
-    ResolvedRoles, ResolvedStorage, ResolvedTable, ResolvedTraining, TrainTest, TrainingLength,
+    ResolvedRoles, ResolvedStorage, ResolvedTable, ResolvedTraining, StreamSource, TrainTest, TrainingLength,
 };
 pub use schema::{crd, crd_yaml};
 pub use set::{SetError, SetKind, apply_set};

@@ -9,8 +9,8 @@
 use std::collections::BTreeMap;
 
 use rectrain_kinds::{
-    BadRows, Compression, DenseOptimizer, DeviceKind, FileFormat, Initializer, KeyDivisor, Mode, ModelSettings,
-    PerRole, Pooling, Precision, Schema, SparseOptimizer, Split, SyntheticConfig, Task, ValueType,
+    BadRows, Compression, DenseOptimizer, DeviceKind, FileFormat, Initializer, KafkaConfig, KeyDivisor, Mode,
+    ModelSettings, PerRole, Pooling, Precision, Schema, SparseOptimizer, Split, SyntheticConfig, Task, ValueType,
 };
 use serde::Serialize;
 
@@ -123,6 +123,20 @@ pub enum DataSource {
     Files(FilePlan),
     /// Synthetic rows.
     Synthetic(SyntheticConfig),
+    /// From a stream.
+    Stream(StreamSource),
+}
+
+/// A stream to train on, and the files to test on.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct StreamSource {
+    /// The topics.
+    pub kafka: KafkaConfig,
+    /// The test files, in `test.parts`, with the treatment of bad rows and missing values of both.
+    pub test: FilePlan,
+    /// Secret whose entries become environment variables of the loaders, in a cluster.
+    pub secret_name: Option<String>,
 }
 
 /// The files, and which of their rows are the test.

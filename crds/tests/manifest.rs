@@ -992,7 +992,7 @@ fn a_number_is_no_marker_of_missing_values() {
 fn files_of(expressions: &[&str]) -> FilePlan {
     match resolve(expressions).data.source {
         DataSource::Files(files) => files,
-        DataSource::Synthetic(_) => panic!("the job reads files"),
+        DataSource::Synthetic(_) | DataSource::Stream(_) => panic!("the job reads files"),
     }
 }
 

@@ -11,6 +11,7 @@ mod features;
 mod model;
 mod operation;
 mod roles;
+mod stream;
 mod training;
 
 pub use autoscaling::*;
@@ -19,5 +20,6 @@ pub use features::*;
 pub use model::*;
 pub use operation::*;
 pub use roles::*;
+pub use stream::*;
 pub(crate) use training::REFUSED_MODES;
 pub use training::*;

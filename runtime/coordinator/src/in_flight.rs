@@ -256,7 +256,8 @@ mod tests {
     fn a_chunk_of_a_stream_is_replayed_up_to_the_end_that_was_reported() {
         let mut in_flight = InFlightChunks::new(1);
         let start = Start::At(rectrain_kinds::Position::new(3, 100));
-        let lease = ChunkLease { epoch: 0, chunk: 0, start, until: Some(900), first_step: GlobalStep(0), max_batches: 1 };
+        let lease =
+            ChunkLease { epoch: 0, chunk: 0, start, until: Some(900), first_step: GlobalStep(0), max_batches: 1 };
         in_flight.lease_to(Leased::Train { lease, skip: (0, 0) }, 0);
         in_flight.mark_read(0, 0, Some(150));
         in_flight.replay_for_loader(0, &NeededByStep::new());

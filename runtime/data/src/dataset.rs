@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use object_store::ObjectStore;
-use rectrain_kinds::{BadRows, Position, Schema, Split, TimeBound};
+use rectrain_kinds::{BadRows, Offset, Position, Schema, Segment, Split, TimeBound};
 
 use crate::blocking::Stop;
 use crate::config::{ReadPlan, SourceConfig, Subset};
@@ -15,6 +15,7 @@ use crate::schema::{self, Encoder};
 use crate::source::{Rows, Source, View, locate};
 use crate::sources::{self, Opening};
 use crate::storage::{self, SourceFile};
+use crate::stream::Stream;
 use crate::time::TimeFilter;
 
 /// A subset of the rows of a source. Cheap to clone.
@@ -219,6 +220,18 @@ impl Dataset {
             None => None,
         };
         self.shared.source.open(self.view(from, limit, extent.time, stop))
+    }
+
+    /// A cursor over the records of a segment of a stream.
+    pub(crate) fn cursor_in(&self, segment: Segment, stop: &Stop) -> Result<Box<dyn Rows>, DataError> {
+        let from = Position { part: segment.part, offset: Offset(segment.from) };
+        let limit = Some(segment.until.saturating_sub(segment.from));
+        self.shared.source.open(self.view(from, limit, None, stop))
+    }
+
+    /// The source as a stream, if it is one.
+    pub(crate) fn stream(&self) -> Option<&dyn Stream> {
+        self.shared.source.stream()
     }
 
     /// The number of the row at a position among all rows of the source.

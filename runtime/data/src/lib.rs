@@ -1,4 +1,4 @@
-//! Sources of rows: files or a synthetic distribution → batches. CSV and TSV, plain or compressed
+//! Sources of rows: files, a stream or a synthetic distribution → batches. CSV and TSV, plain or compressed
 //! with gzip or Zstandard, and Parquet; on local disks, S3 and Google Cloud Storage.
 //!
 //! Readers use bounded memory and read ahead on threads of their own. They are deterministic, and
@@ -32,6 +32,7 @@ mod dataset;
 mod error;
 mod fingerprint;
 mod identity;
+mod json;
 pub mod key;
 mod null;
 mod number;
@@ -45,6 +46,7 @@ mod sources;
 mod span;
 mod spelling;
 mod storage;
+mod stream;
 pub mod synthetic;
 mod text;
 mod time;
@@ -59,7 +61,9 @@ pub use pace::passed;
 pub use random::chunk_permutation;
 pub use reader::{ChunkReader, SpanReader, SpanRows};
 pub use rectrain_kinds::{
-    BadRows, CsvFormat, Date, DateOrder, DenseField, FileFormat, LabelField, MissingValue, Offset, PartId, Position,
-    Schema, SparseField, Split, Start, SyntheticConfig, TimeBound, Transform,
+    BadRows, CsvFormat, Date, DateOrder, DenseField, FileFormat, KafkaConfig, LabelField, MissingValue, Offset, PartId,
+    PartitionState, Position, Schema, Segment, SegmentRead, SparseField, Split, Start, SyntheticConfig, TimeBound,
+    Transform,
 };
 pub use span::{Order, Span};
+pub use stream::{PartitionFound, Probe};

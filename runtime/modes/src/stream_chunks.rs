@@ -73,7 +73,9 @@ pub enum StreamError {
     #[error("{} records from offset {} on were deleted before they were trained", .0.until - .0.from, .0.from)]
     Lost(Lost),
     /// The partition is shorter than it was.
-    #[error("the partition ends at offset {end}, and rows up to offset {next} were trained: it was truncated or made anew")]
+    #[error(
+        "the partition ends at offset {end}, and rows up to offset {next} were trained: it was truncated or made anew"
+    )]
     Shrunk {
         /// The partition.
         part: PartId,
@@ -513,10 +515,8 @@ mod tests {
 
     #[test]
     fn records_that_are_gone_are_told_and_counted() {
-        let place = StreamPlace {
-            partitions: vec![PartitionPlace { part: PartId(0), next: 5 }],
-            ..StreamPlace::default()
-        };
+        let place =
+            StreamPlace { partitions: vec![PartitionPlace { part: PartId(0), next: 5 }], ..StreamPlace::default() };
         let gone = PartitionState { begin: 8, ..state(0, 20) };
         let lost = Lost { part: PartId(0), from: 5, until: 8 };
         assert_eq!(StreamChunks::resume(PLAN, &place).found(&[gone]), Err(StreamError::Lost(lost)));

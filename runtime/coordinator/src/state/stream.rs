@@ -113,7 +113,9 @@ impl State {
         let lost = chunks.found(&states).map_err(|error| self.data.stream.error(error))?;
         self.pending_events.extend(lost.iter().map(|lost| self.data.stream.warning(lost)));
         for probed in &found.probed {
-            let Some((segment, read)) = probed.segment.map(segment).zip(probed.read.map(segment_read)) else { continue };
+            let Some((segment, read)) = probed.segment.map(segment).zip(probed.read.map(segment_read)) else {
+                continue;
+            };
             if chunks.probed(segment, read) && !read.more {
                 self.data.skipped_rows += probed.skipped_rows;
             }
@@ -132,7 +134,8 @@ impl State {
         let Some(total) = self.total_steps() else { return Ok(()) };
         if total.0 == 0 {
             return Err(RoleError::Input(
-                "the topics have no rows: check spec.data.train.kafka.topics and spec.data.train.kafka.start".to_owned(),
+                "the topics have no rows: check spec.data.train.kafka.topics and spec.data.train.kafka.start"
+                    .to_owned(),
             ));
         }
         if self.training.restoring() {
@@ -231,7 +234,13 @@ mod tests {
     }
 
     fn partition(part: u32, end: u64) -> v1::PartitionFound {
-        v1::PartitionFound { part, topic: "clicks".to_owned(), topic_id: vec![7; 16], end, ..v1::PartitionFound::default() }
+        v1::PartitionFound {
+            part,
+            topic: "clicks".to_owned(),
+            topic_id: vec![7; 16],
+            end,
+            ..v1::PartitionFound::default()
+        }
     }
 
     fn found(partitions: Vec<v1::PartitionFound>) -> v1::StreamFound {
@@ -291,7 +300,9 @@ mod tests {
         state.stream_found(&found(vec![partition(0, 5)])).unwrap();
         let anew = v1::PartitionFound { topic_id: vec![8; 16], ..partition(0, 5) };
         let other = v1::PartitionFound { topic: "views".to_owned(), ..partition(0, 5) };
-        for (found_now, expected) in [(anew, "deleted and made again"), (other, "the checkpoint has clicks in its place")] {
+        for (found_now, expected) in
+            [(anew, "deleted and made again"), (other, "the checkpoint has clicks in its place")]
+        {
             let error = state.stream_found(&found(vec![found_now])).unwrap_err();
             assert!(error.is_user_error() && error.to_string().contains(expected), "{error}");
         }

@@ -472,7 +472,7 @@ impl CsvRows {
             Err(Fault::TooManyKeys(error)) => Err(error),
             Err(fault) => {
                 into.truncate(samples);
-                Err(row.describe(&file.file.name, self.line, fault))
+                Err(row.describe(&file.file.name, Place::Line(self.line), fault))
             }
         }
     }
@@ -538,17 +538,17 @@ impl Rows for CsvRows {
 }
 
 /// The defect of a row. It becomes an error message only if a message is needed.
-enum Fault {
+pub(super) enum Fault {
     Width,
     Cell { column: usize, expected: &'static str },
     TooManyKeys(DataError),
 }
 
 /// A record, cut into cells.
-struct Row<'a> {
-    bytes: &'a [u8],
-    ends: &'a [u32],
-    layout: &'a Layout,
+pub(super) struct Row<'a> {
+    pub(super) bytes: &'a [u8],
+    pub(super) ends: &'a [u32],
+    pub(super) layout: &'a Layout,
 }
 
 impl Row<'_> {
@@ -558,7 +558,7 @@ impl Row<'_> {
     }
 
     #[inline]
-    fn is_selected(&self, time: Option<&TimeFilter>) -> Result<bool, Fault> {
+    pub(super) fn is_selected(&self, time: Option<&TimeFilter>) -> Result<bool, Fault> {
         if self.ends.len() != self.layout.names.len() {
             return Err(Fault::Width);
         }
@@ -577,7 +577,7 @@ impl Row<'_> {
 
     /// Appends the row. After an error the batch holds a part of it.
     #[inline]
-    fn append(&self, encoder: &Encoder, batch: &mut Batch) -> Result<(), Fault> {
+    pub(super) fn append(&self, encoder: &Encoder, batch: &mut Batch) -> Result<(), Fault> {
         let schema = &encoder.schema;
         match self.label(&schema.label) {
             Some(label) => batch.labels.push(label),
@@ -633,7 +633,7 @@ impl Row<'_> {
         }
     }
 
-    fn describe(&self, file: &str, line: u64, fault: Fault) -> DataError {
+    pub(super) fn describe(&self, file: &str, at: Place, fault: Fault) -> DataError {
         let names = &self.layout.names;
         let (column, value, expected) = match fault {
             Fault::Width => (
@@ -644,6 +644,6 @@ impl Row<'_> {
             Fault::Cell { column, expected } => (names[column].clone(), shown(self.cell(column)), expected.to_owned()),
             Fault::TooManyKeys(error) => return error,
         };
-        DataError::BadRow { file: file.to_owned(), at: Place::Line(line), column, value, expected }
+        DataError::BadRow { file: file.to_owned(), at, column, value, expected }
     }
 }

@@ -69,6 +69,10 @@ impl JobPlan {
             Format::Auto => ("auto", Value::Null, Value::Null),
             Format::Files(FileFormat::Csv(format)) => ("csv", csv(format), Value::Null),
             Format::Files(FileFormat::Parquet) => ("parquet", Value::Null, Value::Null),
+            Format::Kafka(config) => match &config.format {
+                RecordFormat::Json => ("json records", Value::Null, Value::Null),
+                RecordFormat::Csv(format) => ("csv records", csv(format), Value::Null),
+            },
             // The test rows follow the training rows, so their number changes no training row.
             Format::Synthetic(config) => ("synthetic", Value::Null, without(json!(config), &["testRows"])),
         };

@@ -1,0 +1,234 @@
+//! Turns the value of a record into the cells of a row. The cells then have the meaning that they
+//! have in a text file. Pure.
+
+use std::collections::HashMap;
+
+use rectrain_kinds::{CsvFormat, RecordFormat, Schema};
+
+use crate::error::{DataError, shown};
+use crate::json::{self, BadJson, Json};
+use crate::schema::Layout;
+use crate::text::{Cells, find_record};
+
+/// Separates the items of a JSON list in a cell, in columns without a separator of their own.
+const BETWEEN_ITEMS: &str = "\u{1f}";
+
+/// Cuts records into cells. Its memory is reused from record to record.
+#[derive(Debug)]
+pub(super) struct Decoder {
+    columns: Columns,
+    cells: Cells,
+    /// The cells of a JSON object, each with its own bytes.
+    values: Vec<Vec<u8>>,
+    bytes: Vec<u8>,
+    ends: Vec<u32>,
+}
+
+#[derive(Debug, Clone)]
+enum Columns {
+    Csv(CsvFormat),
+    /// The place of each column, and the separator of its list items.
+    Json {
+        places: HashMap<Vec<u8>, usize>,
+        separators: Vec<Vec<u8>>,
+    },
+}
+
+/// Why the value of a record is no row.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct BadValue {
+    pub(super) problem: String,
+    /// The value, or its part.
+    pub(super) found: String,
+}
+
+/// The schema as the records are read: JSON lists have a separator, too.
+pub(super) fn schema(format: &RecordFormat, schema: &Schema) -> Schema {
+    let mut schema = schema.clone();
+    if *format == RecordFormat::Json {
+        for field in &mut schema.sparse {
+            if field.multi_value.as_deref() == Some("") {
+                field.multi_value = Some(BETWEEN_ITEMS.to_owned());
+            }
+        }
+    }
+    schema
+}
+
+/// The columns of the records. Those of JSON are the ones that the job reads.
+pub(super) fn layout(topics: &str, format: &RecordFormat, schema: &Schema) -> Result<Layout, DataError> {
+    let names = match format {
+        RecordFormat::Csv(csv) => csv.columns.clone().unwrap_or_default(),
+        RecordFormat::Json => read_columns(schema),
+    };
+    Layout::bind(topics, names, schema, None)
+}
+
+fn read_columns(schema: &Schema) -> Vec<String> {
+    let sparse = schema.sparse.iter().map(|field| &field.name);
+    let dense = schema.dense.iter().map(|field| &field.name);
+    let mut names = Vec::new();
+    for name in sparse.chain(dense).chain([&schema.label.name]).chain(&schema.group) {
+        if !names.contains(name) {
+            names.push(name.clone());
+        }
+    }
+    names
+}
+
+impl Decoder {
+    pub(super) fn new(format: &RecordFormat, schema: &Schema, layout: &Layout) -> Self {
+        let columns = match format {
+            RecordFormat::Csv(csv) => Columns::Csv(csv.clone()),
+            RecordFormat::Json => {
+                let places = layout.names.iter().enumerate().map(|(place, name)| (name.clone().into_bytes(), place));
+                let mut separators = vec![BETWEEN_ITEMS.as_bytes().to_vec(); layout.names.len()];
+                for (field, &place) in schema.sparse.iter().zip(&layout.sparse) {
+                    if let Some(separator) = &field.multi_value {
+                        separators[place] = separator.clone().into_bytes();
+                    }
+                }
+                Columns::Json { places: places.collect(), separators }
+            }
+        };
+        let values = vec![Vec::new(); layout.names.len()];
+        Self { columns, cells: Cells::default(), values, bytes: Vec::new(), ends: Vec::new() }
+    }
+
+    /// The bytes and the ends of the cells of a record, for [`cell`].
+    pub(super) fn cut<'a>(&'a mut self, value: &'a [u8]) -> Result<(&'a [u8], &'a [u32]), BadValue> {
+        match &self.columns {
+            Columns::Csv(format) => {
+                let found = find_record(value, 0, format, true).filter(|found| found.end > 0);
+                let Some(span) = found else { return Err(bad("a line of text is expected", value)) };
+                if span.unclosed {
+                    return Err(bad("a closing quote is expected", value));
+                }
+                if span.next < value.len() {
+                    return Err(bad("one line of text is expected", value));
+                }
+                Ok(self.cells.cut(&value[..span.end], span.quoted, format.delimiter.as_bytes()))
+            }
+            Columns::Json { places, separators } => {
+                self.values.iter_mut().for_each(Vec::clear);
+                let values = &mut self.values;
+                let mut problem = None;
+                let read = json::read_object(value, |name, member| {
+                    if let Some(&place) = places.get(&*name) {
+                        values[place].clear();
+                        if let Err(expected) = write(&member, &separators[place], &mut values[place]) {
+                            problem = Some((name.into_owned(), expected));
+                        }
+                    }
+                });
+                if let Err(BadJson { at, expected }) = read {
+                    return Err(bad(&format!("expected {expected} at byte {at}"), &value[at.saturating_sub(20)..]));
+                }
+                if let Some((name, expected)) = problem {
+                    let name = String::from_utf8_lossy(&name);
+                    return Err(bad(&format!("column `{name}`: expected {expected}"), value));
+                }
+                self.join();
+                Ok((&self.bytes, &self.ends))
+            }
+        }
+    }
+
+    /// Writes all cells into one text, with one byte between two of them.
+    fn join(&mut self) {
+        self.bytes.clear();
+        self.ends.clear();
+        for value in &self.values {
+            if !self.ends.is_empty() {
+                self.bytes.push(b',');
+            }
+            self.bytes.extend_from_slice(value);
+            self.ends.push(self.bytes.len() as u32);
+        }
+    }
+}
+
+fn bad(problem: &str, value: &[u8]) -> BadValue {
+    BadValue { problem: problem.to_owned(), found: shown(value) }
+}
+
+/// Writes a JSON value as the text of a cell.
+fn write(value: &Json<'_>, separator: &[u8], into: &mut Vec<u8>) -> Result<(), &'static str> {
+    match value {
+        Json::Null => {}
+        Json::Bool(value) => into.push(b'0' + u8::from(*value)),
+        Json::Number(text) => into.extend_from_slice(text),
+        Json::Text(text) => into.extend_from_slice(text),
+        Json::Object => return Err("a number, a text or a list"),
+        Json::List(list) => {
+            let mut result = Ok(());
+            let mut is_first = true;
+            let read = json::read_list(list, |item| {
+                if !std::mem::take(&mut is_first) {
+                    into.extend_from_slice(separator);
+                }
+                match item {
+                    Json::List(_) | Json::Object => result = Err("a list of numbers or texts"),
+                    item => result = result.and(write(&item, separator, into)),
+                }
+            });
+            return read.map_err(|bad| bad.expected).and(result);
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use rectrain_kinds::{DenseField, LabelField, MissingValue, SparseField, Transform};
+
+    use super::*;
+    use crate::text::cell;
+
+    fn texts((bytes, ends): (&[u8], &[u32])) -> Vec<String> {
+        (0..ends.len()).map(|column| String::from_utf8_lossy(cell(bytes, ends, column)).into_owned()).collect()
+    }
+
+    fn fields() -> Schema {
+        let sparse = |name: &str, multi_value: Option<&str>| SparseField {
+            name: name.to_owned(),
+            table: name.to_owned(),
+            multi_value: multi_value.map(str::to_owned),
+            missing: MissingValue::Token,
+        };
+        let dense = DenseField { name: "age".to_owned(), transform: Transform::Identity, missing: 0.0, limit: 1e9 };
+        let sparse = vec![sparse("user", None), sparse("tags", Some("")), sparse("genres", Some("|"))];
+        Schema { sparse, dense: vec![dense], label: LabelField::of_numbers("y", None), group: Some("user".to_owned()) }
+    }
+
+    fn cut(format: &RecordFormat, value: &str) -> Result<Vec<String>, BadValue> {
+        let schema = schema(format, &fields());
+        let layout = layout("t", format, &schema).unwrap();
+        Decoder::new(format, &schema, &layout).cut(value.as_bytes()).map(texts)
+    }
+
+    #[test]
+    fn members_become_cells_whatever_their_order() {
+        let found = cut(
+            &RecordFormat::Json,
+            r#"{"y":true,"other":{"a":[]},"genres":["a","b"],"tags":[7,"x y"],"user":"u\n1","age":1.50}"#,
+        );
+        assert_eq!(found.unwrap(), ["u\n1", "7\u{1f}x y", "a|b", "1.50", "1"]);
+        assert_eq!(cut(&RecordFormat::Json, r#"{"y":0,"user":null}"#).unwrap(), ["", "", "", "", "0"]);
+    }
+
+    #[test]
+    fn a_value_that_is_no_row_is_refused_with_what_was_found() {
+        let problem = |value| cut(&RecordFormat::Json, value).unwrap_err().problem;
+        assert_eq!(problem("click,1"), "expected a JSON object at byte 0");
+        assert_eq!(problem(r#"{"age":{}}"#), "column `age`: expected a number, a text or a list");
+        assert_eq!(problem(r#"{"tags":[[1]]}"#), "column `tags`: expected a list of numbers or texts");
+        let columns = ["y", "user", "tags", "genres", "age"].map(str::to_owned).to_vec();
+        let format = RecordFormat::Csv(CsvFormat { header: false, columns: Some(columns), ..CsvFormat::default() });
+        assert_eq!(cut(&format, "1,\"u,1\",t,g,5\n").unwrap(), ["1", "u,1", "t", "g", "5"]);
+        for (value, expected) in [("", "a line"), ("1,2\n3,4", "one line"), ("1,\"2", "a closing quote")] {
+            let found = cut(&format, value).unwrap_err().problem;
+            assert!(found.starts_with(expected), "{found}");
+        }
+    }
+}
