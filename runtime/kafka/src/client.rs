@@ -132,7 +132,10 @@ impl Client {
         for (partition, leader) in partitions.iter().zip(&leaders) {
             by_broker.entry(leader).or_default().push(*partition);
         }
-        let asked = by_broker.iter().map(|(broker, partitions)| self.offsets_of(broker, topic, partitions, at));
+        let mut asked = Vec::with_capacity(by_broker.len());
+        for (broker, partitions) in &by_broker {
+            asked.push(self.offsets_of(broker, topic, partitions, at));
+        }
         let mut found = HashMap::new();
         for answer in join_all(asked).await {
             for OfPartition { partition, error, content, .. } in answer? {
@@ -170,7 +173,10 @@ impl Client {
                 Err(error) => fetched.push(place.failed(error)),
             }
         }
-        let asked = by_broker.iter().map(|(broker, from)| self.fetch_of(broker, from, wait, bytes));
+        let mut asked = Vec::with_capacity(by_broker.len());
+        for (broker, from) in &by_broker {
+            asked.push(self.fetch_of(broker, from, wait, bytes));
+        }
         fetched.extend(join_all(asked).await.into_iter().flatten());
         fetched
     }

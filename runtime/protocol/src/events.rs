@@ -49,6 +49,10 @@ pub enum JobEvent {
         loss: f64,
         /// AUC of the latest training predictions. Each was made before its sample was learned.
         running_auc: Option<f64>,
+        /// How far training is behind its stream: `lagRows`, `lagSeconds`, `eventTime`. `None` for a
+        /// job on files.
+        #[serde(flatten)]
+        stream: Option<StreamLag>,
     },
     /// The training mode was switched.
     ModeSwitched {
@@ -546,6 +550,7 @@ mod tests {
             samples_per_second: 0.0,
             loss: 0.0,
             running_auc: None,
+            stream: None,
         }
     }
 

@@ -11,6 +11,7 @@ use rectrain_kinds::Role;
 use rectrain_proto::metric_names;
 
 use crate::error::RoleError;
+use crate::events::StreamLag;
 use crate::token_counts::TokenCounts;
 
 /// Buckets of times: 10 µs to 10 s, three a decade.
@@ -104,6 +105,7 @@ metrics! {
         send: seconds = "rectrain_loader_send_seconds", "Time until every dense worker has received a global batch. High values mean that training is the bottleneck.";
         rows: counter = "rectrain_loader_rows_total", "Rows read, including test data.";
         skipped_rows: counter = "rectrain_loader_skipped_rows_total", "Bad rows skipped because spec.data.badRows allows it.";
+        broker_errors: counter = "rectrain_loader_broker_errors_total", "Looks at the brokers of a stream that failed and are tried again. The loader trains what it has read meanwhile.";
     }
     /// Metrics of an embedding worker.
     EmbeddingWorkerMetrics {
@@ -178,6 +180,10 @@ metrics! {
         migrated_bytes: counter = "rectrain_coordinator_moved_bytes_total", "Bytes of rows that parameter servers sent each other in migrations.";
         migration_time: seconds = "rectrain_coordinator_migration_seconds", "Time from the plan of a migration until its slot map was in force. Training continues meanwhile.";
         flip_time: seconds = "rectrain_coordinator_flip_seconds", "Time that training was paused to bring a new slot map into force.";
+        stream_lag_records: gauge = "rectrain_coordinator_stream_lag_records", "Records of the stream that wait at the brokers. Gaps between offsets count, too.";
+        stream_lag: gauge = "rectrain_coordinator_stream_lag_milliseconds", "Age of the latest record of the stream that was read; 0 if no record waits.";
+        stream_event_time: gauge = "rectrain_coordinator_stream_event_time", "Time of that record, in seconds since 1970 (UTC).";
+        stream_lost_records: gauge = "rectrain_coordinator_stream_lost_records", "Records of the stream that the brokers deleted before they were trained.";
         unseen_share: shares = "rectrain_evaluation_unseen_share", "Share of a feature's look-ups in the last evaluation that found no row, by the label `feature`. High values mean that no training row had the ids, for instance because the test files write them in another form.";
     }
     /// Metrics of a dense worker.
@@ -217,6 +223,15 @@ impl CoordinatorMetrics {
         add(&self.dropped_batches, counts.dropped_batches, before.dropped_batches);
         add(&self.repeated_batches, counts.repeated_batches, before.repeated_batches);
         add(&self.mode_switches, counts.switches, before.switches);
+    }
+
+    /// Sets how far training is behind its stream.
+    pub fn set_stream_lag(&self, lag: &StreamLag) {
+        let whole = |value: f64| value as i64;
+        self.stream_lag_records.set(i64::try_from(lag.rows).unwrap_or(i64::MAX));
+        self.stream_lag.set(whole(lag.seconds * 1e3));
+        self.stream_event_time.set(whole(lag.event_time.unwrap_or(0.0)));
+        self.stream_lost_records.set(i64::try_from(lag.lost_records).unwrap_or(i64::MAX));
     }
 
     /// Sets the number of members of a role that are in use, if the role has a gauge.

@@ -156,6 +156,7 @@ impl State {
             samples_per_second: self.samples_per_second(),
             loss: self.progress.last_loss,
             running_auc: self.running_auc(),
+            stream: self.stream_lag(),
         }))
     }
 
