@@ -239,8 +239,7 @@ fn topics_and_brokers_that_are_not_there_are_named() {
     assert!(message.contains("KAFKA_USERNAME is not set"), "{message}");
 }
 
-/// A row that arrives while the job trains is trained too, in a partition that the topic had, and in
-/// one that it did not have.
+/// Rows that arrive while the job trains are trained too, although no partition has a full batch.
 #[test]
 fn an_endless_job_trains_what_arrives() {
     let Some(broker) = Broker::start() else { return };
