@@ -367,6 +367,7 @@ fn stream(
                 LostRecordsSpec::Fail => LostRecords::Fail,
                 LostRecordsSpec::Skip => LostRecords::Skip,
             },
+            dead_letter_topic: dead_letter_topic(given, data, errors),
             security: kafka_security(&security),
         },
         test: files(data, schema, errors),
@@ -392,6 +393,17 @@ fn record_format(given: &KafkaSpec, schema: &Schema, path: &FieldPath, errors: &
         errors.add(at(&here(path.to_string())), here(message));
     }
     RecordFormat::Csv(csv)
+}
+
+fn dead_letter_topic(given: &KafkaSpec, data: &DataSpec, errors: &mut Errors) -> Option<String> {
+    let topic = given.dead_letter_topic.clone()?;
+    let path = at("spec.data.train.kafka.deadLetterTopic");
+    if given.topics.contains(&topic) {
+        errors.add(path, "the job reads this topic: bad records would come back for ever; expected another topic");
+    } else if bad_rows(data.bad_rows.as_ref()) == BadRows::Fail {
+        errors.add(path, "only skipped records are written to it: set spec.data.badRows.action: skip");
+    }
+    Some(topic)
 }
 
 fn stream_start(given: &KafkaSpec) -> StreamStart {

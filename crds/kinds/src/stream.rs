@@ -24,6 +24,8 @@ pub struct KafkaConfig {
     pub linger_millis: u64,
     /// What happens if the broker has deleted records that were not trained.
     pub lost_records: LostRecords,
+    /// The topic for bad records, if they are kept.
+    pub dead_letter_topic: Option<String>,
     /// Encryption and authentication.
     pub security: KafkaSecurity,
 }

@@ -240,7 +240,8 @@ pub struct BadRowsSpec {
     pub action: BadRowAction,
 
     /// The most rows that may be skipped in one pass over the training rows, or over the test rows.
-    /// Beyond it the run ends with an error. Each pass counts from 0.
+    /// Beyond it the run ends with an error. Each pass counts from 0. On a stream it is the most
+    /// rows that may be skipped for one global batch.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1_000_000_000_000u64), extend("x-default" = defaults::BAD_ROWS_LIMIT))]
     pub limit: Option<u64>,

@@ -19,7 +19,7 @@ use binary::{folder_with, training};
 use broker::Broker;
 use children::children_of;
 use common::{events, rectrain};
-use rectrain_kafka::{Client, KafkaError, NewRecord, Security};
+use rectrain_kafka::{Client, FetchFrom, KafkaError, NewRecord, Record, Security};
 use serde_json::Value;
 
 const PARTITIONS: usize = 8;
@@ -220,9 +220,30 @@ fn records_that_are_no_rows_are_named_or_skipped() {
     let topic = from_topic(&broker, "clicks");
     let message = refusal(folder.path(), &[&topic]);
     assert!(message.contains("topic clicks, partition 1, offset 0: expected a JSON object"), "{message}");
-    let skipping = run(folder.path(), &[&topic, "spec.data.badRows.action=skip"]);
+    let letters = "spec.data.train.kafka.deadLetterTopic=dead";
+    let message = refusal(folder.path(), &[&topic, "spec.data.badRows.action=skip", letters]);
+    assert!(message.contains("there is no topic `dead`"), "{message}");
+    produce(&broker.address, "dead", &[vec![]]);
+    let skipping = run(folder.path(), &[&topic, "spec.data.badRows.action=skip", letters]);
     let figures = ["samples", "skippedRows"].map(|figure| summary(&skipping)[figure].as_u64().unwrap() as usize);
     assert_eq!(figures, [2 * BATCH, 6]);
+    let mut kept = values_of(&broker.address, "dead");
+    kept.sort();
+    let mut expected = [bad.map(str::to_owned).to_vec(), vec!["also none".to_owned(); 3]].concat();
+    expected.sort();
+    assert_eq!(kept, expected);
+}
+
+/// The values in partition 0 of a topic.
+fn values_of(address: &str, topic: &str) -> Vec<String> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let client = Client::new(vec![address.to_owned()], Security::default());
+        let from = FetchFrom { topic: topic.to_owned(), partition: 0, offset: 0 };
+        let fetched = client.fetch(&[from], Duration::from_secs(1), 1 << 20).await.pop().unwrap().fetched.unwrap();
+        let text = |record: &Record| String::from_utf8(record.value.clone().unwrap().to_vec()).unwrap();
+        fetched.records.iter().map(text).collect()
+    })
 }
 
 #[test]

@@ -299,6 +299,7 @@ impl Parser {
             return Ok(None);
         }
         cursor.rows.pass_over_bad()?;
+        cursor.rows.keep_bad()?;
         let (skipped, next) = (cursor.rows.skipped() - skipped_before, cursor.rows.position());
         let (more, event_millis) = (cursor.rows.has_more(), cursor.rows.event_millis());
         self.cursor = Some(cursor);

@@ -74,6 +74,12 @@ pub(crate) trait Rows: Send {
         false
     }
 
+    /// Keeps the bad rows that were skipped, if the source has a place for them. Afterwards they are
+    /// skipped for good.
+    fn keep_bad(&mut self) -> Result<(), DataError> {
+        Ok(())
+    }
+
     /// The latest time of a row that was appended, in milliseconds since 1970 (UTC). Only streams
     /// know it.
     fn event_millis(&self) -> Option<i64> {

@@ -56,6 +56,10 @@ impl Dataset {
         let mut rows = self.cursor_in(segment, &Stop::default())?;
         rows.pass_over_bad()?;
         let read = SegmentRead { next: rows.position().offset.0, more: rows.has_more() };
+        // Bad rows before a good one belong to the chunk that has the good one.
+        if !read.more {
+            rows.keep_bad()?;
+        }
         Ok(Probe { read, skipped: rows.skipped() })
     }
 }

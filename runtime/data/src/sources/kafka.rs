@@ -2,6 +2,7 @@
 //! segment. While it parses, the next records are on their way. Records that it has read beyond its
 //! rows go to the next cursor of the partition.
 
+mod dead_letters;
 mod decode;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -10,7 +11,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rectrain_kafka::{
-    Client, ErrorCode, FetchFrom, Fetched, FetchedPartition, KafkaError, OffsetAt, Record, Security, TopicMetadata,
+    Client, ErrorCode, FetchFrom, Fetched, FetchedPartition, KafkaError, NewRecord, OffsetAt, Record, Security,
+    TopicMetadata,
 };
 use rectrain_kinds::{KafkaConfig, LostRecords, PartId, PartitionState, Position, StreamStart};
 
@@ -135,7 +137,7 @@ fn no_topic(name: &str, code: ErrorCode) -> DataError {
 }
 
 impl Shared {
-    /// Finds all topics. Tries for a while if no broker answers, or if a topic was made just now.
+    /// Finds all topics, the one for bad records too. Tries for a while if no broker answers, or if a topic was made just now.
     fn find_topics(&self) -> Result<(), DataError> {
         let start = Instant::now();
         let mut pause = PAUSES.0;
@@ -155,7 +157,8 @@ impl Shared {
     }
 
     fn topics(&self) -> Result<Vec<TopicMetadata>, DataError> {
-        let (client, topics) = (Arc::clone(&self.client), self.config.topics.clone());
+        let (client, mut topics) = (Arc::clone(&self.client), self.config.topics.clone());
+        topics.extend(self.config.dead_letter_topic.clone());
         Ok(self.wait(blocking::spawn(async move { client.topics(&topics).await }), &Stop::default())?)
     }
 
@@ -308,6 +311,8 @@ struct KafkaRows {
     scratch: Batch,
     has_more: bool,
     event_millis: Option<i64>,
+    /// Bad records for the dead-letter topic.
+    letters: Vec<NewRecord>,
 }
 
 impl KafkaRows {
@@ -324,6 +329,7 @@ impl KafkaRows {
             scratch: Batch::of_schema(schema),
             has_more: false,
             event_millis: None,
+            letters: Vec::new(),
             shared: Arc::clone(shared),
         }
     }
@@ -433,18 +439,23 @@ impl KafkaRows {
     }
 
     /// Moves behind the next record.
-    fn consume(&mut self) -> Option<i64> {
+    fn consume(&mut self) -> Option<Record> {
         let record = self.ahead.records.pop_front()?;
         self.ahead.at = record.offset as u64 + 1;
-        Some(record.timestamp)
+        Some(record)
     }
 
     /// Counts a bad record. Fails if it is not tolerated.
-    fn note(&mut self, error: DataError) -> Result<(), DataError> {
-        match error {
-            DataError::BadRow { .. } | DataError::BadRecord { .. } => self.tally.note(error),
-            other => Err(other),
+    fn note(&mut self, error: DataError, record: Option<&Record>) -> Result<(), DataError> {
+        if !matches!(error, DataError::BadRow { .. } | DataError::BadRecord { .. }) {
+            return Err(error);
         }
+        if let (Some(_), Some(record)) = (&self.shared.config.dead_letter_topic, record) {
+            let (topic, _) = self.part.topic_and_partition();
+            let topic = self.shared.config.topics.get(topic as usize).map_or("", String::as_str);
+            self.letters.push(dead_letters::letter(topic, self.part, record, &error.to_string()));
+        }
+        self.tally.note(error)
     }
 }
 
@@ -455,13 +466,13 @@ impl Rows for KafkaRows {
         while passed < rows && self.fill()? {
             scratch.truncate(0);
             let taken = self.take(into.as_deref_mut().unwrap_or(&mut scratch));
-            let timestamp = self.consume();
+            let record = self.consume();
             match taken {
                 Ok(()) => {
                     passed += 1;
-                    self.event_millis = self.event_millis.max(timestamp);
+                    self.event_millis = self.event_millis.max(record.map(|record| record.timestamp));
                 }
-                Err(error) => self.note(error)?,
+                Err(error) => self.note(error, record.as_ref())?,
             }
         }
         self.scratch = scratch;
@@ -478,14 +489,12 @@ impl Rows for KafkaRows {
             scratch.truncate(0);
             let taken = if self.tally.skips() { self.take(&mut scratch) } else { Ok(()) };
             self.scratch = scratch;
-            match taken {
-                Ok(()) => {
-                    self.has_more = true;
-                    return Ok(());
-                }
-                Err(error) => self.note(error)?,
-            }
-            self.consume();
+            let Err(error) = taken else {
+                self.has_more = true;
+                return Ok(());
+            };
+            let record = self.consume();
+            self.note(error, record.as_ref())?;
         }
         Ok(())
     }
@@ -496,6 +505,21 @@ impl Rows for KafkaRows {
 
     fn has_more(&self) -> bool {
         self.has_more
+    }
+
+    fn keep_bad(&mut self) -> Result<(), DataError> {
+        let letters = std::mem::take(&mut self.letters);
+        let Some(topic) = self.shared.config.dead_letter_topic.clone().filter(|_| !letters.is_empty()) else {
+            return Ok(());
+        };
+        let client = Arc::clone(&self.shared.client);
+        let writing = blocking::spawn(async move {
+            for letters in dead_letters::writes(letters) {
+                dead_letters::write(&client, &topic, &letters).await?;
+            }
+            Ok(())
+        });
+        Ok(self.shared.wait(writing, &self.stop)?)
     }
 
     fn event_millis(&self) -> Option<i64> {
