@@ -53,6 +53,9 @@ pub enum JobEvent {
         /// job on files.
         #[serde(flatten)]
         stream: Option<StreamLag>,
+        /// The quality of the latest 100,000 predictions, each made before its row was learned.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        window: Option<WindowQuality>,
     },
     /// The training mode was switched.
     ModeSwitched {
@@ -224,6 +227,21 @@ pub struct WarmStartOrigin {
     pub checkpoint: String,
     /// XXH3-64 of its manifest, which holds the checksums of all its files. 16 hexadecimal digits.
     pub digest: String,
+}
+
+/// The quality of the latest predictions.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct WindowQuality {
+    /// Area under the ROC curve; `None` if all labels are equal. Predictions are counted in 1,024
+    /// buckets, and the ones of a bucket are ties.
+    pub auc: Option<f64>,
+    /// Log loss over the entropy of the base rate.
+    pub normalized_entropy: Option<f64>,
+    /// Mean prediction over mean label.
+    pub calibration: Option<f64>,
+    /// Rows.
+    pub rows: u64,
 }
 
 /// How far training is behind the stream that it reads.
@@ -551,6 +569,7 @@ mod tests {
             loss: 0.0,
             running_auc: None,
             stream: None,
+            window: None,
         }
     }
 

@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
+use rectrain_dense::metrics::{QualityWindow, WindowMetrics, WindowPart};
 use rectrain_kinds::Family;
 use rectrain_modes::Rank;
 use rectrain_proto::v1;
@@ -16,7 +17,7 @@ use crate::speeds::Speeds;
 use crate::throughput::Throughput;
 use rectrain_protocol::Role;
 use rectrain_protocol::error::RoleError;
-use rectrain_protocol::events::{JobEvent, Summary};
+use rectrain_protocol::events::{JobEvent, Summary, WindowQuality};
 use rectrain_protocol::failure::Divergence;
 
 /// Members that the status lists as missing, at most.
@@ -52,6 +53,9 @@ pub(super) struct Progress {
     pub(super) best_loss: Option<f64>,
     #[serde(skip)]
     pub(super) throughput: Throughput,
+    /// The quality of the latest predictions. A replacement of the coordinator begins a new window.
+    #[serde(skip)]
+    window: QualityWindow,
     #[serde(skip)]
     slowest: Slowest,
     /// The time of the last progress: a step, a batch, a part of an evaluation, or work of
@@ -74,6 +78,7 @@ impl Progress {
             last_loss: 0.0,
             best_loss: None,
             throughput: Throughput::default(),
+            window: QualityWindow::default(),
             slowest: Slowest::default(),
             progressed: Instant::now(),
             speeds: Speeds::default(),
@@ -133,6 +138,7 @@ impl State {
             self.members.leaving_dense_workers.remove(&report.rank);
         }
         self.progress.speeds.record(report);
+        self.progress.window.push(report.window.as_ref().map(read_window).unwrap_or_default());
         // Without a barrier, each batch is reported by itself.
         if self.training.mode().family() == Family::Barrier {
             self.progress.samples += report.samples;
@@ -157,6 +163,7 @@ impl State {
             loss: self.progress.last_loss,
             running_auc: self.running_auc(),
             stream: self.stream_lag(),
+            window: self.window(),
         }))
     }
 
@@ -319,6 +326,12 @@ impl State {
         (!known.is_empty()).then(|| known.iter().sum::<f64>() / known.len() as f64)
     }
 
+    /// The quality of the latest predictions; `None` before the first one.
+    pub(crate) fn window(&self) -> Option<WindowQuality> {
+        let WindowMetrics { auc, normalized_entropy, calibration, samples } = self.progress.window.metrics()?;
+        Some(WindowQuality { auc, normalized_entropy, calibration, rows: samples })
+    }
+
     fn samples_per_second(&self) -> f64 {
         self.progress.throughput.per_second(Instant::now())
     }
@@ -368,6 +381,11 @@ impl State {
         let of_rank = |rank: &DenseWorkerState| rank.training_seconds_before + rank.training_seconds;
         self.progress.seconds_before + self.progress.ranks.iter().map(of_rank).fold(0.0, f64::max)
     }
+}
+
+fn read_window(part: &v1::WindowPart) -> WindowPart {
+    let v1::WindowPart { samples, loss_sum, prediction_sum, label_sum, counts } = part.clone();
+    WindowPart { samples, loss_sum, prediction_sum, label_sum, counts }
 }
 
 fn member((role, index): MemberId) -> v1::Member {
