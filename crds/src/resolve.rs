@@ -376,8 +376,12 @@ fn stream(
 }
 
 fn record_format(given: &KafkaSpec, schema: &Schema, path: &FieldPath, errors: &mut Errors) -> RecordFormat {
-    if given.format == RecordFormatSpec::Json {
-        return RecordFormat::Json;
+    match given.format {
+        RecordFormatSpec::Json => return RecordFormat::Json,
+        RecordFormatSpec::Avro => {
+            return RecordFormat::Avro { registry: given.schema_registry.clone().unwrap_or_default() };
+        }
+        RecordFormatSpec::Csv => {}
     }
     let mut found = Errors::default();
     let csv = text_format(given.csv.clone().unwrap_or_default(), false, &mut found);

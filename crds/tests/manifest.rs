@@ -1154,6 +1154,10 @@ const RULES: &[(&[&str], &[&str])] = &[
         &[KAFKA, "spec.data.train.kafka.format=csv"],
         &[KAFKA, "spec.data.train.kafka.format=csv,spec.data.train.kafka.csv.columns={label,user,item,age}"],
     ),
+    (
+        &[KAFKA, "spec.data.train.kafka.format=avro"],
+        &[KAFKA, "spec.data.train.kafka.format=avro,spec.data.train.kafka.schemaRegistry=http://registry:8081"],
+    ),
     (&[KAFKA, "spec.data.train.kafka.csv.columns={label,user,item,age}"], &[KAFKA]),
     (
         &[KAFKA, "spec.data.train.kafka.security.sasl=plain"],

@@ -38,6 +38,11 @@ pub enum RecordFormat {
     Json,
     /// One line of text. There is no header, so the columns are named.
     Csv(CsvFormat),
+    /// An Avro record behind the number of its schema, which a schema registry has.
+    Avro {
+        /// The registry: `http://HOST:PORT` or `https://HOST:PORT`.
+        registry: String,
+    },
 }
 
 /// Where the first run of a job begins in each partition.

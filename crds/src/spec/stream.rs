@@ -15,6 +15,9 @@ pub enum RecordFormatSpec {
     Json,
     /// One line of text without a header. `csv.columns` names the columns.
     Csv,
+    /// An Avro record in the wire format of a schema registry. Its fields are the columns. Records
+    /// within it and maps are none.
+    Avro,
 }
 
 /// Where a job begins that has no checkpoint.
@@ -94,6 +97,7 @@ pub struct KafkaSecuritySpec {
 #[serde(rename_all = "camelCase")]
 #[x_kube(
     validation = Rule::new("(has(self.start) && self.start == 'timestamp') == has(self.startTimestamp)").message("`startTimestamp` goes with start: timestamp: give both or neither").field_path(".startTimestamp"),
+    validation = Rule::new("(self.format == 'avro') == has(self.schemaRegistry)").message("format: avro needs `schemaRegistry`, which has the schemas, and other formats need none").field_path(".schemaRegistry"),
     validation = Rule::new("(self.format == 'csv') == has(self.csv)").message("format: csv needs `csv` with the names of the columns, and other formats have none").field_path(".csv")
 )]
 pub struct KafkaSpec {
@@ -119,6 +123,15 @@ pub struct KafkaSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = "none"))]
     pub csv: Option<CsvSpec>,
+
+    /// URL of the schema registry that has the schemas of Avro records.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        length(min = 8, max = 1024),
+        regex(pattern = r"^https?://[^\s]+$"),
+        extend("x-default" = "none", "x-expected" = "a URL such as http://registry:8081")
+    )]
+    pub schema_registry: Option<String>,
 
     /// Where a job begins that has no checkpoint of its own.
     #[serde(skip_serializing_if = "Option::is_none")]

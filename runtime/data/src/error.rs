@@ -185,6 +185,14 @@ pub enum DataError {
     /// A broker cannot be reached, or refused an action.
     #[error("{0}")]
     Kafka(#[from] KafkaError),
+    /// A schema registry cannot be reached, or lacks a schema.
+    #[error("spec.data.train.kafka.schemaRegistry: {url}: {problem}")]
+    Registry {
+        /// The registry.
+        url: String,
+        /// The schema, and what is wrong.
+        problem: String,
+    },
     /// A topic does not exist, or the user may not read it.
     #[error("spec.data.train.kafka.topics: {problem}")]
     Topic {
@@ -260,7 +268,7 @@ impl DataError {
                 rectrain_storage::is_refusal(source) || matches!(source, object_store::Error::InvalidPath { .. })
             }
             Self::Kafka(KafkaError::Refused { .. } | KafkaError::Security { .. }) => true,
-            Self::Prepare { .. } | Self::Stopped | Self::Kafka(_) => false,
+            Self::Prepare { .. } | Self::Registry { .. } | Self::Stopped | Self::Kafka(_) => false,
             _ => true,
         }
     }

@@ -2,8 +2,10 @@
 //! segment. While it parses, the next records are on their way. Records that it has read beyond its
 //! rows go to the next cursor of the partition.
 
+mod avro;
 mod dead_letters;
 mod decode;
+mod registry;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -14,9 +16,10 @@ use rectrain_kafka::{
     Client, ErrorCode, FetchFrom, Fetched, FetchedPartition, KafkaError, NewRecord, OffsetAt, Record, Security,
     TopicMetadata,
 };
-use rectrain_kinds::{KafkaConfig, LostRecords, PartId, PartitionState, Position, StreamStart};
+use rectrain_kinds::{KafkaConfig, LostRecords, PartId, PartitionState, Position, RecordFormat, StreamStart};
 
-use self::decode::{BadValue, Decoder};
+use self::decode::{BadValue, Decoder, NoCells};
+use self::registry::Registry;
 use super::Opening;
 use super::csv::{Fault, Row};
 use crate::batch::Batch;
@@ -49,6 +52,8 @@ struct Shared {
     client: Arc<Client>,
     encoder: Arc<Encoder>,
     layout: Layout,
+    /// The schemas of Avro records.
+    registry: Option<Arc<Registry>>,
     /// Records that cursors have read and not used.
     kept: Mutex<VecDeque<(PartId, Ahead)>>,
     /// Where a job begins in each partition.
@@ -72,6 +77,10 @@ impl KafkaSource {
         let shared = Shared {
             client: Arc::new(Client::new(config.bootstrap_servers.clone(), security)),
             encoder: Arc::new(Encoder::new(schema, &opening.config.null_values)),
+            registry: match &config.format {
+                RecordFormat::Avro { registry } => Some(Arc::new(Registry::new(registry)?)),
+                RecordFormat::Json | RecordFormat::Csv(_) => None,
+            },
             layout,
             kept: Mutex::default(),
             starts: Mutex::default(),
@@ -323,7 +332,7 @@ impl KafkaRows {
             part,
             until: offset.0.saturating_add(view.limit.unwrap_or(u64::MAX)),
             ahead: shared.take_kept(part, offset.0),
-            decoder: Decoder::new(&shared.config.format, schema, &shared.layout),
+            decoder: Decoder::new(&shared.config.format, schema, &shared.layout, shared.registry.as_ref()),
             tally: Tally::new(view.bad_rows),
             stop: view.stop,
             scratch: Batch::of_schema(schema),
@@ -419,9 +428,10 @@ impl KafkaRows {
         let offset = record.offset as u64;
         let value = record.value.as_deref().unwrap_or(b"");
         let layout = &self.shared.layout;
-        let (bytes, ends) = match self.decoder.cut(value) {
+        let (bytes, ends) = match self.decoder.cut(value, &self.stop) {
             Ok(cells) => cells,
-            Err(BadValue { problem, found }) => {
+            Err(NoCells::Failed(error)) => return Err(error),
+            Err(NoCells::Bad(BadValue { problem, found })) => {
                 let partition = self.shared.name(self.part);
                 return Err(DataError::BadRecord { partition, offset, problem, found });
             }

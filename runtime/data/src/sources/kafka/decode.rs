@@ -2,13 +2,18 @@
 //! have in a text file. Pure.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use rectrain_kinds::{CsvFormat, RecordFormat, Schema};
 
+use crate::blocking::Stop;
 use crate::error::{DataError, shown};
 use crate::json::{self, BadJson, Json};
 use crate::schema::Layout;
-use crate::text::{Cells, find_record};
+use crate::text::{Cells, Span, find_record};
+
+use super::avro;
+use super::registry::Registry;
 
 /// Separates the items of a JSON list in a cell, in columns without a separator of their own.
 const BETWEEN_ITEMS: &str = "\u{1f}";
@@ -18,7 +23,7 @@ const BETWEEN_ITEMS: &str = "\u{1f}";
 pub(super) struct Decoder {
     columns: Columns,
     cells: Cells,
-    /// The cells of a JSON object, each with its own bytes.
+    /// The cells of a JSON object or an Avro record, each with its own bytes.
     values: Vec<Vec<u8>>,
     bytes: Vec<u8>,
     ends: Vec<u32>,
@@ -34,6 +39,15 @@ enum Columns {
     },
 }
 
+/// Why a record has no cells.
+#[derive(Debug)]
+pub(super) enum NoCells {
+    /// Its value is no row.
+    Bad(BadValue),
+    /// The value cannot be understood now.
+    Failed(DataError),
+}
+
 /// Why the value of a record is no row.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct BadValue {
@@ -42,10 +56,10 @@ pub(super) struct BadValue {
     pub(super) found: String,
 }
 
-/// The schema as the records are read: JSON lists have a separator, too.
+/// The schema as the records are read: lists of JSON and Avro have a separator, too.
 pub(super) fn schema(format: &RecordFormat, schema: &Schema) -> Schema {
     let mut schema = schema.clone();
-    if *format == RecordFormat::Json {
+    if !matches!(format, RecordFormat::Csv(_)) {
         for field in &mut schema.sparse {
             if field.multi_value.as_deref() == Some("") {
                 field.multi_value = Some(BETWEEN_ITEMS.to_owned());
@@ -55,11 +69,11 @@ pub(super) fn schema(format: &RecordFormat, schema: &Schema) -> Schema {
     schema
 }
 
-/// The columns of the records. Those of JSON are the ones that the job reads.
+/// The columns of the records. JSON and Avro have the ones that the job reads.
 pub(super) fn layout(topics: &str, format: &RecordFormat, schema: &Schema) -> Result<Layout, DataError> {
     let names = match format {
         RecordFormat::Csv(csv) => csv.columns.clone().unwrap_or_default(),
-        RecordFormat::Json => read_columns(schema),
+        RecordFormat::Json | RecordFormat::Avro { .. } => read_columns(schema),
     };
     Layout::bind(topics, names, schema, None)
 }
@@ -77,61 +91,41 @@ fn read_columns(schema: &Schema) -> Vec<String> {
 }
 
 impl Decoder {
-    pub(super) fn new(format: &RecordFormat, schema: &Schema, layout: &Layout) -> Self {
-        let columns = match format {
-            RecordFormat::Csv(csv) => Columns::Csv(csv.clone()),
-            RecordFormat::Json => {
-                let places = layout.names.iter().enumerate().map(|(place, name)| (name.clone().into_bytes(), place));
-                let mut separators = vec![BETWEEN_ITEMS.as_bytes().to_vec(); layout.names.len()];
-                for (field, &place) in schema.sparse.iter().zip(&layout.sparse) {
-                    if let Some(separator) = &field.multi_value {
-                        separators[place] = separator.clone().into_bytes();
-                    }
-                }
-                Columns::Json { places: places.collect(), separators }
+    /// A decoder of this format. Avro needs the registry.
+    pub(super) fn new(
+        format: &RecordFormat,
+        schema: &Schema,
+        layout: &Layout,
+        registry: Option<&Arc<Registry>>,
+    ) -> Self {
+        let columns = match (format, registry) {
+            (RecordFormat::Csv(csv), _) => Columns::Csv(csv.clone()),
+            (RecordFormat::Avro { .. }, Some(registry)) => {
+                Columns::Avro(Named::new(schema, layout), Arc::clone(registry))
             }
+            (RecordFormat::Json | RecordFormat::Avro { .. }, _) => Columns::Json(Named::new(schema, layout)),
         };
         let values = vec![Vec::new(); layout.names.len()];
         Self { columns, cells: Cells::default(), values, bytes: Vec::new(), ends: Vec::new() }
     }
 
-    /// The bytes and the ends of the cells of a record, for [`cell`].
-    pub(super) fn cut<'a>(&'a mut self, value: &'a [u8]) -> Result<(&'a [u8], &'a [u32]), BadValue> {
+    /// The bytes and the ends of the cells of a record, for [`cell`](crate::text::cell).
+    pub(super) fn cut<'a>(&'a mut self, value: &'a [u8], stop: &Stop) -> Result<(&'a [u8], &'a [u32]), NoCells> {
         match &self.columns {
             Columns::Csv(format) => {
-                let found = find_record(value, 0, format, true).filter(|found| found.end > 0);
-                let Some(span) = found else { return Err(bad("a line of text is expected", value)) };
-                if span.unclosed {
-                    return Err(bad("a closing quote is expected", value));
-                }
-                if span.next < value.len() {
-                    return Err(bad("one line of text is expected", value));
-                }
-                Ok(self.cells.cut(&value[..span.end], span.quoted, format.delimiter.as_bytes()))
+                let span = line(value, format).map_err(NoCells::Bad)?;
+                return Ok(self.cells.cut(&value[..span.end], span.quoted, format.delimiter.as_bytes()));
             }
-            Columns::Json { places, separators } => {
-                self.values.iter_mut().for_each(Vec::clear);
-                let values = &mut self.values;
-                let mut problem = None;
-                let read = json::read_object(value, |name, member| {
-                    if let Some(&place) = places.get(&*name) {
-                        values[place].clear();
-                        if let Err(expected) = write(&member, &separators[place], &mut values[place]) {
-                            problem = Some((name.into_owned(), expected));
-                        }
-                    }
-                });
-                if let Err(BadJson { at, expected }) = read {
-                    return Err(bad(&format!("expected {expected} at byte {at}"), &value[at.saturating_sub(20)..]));
-                }
-                if let Some((name, expected)) = problem {
-                    let name = String::from_utf8_lossy(&name);
-                    return Err(bad(&format!("column `{name}`: expected {expected}"), value));
-                }
-                self.join();
-                Ok((&self.bytes, &self.ends))
+            Columns::Json(named) => from_json(named, value, &mut self.values).map_err(NoCells::Bad)?,
+            Columns::Avro(named, registry) => {
+                let expected = "a record behind the number of its schema is expected";
+                let Some((number, record)) = avro::split(value) else { return Err(NoCells::Bad(bad(expected, value))) };
+                let schema = registry.schema(number, stop).map_err(NoCells::Failed)?;
+                from_avro(named, &schema, record, &mut self.values).map_err(NoCells::Bad)?;
             }
         }
+        self.join();
+        Ok((&self.bytes, &self.ends))
     }
 
     /// Writes all cells into one text, with one byte between two of them.
@@ -146,6 +140,63 @@ impl Decoder {
             self.ends.push(self.bytes.len() as u32);
         }
     }
+}
+
+impl Named {
+    fn new(schema: &Schema, layout: &Layout) -> Self {
+        let places = layout.names.iter().enumerate().map(|(place, name)| (name.clone().into_bytes(), place));
+        let mut separators = vec![BETWEEN_ITEMS.as_bytes().to_vec(); layout.names.len()];
+        for (field, &place) in schema.sparse.iter().zip(&layout.sparse) {
+            if let Some(separator) = &field.multi_value {
+                separators[place] = separator.clone().into_bytes();
+            }
+        }
+        Self { places: places.collect(), separators }
+    }
+}
+
+/// The one line of a value.
+fn line(value: &[u8], format: &CsvFormat) -> Result<Span, BadValue> {
+    let found = find_record(value, 0, format, true).filter(|found| found.end > 0);
+    match found {
+        None => Err(bad("a line of text is expected", value)),
+        Some(span) if span.unclosed => Err(bad("a closing quote is expected", value)),
+        Some(span) if span.next < value.len() => Err(bad("one line of text is expected", value)),
+        Some(span) => Ok(span),
+    }
+}
+
+fn from_json(named: &Named, value: &[u8], values: &mut [Vec<u8>]) -> Result<(), BadValue> {
+    values.iter_mut().for_each(Vec::clear);
+    let mut problem = None;
+    let read = json::read_object(value, |name, member| {
+        if let Some(&place) = named.places.get(&*name) {
+            values[place].clear();
+            if let Err(expected) = write(&member, &named.separators[place], &mut values[place]) {
+                problem = Some((name.into_owned(), expected));
+            }
+        }
+    });
+    if let Err(BadJson { at, expected }) = read {
+        return Err(bad(
+            &format!("expected {expected} at byte {at}"),
+            &value[at.saturating_sub(20).min(value.len())..],
+        ));
+    }
+    let Some((name, expected)) = problem else { return Ok(()) };
+    Err(bad(&format!("column `{}`: expected {expected}", String::from_utf8_lossy(&name)), value))
+}
+
+fn from_avro(named: &Named, schema: &avro::AvroSchema, record: &[u8], values: &mut [Vec<u8>]) -> Result<(), BadValue> {
+    values.iter_mut().for_each(Vec::clear);
+    let place = |name: &str| named.places.get(name.as_bytes()).copied();
+    let separator = |name: &str| place(name).map_or(&[][..], |place| &named.separators[place][..]);
+    let read = avro::read(schema, record, separator, |name, text| {
+        if let Some(place) = place(name) {
+            values[place].extend_from_slice(text);
+        }
+    });
+    read.map_err(|expected| bad(&format!("an Avro record: expected {expected}"), record))
 }
 
 fn bad(problem: &str, value: &[u8]) -> BadValue {
@@ -204,7 +255,11 @@ mod tests {
     fn cut(format: &RecordFormat, value: &str) -> Result<Vec<String>, BadValue> {
         let schema = schema(format, &fields());
         let layout = layout("t", format, &schema).unwrap();
-        Decoder::new(format, &schema, &layout).cut(value.as_bytes()).map(texts)
+        match Decoder::new(format, &schema, &layout, None).cut(value.as_bytes(), &Stop::default()) {
+            Ok(cells) => Ok(texts(cells)),
+            Err(NoCells::Bad(bad)) => Err(bad),
+            Err(NoCells::Failed(error)) => panic!("{error}"),
+        }
     }
 
     #[test]
