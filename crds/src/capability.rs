@@ -32,7 +32,9 @@ impl Capability {
     /// The remedy for a job that needs it, in a program that lacks it.
     fn remedy(self) -> &'static str {
         match self {
-            Capability::Checkpoint | Capability::Resume | Capability::AutoMode => "remove the field",
+            Capability::Checkpoint | Capability::Resume | Capability::WarmStart | Capability::AutoMode => {
+                "remove the field"
+            }
             Capability::Cuda => {
                 "remove the field, or use a program that was built with the feature `cuda` (docs/guide/gpu.md)"
             }

@@ -38,6 +38,29 @@ pub struct Manifest {
     pub set_aside: Vec<String>,
 }
 
+impl Manifest {
+    /// The object as written, with overrides applied, as YAML. `None` if it cannot be written, which
+    /// no manifest that was read causes.
+    #[must_use]
+    pub fn to_yaml(&self) -> Option<String> {
+        let mut object = serde_yaml::to_value(&self.job).ok()?;
+        drop_nulls(&mut object);
+        serde_yaml::to_string(&object).ok()
+    }
+}
+
+/// Removes the fields that the manifest left out.
+fn drop_nulls(value: &mut serde_yaml::Value) {
+    match value {
+        serde_yaml::Value::Mapping(fields) => {
+            fields.retain(|_, field| !field.is_null());
+            fields.iter_mut().for_each(|(_, field)| drop_nulls(field));
+        }
+        serde_yaml::Value::Sequence(entries) => entries.iter_mut().for_each(drop_nulls),
+        _ => {}
+    }
+}
+
 /// Why a manifest was refused. The message names file, line and field, and states the expectation.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum ManifestError {

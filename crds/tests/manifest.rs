@@ -54,6 +54,15 @@ fn resolve(expressions: &[&str]) -> ResolvedJob {
 // -------------------------------------------------------------------------------------- valid ones
 
 #[test]
+fn a_manifest_is_written_with_its_overrides_and_no_defaults() {
+    let manifest = load(BASE, "base.yaml", &sets(&["spec.training.mode=gba"])).unwrap();
+    let written = manifest.to_yaml().unwrap();
+    assert!(written.starts_with("apiVersion: rectrain.dev/v1alpha1\nkind: RecTrainingJob\n"), "{written}");
+    assert!(written.contains("mode: gba") && !written.contains("null") && !written.contains("status"), "{written}");
+    assert_eq!(load(&written, "again.yaml", &[]).unwrap().job, manifest.job);
+}
+
+#[test]
 fn a_ten_line_manifest_is_enough_and_takes_every_default() {
     let text = read("docs/examples/minimal.yaml");
     assert_eq!(text.lines().count(), 10);
@@ -652,7 +661,7 @@ fn an_unknown_kind_is_answered_with_every_kind() {
 
 /// Overrides of BASE, the field of the only error and a part of its sentence. No single field shows
 /// these errors.
-const BAD_JOBS: [(&[&str], &str, &str); 59] = [
+const BAD_JOBS: [(&[&str], &str, &str); 63] = [
     (
         &["spec.training.mode=shadow"],
         "spec.training.mode",

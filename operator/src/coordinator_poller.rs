@@ -56,7 +56,7 @@ enum LateAnswer {
     Awaited,
     /// An answer that no reconcile has read yet.
     Arrived {
-        view: CoordinatorView,
+        view: Box<CoordinatorView>,
         /// Whether it took no longer than a reconcile waits.
         in_time: bool,
     },
@@ -84,7 +84,7 @@ impl CoordinatorPoller {
     pub async fn poll(&self, job: &JobRef, coordinator: &CoordinatorEndpoint) -> Option<CoordinatorView> {
         let was_late = match self.take(job, coordinator) {
             Some(LateAnswer::Awaited) => return None,
-            Some(LateAnswer::Arrived { view, .. }) => return Some(view),
+            Some(LateAnswer::Arrived { view, .. }) => return Some(*view),
             Some(LateAnswer::Read) => true,
             None => false,
         };
@@ -115,7 +115,7 @@ impl CoordinatorPoller {
             let view = request.await;
             let in_time = was_late && begun.elapsed() <= MOMENT;
             if let Some(late) = lock(&late).get_mut(&job).filter(|late| late.coordinator == coordinator) {
-                late.answer = LateAnswer::Arrived { view, in_time };
+                late.answer = LateAnswer::Arrived { view: Box::new(view), in_time };
             }
             // It fails only when the operator ends, and then no reconcile needs the answer.
             let _ended = arrived.send(job).await;

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::{Date, MissingValue, Transform};
 
@@ -52,7 +52,7 @@ pub enum FileFormat {
 
 /// How text is cut into rows and cells. Lines end in `\n` or `\r\n`. An empty line is not a row. A
 /// byte-order mark is skipped.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CsvFormat {
     /// ASCII characters between two cells, mostly one. Only one goes with `quoting`.
@@ -284,7 +284,7 @@ pub struct DenseField {
 }
 
 /// The column to predict.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LabelField {
     /// The column.
@@ -294,7 +294,7 @@ pub struct LabelField {
     pub positive_from: Option<f64>,
     /// The labels of words, from 0 to 1. If there are any, the column is text, and other texts are
     /// no labels.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub values: BTreeMap<String, f64>,
 }
 

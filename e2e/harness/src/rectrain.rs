@@ -14,7 +14,7 @@ use crate::{HarnessError, events, files, not_yet};
 /// See [`built`].
 pub fn job<'a>(manifest: &str, sets: impl IntoIterator<Item = &'a String>) -> Result<Command, HarnessError> {
     let mut command = Command::new(built("rectrain")?);
-    command.args(["run", manifest, "--json"]).current_dir(workspace());
+    command.args(["run", manifest, "--json", "--no-history"]).current_dir(workspace());
     for set in sets {
         command.args(["--set", set]);
     }
@@ -48,7 +48,7 @@ pub fn train(job: Command) -> Result<Value, HarnessError> {
 pub fn train_outside(manifest: &Value) -> Result<Value, HarnessError> {
     let file = std::env::temp_dir().join(format!("rectrain-{}.json", std::process::id()));
     files::write(&file, manifest.to_string())?;
-    let printed = output(command(built("rectrain")?, ["run", "--json"]).arg(&file));
+    let printed = output(command(built("rectrain")?, ["run", "--json", "--no-history"]).arg(&file));
     // The file has served its purpose, whether or not the run succeeded.
     let _removed = std::fs::remove_file(&file);
     events::final_event(&printed?)

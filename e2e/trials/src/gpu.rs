@@ -111,7 +111,7 @@ impl Program {
 
     /// Runs the short job with these overrides, whether or not it succeeds.
     fn attempt(&self, sets: &[&str]) -> Result<Output, HarnessError> {
-        let mut arguments = vec!["run", JOB, "--json"];
+        let mut arguments = vec!["run", JOB, "--json", "--no-history"];
         for set in SHORT.iter().chain(sets) {
             arguments.extend(["--set", set]);
         }

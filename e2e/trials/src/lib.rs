@@ -9,6 +9,7 @@ mod error;
 pub mod gpu;
 pub mod migration;
 pub mod movielens;
+pub mod page;
 pub mod peers;
 pub mod quality;
 pub mod stragglers;

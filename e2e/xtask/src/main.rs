@@ -14,7 +14,7 @@ use std::process::ExitCode;
 use rectrain_harness::workspace::workspace;
 use rectrain_harness::{HarnessError, say, skips};
 use rectrain_lint::{architecture, prose};
-use rectrain_trials::{chaos, continual, gpu, migration, peers, quality, stragglers, workers};
+use rectrain_trials::{chaos, continual, gpu, migration, page, peers, quality, stragglers, workers};
 
 use error::XtaskError;
 
@@ -35,6 +35,7 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   chaos [ARGS]      kills processes of a job at random and compares its model with an undisturbed run's
   migration [ARGS]  moves millions of rows between parameter servers of a running job and prints the step times
   peers [ARGS]      runs the same work with Rectrain, PyTorch, TorchRec and TensorFlow in turns and prints ratios
+  page [--update]   shows the page of a run in chromium in each state, and compares pictures with docs/images/page
   cluster COMMAND   runs a Kubernetes of two nodes on this machine, and trials in it; `cluster --help` lists COMMANDs
 With CI=true in the environment, a part that cannot run here is a failure. Otherwise it is skipped, and the last
 line lists the skipped parts.";
@@ -71,6 +72,7 @@ fn dispatch(arguments: &[&str]) -> Result<(), XtaskError> {
         ["chaos", rest @ ..] => Ok(chaos::run(rest)?),
         ["migration", rest @ ..] => Ok(migration::run(rest)?),
         ["peers", rest @ ..] => Ok(peers::run(rest)?),
+        ["page", rest @ ..] => Ok(page::run(rest)?),
         ["cluster", rest @ ..] => Ok(cluster::run(rest)?),
         _ => Err(HarnessError::Usage(USAGE).into()),
     }

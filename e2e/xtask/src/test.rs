@@ -8,7 +8,7 @@ use rectrain_harness::cargo::cargo_test;
 use rectrain_harness::times::Times;
 use rectrain_harness::{say, skips};
 use rectrain_trials::suite::{self, Lacking, Prefetch};
-use rectrain_trials::{TrialError, movielens};
+use rectrain_trials::{TrialError, movielens, page};
 
 use crate::check::check;
 use crate::error::XtaskError;
@@ -41,6 +41,7 @@ fn start_prefetch() -> Option<Prefetch> {
 fn parts(started: Instant, times: &mut Times) -> Result<(), XtaskError> {
     times.measure("formatting and lints", check)?;
     let lacking = times.measure("tests of the workspace", tests)?;
+    times.measure("the page in a browser", || page::run(&[]))?;
     times.measure("MovieLens", movielens::run)?;
     Ok(suite::run(started, lacking, times)?)
 }

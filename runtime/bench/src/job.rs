@@ -108,7 +108,13 @@ fn rectrain() -> Result<PathBuf, BenchError> {
 fn run(args: &JobArgs, settings: &Settings) -> Result<Value, BenchError> {
     let program = rectrain()?;
     let mut rectrain = Command::new(&program);
-    rectrain.arg("run").arg(&args.manifest).arg("--json").stdin(Stdio::null()).stderr(Stdio::piped());
+    rectrain
+        .arg("run")
+        .arg(&args.manifest)
+        .arg("--json")
+        .arg("--no-history")
+        .stdin(Stdio::null())
+        .stderr(Stdio::piped());
     let varied = settings.iter().map(|(path, value)| format!("{path}={value}"));
     for set in args.set.iter().cloned().chain(varied) {
         rectrain.args(["--set", &set]);

@@ -5,11 +5,14 @@ use std::path::{Path, PathBuf};
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{ArgMatches, Args, Command as ClapCommand, FromArgMatches, Parser, Subcommand, ValueEnum};
-use rectrain_crds::defaults::TERMINATION_GRACE_SECONDS;
+use rectrain_crds::defaults::{BAD_ROWS_LIMIT, TERMINATION_GRACE_SECONDS};
 use rectrain_crds::{Override, SetKind};
-use rectrain_kinds::Role;
+use rectrain_kinds::{Precision, Role};
+use rectrain_serving::ExportType;
 use rectrain_wire::Address;
 
+use crate::history::HistoryArgs;
+use crate::runs::RunsCommand;
 use crate::slow::{Cpus, Slow};
 
 /// Trains recommender models whose embedding tables are too large for one machine.
@@ -43,6 +46,11 @@ pub(crate) enum LogFormat {
 pub(crate) enum Command {
     /// Train a job on this machine
     Run(RunArgs),
+    /// List, show and compare the runs that `rectrain run` has left in a folder
+    Runs {
+        #[command(subcommand)]
+        command: RunsCommand,
+    },
     /// Check a manifest, and with --data its data, without running it
     Validate(ValidateArgs),
     /// Explain a field of a manifest, or a kind of model, optimizer or training mode
@@ -77,6 +85,8 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: CheckpointCommand,
     },
+    /// Predict the rows of files with a trained model
+    Predict(PredictArgs),
     /// Show the devices that dense workers on this machine can use
     Devices {
         /// Print JSON
@@ -189,6 +199,8 @@ pub(crate) struct RunArgs {
     /// root)
     #[arg(long, value_name = "WORKER=CORES", requires = "processes")]
     pub(crate) cpus: Vec<Cpus>,
+    #[command(flatten)]
+    pub(crate) history: HistoryArgs,
 }
 
 #[derive(Debug, Args)]
@@ -363,7 +375,68 @@ pub(crate) enum CheckpointCommand {
         /// Write the optimizers' state too
         #[arg(long)]
         optimizer_state: bool,
+        /// Write one folder for programs that predict instead: rows for mapping into memory, the
+        /// tower as ONNX, and model.json. The folder must be empty or new
+        #[arg(long = "for", value_enum, value_name = "PURPOSE", conflicts_with_all = ["format", "optimizer_state"])]
+        purpose: Option<ExportPurpose>,
+        /// The type of the rows' values, with --for serving: f32, f16, bf16 or int8
+        #[arg(long, requires = "purpose", default_value = "f32")]
+        values: ExportType,
     },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ExportPurpose {
+    /// Prediction
+    Serving,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PredictArgs {
+    /// The model: a checkpoint, a path with checkpoints (the newest is used), or a folder of
+    /// `rectrain checkpoint export --for serving`
+    pub(crate) model: String,
+    /// Files to predict, in this order: paths and URLs, also as globs (`'day/*.parquet'`)
+    #[arg(long, required = true, num_args = 1..)]
+    pub(crate) input: Vec<String>,
+    /// The file for the predictions, one row an input row: .parquet, .csv, or - for CSV on standard
+    /// output
+    #[arg(long)]
+    pub(crate) output: String,
+    /// A column to copy into the output, as text
+    #[arg(long = "id", value_name = "COLUMN")]
+    pub(crate) ids: Vec<String>,
+    /// Whether a bad row ends the command, or is left out and counted
+    #[arg(long, value_enum, default_value_t = BadRowsChoice::Fail)]
+    pub(crate) bad_rows: BadRowsChoice,
+    /// The largest number of bad rows that may be left out
+    #[arg(long, value_name = "ROWS", default_value_t = BAD_ROWS_LIMIT)]
+    pub(crate) bad_rows_limit: u64,
+    /// Rows that are predicted at a time. The job's local batch size repeats the bits of its own
+    /// evaluation
+    #[arg(long, value_name = "ROWS", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) batch_rows: u32,
+    /// Threads that compute; 0 means one for each core
+    #[arg(long, default_value_t = 0)]
+    pub(crate) threads: usize,
+    /// Precision of the products of linear layers: fp32 or bf16
+    #[arg(long, default_value = "fp32")]
+    pub(crate) precision: Precision,
+    /// Print the counts and metrics as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// An option of the object store, for the model and the input: `--option
+    /// endpoint=http://127.0.0.1:9000`
+    #[arg(long = "option", value_name = "NAME=VALUE")]
+    pub(crate) options: Vec<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum BadRowsChoice {
+    /// A bad row ends the command
+    Fail,
+    /// A bad row is left out and counted
+    Skip,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

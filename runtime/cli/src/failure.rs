@@ -44,6 +44,16 @@ impl From<OutputError> for Failure {
     }
 }
 
+impl From<rectrain_serving::ServingError> for Failure {
+    fn from(error: rectrain_serving::ServingError) -> Self {
+        match error {
+            rectrain_serving::ServingError::Checkpoint(error) => (*error).into(),
+            error if error.is_users_input() => Self::User(error.to_string()),
+            error => Self::Failed(error.to_string()),
+        }
+    }
+}
+
 /// The exit code of a command that a signal ended: the shells' code for SIGINT.
 pub(crate) const INTERRUPTED: u8 = 130;
 

@@ -22,6 +22,8 @@ const CAPABILITIES: &[Capability] = if GPU_SUPPORT {
 pub(crate) struct Job {
     /// The text of its manifest. Standard input can be read only once.
     pub(crate) text: String,
+    /// The manifest with its overrides as YAML; `None` if it cannot be written as YAML.
+    pub(crate) in_use: Option<String>,
     pub(crate) plan: Arc<JobPlan>,
     /// Sentences about the manifest for the user.
     pub(crate) notes: Vec<String>,
@@ -59,12 +61,18 @@ pub(crate) fn read(args: &JobArgs) -> Result<Job, Failure> {
     }
     let plan = Arc::new(plan_of(args, &manifest)?);
     let doubts = rectrain_crds::doubts(&manifest.resolved);
-    Ok(Job { text, plan, notes: manifest.set_aside, doubts })
+    let in_use = manifest.to_yaml();
+    Ok(Job { text, in_use, plan, notes: manifest.set_aside, doubts })
 }
 
 /// The plan of a process of a job. The process that started it has shown the notes.
 pub(crate) fn plan(args: &JobArgs) -> Result<Arc<JobPlan>, Failure> {
     read(args).map(|job| job.plan)
+}
+
+/// The manifest with its overrides as YAML; `None` if it cannot be read.
+pub(crate) fn manifest_in_use(args: &JobArgs) -> Option<String> {
+    load(args, &input::read(&args.manifest, "manifest").ok()?).ok()?.to_yaml()
 }
 
 /// `rectrain validate`. The job may be one that needs a cluster.

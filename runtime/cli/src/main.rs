@@ -6,12 +6,14 @@
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod args;
+mod browser;
 mod checkpoint;
 #[cfg(feature = "cluster")]
 mod cluster;
 mod data;
 mod devices;
 mod failure;
+mod history;
 mod human;
 mod input;
 mod job;
@@ -22,12 +24,15 @@ mod outlook;
 mod output;
 mod parent;
 mod policy;
+mod predict;
 mod preview;
 mod processes;
 mod progress;
+mod record;
 mod role;
 mod run;
 mod running;
+mod runs;
 mod saving;
 mod scale;
 mod sentences;
@@ -67,6 +72,7 @@ fn main() -> ExitCode {
 fn execute(command: Command) -> Result<(), Failure> {
     match command {
         Command::Run(args) => run::run(&args),
+        Command::Runs { command } => runs::run(&command),
         Command::Validate(args) => job::validate(&args),
         Command::Explain { topic, recursive } => job::explain(&topic, recursive),
         Command::Simulate(args) => simulate::run(&args),
@@ -75,6 +81,7 @@ fn execute(command: Command) -> Result<(), Failure> {
         Command::Mode(args) => mode::mode(&args),
         Command::Scale(args) => scale::scale(&args),
         Command::Checkpoint { command } => checkpoint::run(&command),
+        Command::Predict(args) => predict::run(&args),
         Command::Devices { json } => devices::show(json),
         Command::Coordinator(args) => role::coordinate(&args),
         Command::Member(member) => role::run_member(member.role, &member.args),

@@ -45,6 +45,25 @@ pub(crate) fn write(text: impl Display) -> io::Result<()> {
     output.flush()
 }
 
+/// Standard output for results of many lines. A closed pipe is no error, as in [`line`].
+pub(crate) struct Results;
+
+impl Write for Results {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match io::stdout().write(bytes) {
+            Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(bytes.len()),
+            written => written,
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match io::stdout().flush() {
+            Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+            flushed => flushed,
+        }
+    }
+}
+
 /// Prints a line to standard error. If the line cannot be written, for example to a full disk, the
 /// command continues, and its exit code tells the result.
 pub(crate) fn say(text: &str) {

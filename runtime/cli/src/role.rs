@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use prometheus::Registry;
-use rectrain_coordinator::{Coordinator, Guard, JournalPlace, LivePage, recover_copy, serve_control};
+use rectrain_coordinator::{Coordinator, Guard, JournalPlace, LivePage, RunFacts, recover_copy, serve_control};
 use rectrain_kinds::Role;
 use rectrain_member::http::{serve_metrics, serve_metrics_and_page};
 use rectrain_member::member::Member;
@@ -71,6 +71,7 @@ pub(crate) fn coordinate(args: &CoordinatorArgs) -> Result<(), Failure> {
     crate::failure::runtime()?.block_on(async {
         let Network { metrics, counters, transport, credentials } = Network::new(&args.tls, &plan)?;
         let (page, readiness) = (LivePage::default(), Readiness::default());
+        page.describe(RunFacts { manifest: job::manifest_in_use(&args.job), ..RunFacts::default() });
         let (metrics_address, _metrics) =
             serve_metrics_and_page(args.metrics, metrics.clone(), readiness.clone(), page.clone()).await?;
         let events = EventLog::default();

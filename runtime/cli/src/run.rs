@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use prometheus::Registry;
-use rectrain_coordinator::{Coordinator, LivePage, serve_control};
+use rectrain_coordinator::{Coordinator, INTERRUPTED, LivePage, RunFacts, serve_control};
 use rectrain_crds::defaults::TERMINATION_GRACE_SECONDS;
 use rectrain_member::http::serve_metrics_and_page;
 use rectrain_member::local::run_with;
@@ -14,14 +14,15 @@ use rectrain_protocol::readiness::Readiness;
 
 use crate::args::RunArgs;
 use crate::failure::Failure;
+use crate::history::{Ending, History};
 use crate::job::Job;
 use crate::running::Running;
 use crate::saving::save_while;
 use crate::show::{Addresses, Display};
-use crate::{data, job, outlook, output, processes, signal, slow};
+use crate::{browser, data, job, outlook, output, processes, signal, slow};
 
 pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
-    let Job { text, plan, notes, doubts } = job::read(&args.job)?;
+    let Job { text, in_use, plan, notes, doubts } = job::read(&args.job)?;
     // The text is read once: the user may edit the manifest for the next experiment meanwhile.
     let manifest = args.processes.then(|| processes::frozen(&text)).transpose()?;
     output::check().map_err(|error| {
@@ -29,29 +30,61 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
     })?;
     data::provide(&plan)?;
     let outlook = outlook::look(&plan)?;
-    let display = Display::new(args.json, outlook, doubts.into_iter().chain(outlook.doubt()).collect());
+    let mut display = Display::new(args.json, outlook, doubts.into_iter().chain(outlook.doubt()).collect());
     for note in &notes {
         display.note(&format!("note: {note}"));
     }
+    let history = History::of(&args.history, &plan, in_use.as_deref());
+    display.record_in(history.clone());
     // Drawing the whole test part takes time, and the JSON output does not contain the result.
     if !args.json
         && let Some(auc) = data::best_possible_auc(&plan)?
     {
         display.note(&format!("synthetic clicks: the best possible test AUC is {auc:.4}"));
     }
-    crate::failure::runtime()?.block_on(async {
+    let run_facts = RunFacts { manifest: in_use, ..history.facts() };
+    let outcome = crate::failure::runtime()?.block_on(async {
         match manifest {
             Some(manifest) => processes::run(args, &plan, manifest, display).await,
-            None => Box::pin(in_process(args, plan, display)).await,
+            None => Box::pin(in_process(args, plan, display, Recorded { history: history.clone(), run_facts })).await,
         }
-    })
+    });
+    if let Some(page) = history.end(&ending(&outcome))
+        && !args.json
+    {
+        output::say(&format!("the page of this run: {}", page.display()));
+    }
+    outcome
 }
 
-async fn in_process(args: &RunArgs, plan: Arc<JobPlan>, mut display: Display) -> Result<(), Failure> {
+fn ending(outcome: &Result<(), Failure>) -> Ending {
+    match outcome {
+        Ok(()) => Ending::Done,
+        Err(Failure::Interrupted(message)) => Ending::Interrupted(message.clone()),
+        Err(failure) => Ending::Failed(failure.message().to_owned()),
+    }
+}
+
+/// The history of the run, and the facts that its live page shows.
+struct Recorded {
+    history: History,
+    run_facts: RunFacts,
+}
+
+async fn in_process(
+    args: &RunArgs,
+    plan: Arc<JobPlan>,
+    mut display: Display,
+    recorded: Recorded,
+) -> Result<(), Failure> {
     let metrics = RoleMetrics::new(Registry::new())?;
     let (page, readiness) = (LivePage::default(), Readiness::default());
     let (address, _serving) =
         serve_metrics_and_page(args.metrics, metrics.clone(), readiness.clone(), page.clone()).await?;
+    page.describe(recorded.run_facts);
+    if args.history.open {
+        browser::open(format!("http://{address}/"));
+    }
     let slow = slow::factors(&args.slow, plan.replicas.dense_worker)?;
     let events = EventLog::default();
     let mut follower = events.follow();
@@ -82,7 +115,8 @@ async fn in_process(args: &RunArgs, plan: Arc<JobPlan>, mut display: Display) ->
             let saving = async { coordinator.save_now().await.map_err(|error| error.to_string()) };
             let interrupted = save_while(&mut running, saving, TERMINATION_GRACE_SECONDS).await;
             showing.abort();
-            coordinator.fail("interrupted".to_owned(), false);
+            recorded.history.record_state(page.state());
+            coordinator.fail(INTERRUPTED.to_owned(), false);
             // The job's members end in order, or `run_with` stops them.
             let _ended = running.await;
             return Err(interrupted);
@@ -90,6 +124,7 @@ async fn in_process(args: &RunArgs, plan: Arc<JobPlan>, mut display: Display) ->
     };
     // The last event has been pushed, so the display ends by itself.
     let unwritten = showing.await.map_err(|error| Failure::Failed(format!("the display failed: {error}")))?;
+    recorded.history.record_state(page.state());
     result?;
     unwritten.map_or(Ok(()), |reason| Err(Failure::Failed(reason)))
 }

@@ -8,6 +8,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use rectrain_protocol::events::{JobEvent, Summary, TestMetrics};
 use serde::Serialize;
 
+use crate::history::History;
 use crate::human::number;
 use crate::outlook::Outlook;
 use crate::output::{self, say};
@@ -28,6 +29,7 @@ pub(crate) struct Display {
     best: Option<(f64, u64)>,
     /// Why the summary is not on standard output, in a sentence.
     unwritten: Option<String>,
+    history: History,
 }
 
 /// The least time between two lines of progress.
@@ -75,7 +77,13 @@ impl Display {
         }
         let course = Course::new(outlook);
         let lines = !json && !terminal;
-        Self { json, bar, lines, last_line: None, course, pending: warnings, best: None, unwritten: None }
+        let history = History::default();
+        Self { json, bar, lines, last_line: None, course, pending: warnings, best: None, unwritten: None, history }
+    }
+
+    /// Records every event in this history, too.
+    pub(crate) fn record_in(&mut self, history: History) {
+        self.history = history;
     }
 
     /// Prints a line for a person. With `--json` it prints nothing.
@@ -105,6 +113,7 @@ impl Display {
     }
 
     pub(crate) fn show(&mut self, event: &JobEvent) {
+        self.history.record(event);
         if let JobEvent::Summary(summary) = event {
             self.conclude(summary);
             return;

@@ -650,10 +650,19 @@ fn metrics_and_a_page_are_served_while_a_job_trains() {
     let members: Vec<&Value> = first["members"].as_array().unwrap().iter().map(|member| &member["role"]).collect();
     assert_eq!(members, ["ps", "embedding-worker", "dense-worker", "loader"]);
     assert_eq!(first["members"][0]["slots"], 1024);
+    assert!(first["manifest"].as_str().unwrap().contains("kind: deepfm"), "{}", first["manifest"]);
+    assert_eq!((&first["plan"]["globalBatchRows"], &first["command"]), (&128.into(), &"rectrain run job.yaml".into()));
+    assert!(first["state"]["rows"].as_u64() > Some(0) && first["members"][0]["rows"].as_u64() > Some(0), "{first}");
+    let points = first["curve"]["step"].as_array().unwrap().len();
+    assert!(points > 0 && first["curve"]["loss"].as_array().unwrap().len() == points, "{}", first["curve"]);
     let known = first["events"].as_array().unwrap().last().unwrap()["number"].as_u64().unwrap();
     let later = job(&format!("?after={known}"));
     assert!(later["events"].as_array().unwrap().iter().all(|event| event["number"].as_u64() > Some(known)), "{later}");
     assert!(later["step"].as_u64() >= first["step"].as_u64());
+    let newer = job(&format!("?after={known}&points={}", first["curve"]["last"]));
+    let steps = newer["curve"]["step"].as_array().unwrap();
+    let last = first["curve"]["step"].as_array().unwrap().last().unwrap().as_u64();
+    assert!(steps.iter().all(|step| step.as_u64() >= last) && newer["manifest"].is_null(), "{newer}");
     child.kill().unwrap();
     child.wait().unwrap();
     for name in [

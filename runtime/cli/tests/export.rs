@@ -4,8 +4,10 @@
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
+mod python;
+
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
@@ -171,28 +173,6 @@ fn rectrain(arguments: &[&str]) -> (bool, String) {
     (output.status.success(), text)
 }
 
-/// A Python with the packages, from a virtual environment in the user's cache. `None` if the
-/// packages cannot be installed.
-fn python() -> Option<PathBuf> {
-    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
-    let cache = cache.or_else(|| std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache")))?;
-    let folder = cache.join("rectrain/venv-export");
-    let python = folder.join("bin/python");
-    let imports = format!("import {}", PACKAGES.join(", "));
-    let works = || Command::new(&python).args(["-c", &imports]).output().is_ok_and(|output| output.status.success());
-    if works() {
-        return Some(python);
-    }
-    let made = Command::new("python3").args(["-m", "venv"]).arg(&folder).output();
-    let installed =
-        made.and_then(|_| Command::new(&python).args(["-m", "pip", "install", "--quiet"]).args(PACKAGES).output());
-    if works() {
-        return Some(python);
-    }
-    eprintln!("SKIPPED: {PACKAGES:?} cannot be installed: {installed:?}");
-    None
-}
-
 fn kinds() -> Vec<ModelSettings> {
     let dcn = |structure, low_rank, hidden| ModelSettings::DcnV2 { structure, cross_layers: 2, low_rank, hidden };
     vec![
@@ -210,7 +190,7 @@ fn kinds() -> Vec<ModelSettings> {
 
 #[test]
 fn other_programs_make_the_towers_predictions_from_an_export() {
-    let Some(python) = python() else { return };
+    let Some(python) = python::find(&PACKAGES) else { return };
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/export_check.py");
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     let folder = tempfile::tempdir().unwrap();

@@ -72,7 +72,7 @@ use self::copies::Copies;
 use self::journal::Journal;
 pub use self::journal::JournalPlace;
 use self::lease::{PathLease, ReleaseOnDrop};
-pub use self::page::LivePage;
+pub use self::page::{Columns, INTERRUPTED, LivePage, PlanFacts, Point, RunFacts, page_of_runs};
 pub use self::recovery::recover_copy;
 pub use self::refused::{ResizeRefused, SaveRefused};
 use self::state::State;
@@ -148,7 +148,8 @@ impl Coordinator {
         let checkpoints = Checkpoints::open(&plan, run)?;
         let recovered = recovered.flatten();
         let lease = checkpoints.as_ref().map(Checkpoints::lease);
-        let coordinator = Self { lease: lease.clone(), ..Self::new(plan, journal, events, metrics)? };
+        // Boxed: a future that holds it would be too large for the stack.
+        let coordinator = Box::new(Self { lease: lease.clone(), ..Self::new(plan, journal, events, metrics)? });
         if let (Some(checkpoints), None) = (&checkpoints, &recovered) {
             checkpoints.probe().await?;
             checkpoints.lease().acquire(&coordinator.events).await?;

@@ -112,10 +112,10 @@ mod tests {
     fn slow_steps_are_no_stall() {
         let begun = Instant::now();
         let mut throughput = Throughput::default();
-        for step in 0..4 {
+        for step in 0..4_u64 {
             throughput.note(begun + Duration::from_secs(30 * step), 3000 * step);
         }
-        let at = |seconds| begun + Duration::from_secs(90 + seconds);
+        let at = |seconds: u64| begun + Duration::from_secs(90 + seconds);
         assert!((throughput.per_second(at(60)) - 100.0).abs() < 1e-6);
         assert!(throughput.overdue(at(60)).is_none() && throughput.overdue(at(100)).is_some());
     }

@@ -90,6 +90,54 @@ impl SparseColumn {
     }
 }
 
+/// The texts of one column that travel with the rows, unchanged.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TextColumn {
+    bytes: Vec<u8>,
+    /// Where the text of each row ends in `bytes`.
+    ends: Vec<usize>,
+    /// Whether the cell of each row is null.
+    nulls: Vec<bool>,
+}
+
+impl TextColumn {
+    /// The number of rows.
+    pub fn rows(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// The text of row `row`, which need not be UTF-8. `None` for a null of Parquet.
+    pub fn text(&self, row: usize) -> Option<&[u8]> {
+        (!self.nulls[row]).then(|| &self.bytes[self.start(row)..self.ends[row]])
+    }
+
+    pub(crate) fn push(&mut self, text: Option<&[u8]>) {
+        self.bytes.extend_from_slice(text.unwrap_or_default());
+        self.ends.push(self.bytes.len());
+        self.nulls.push(text.is_none());
+    }
+
+    fn start(&self, row: usize) -> usize {
+        row.checked_sub(1).map_or(0, |before| self.ends[before])
+    }
+
+    fn append(&mut self, other: &Self, rows: impl IntoIterator<Item = usize>) {
+        rows.into_iter().for_each(|row| self.push(other.text(row)));
+    }
+
+    fn pick(&self, rows: impl IntoIterator<Item = usize>) -> Self {
+        let mut picked = Self::default();
+        picked.append(self, rows);
+        picked
+    }
+
+    fn truncate(&mut self, rows: usize) {
+        self.ends.truncate(rows);
+        self.nulls.truncate(rows);
+        self.bytes.truncate(self.ends.last().copied().unwrap_or(0));
+    }
+}
+
 /// Rows of a data set. Sparse and dense columns are in the order of the schema's fields.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Batch {
@@ -101,11 +149,14 @@ pub struct Batch {
     pub dense_width: usize,
     /// Transformed dense features, row-major `[samples, dense_width]`.
     pub dense: Vec<f32>,
-    /// Labels in [0, 1], `[samples]`.
+    /// Labels in [0, 1], `[samples]`. NaN in a file without a label column, which only
+    /// [`SourceConfig::label_is_optional`](crate::SourceConfig::label_is_optional) allows.
     pub labels: Vec<f32>,
     /// The hashed group of each row, for grouped AUC, or [`NO_GROUP`](rectrain_kinds::NO_GROUP).
     /// `None` if the schema names no group.
     pub groups: Option<Vec<u64>>,
+    /// One column for each of [`SourceConfig::carried`](crate::SourceConfig::carried).
+    pub carried: Vec<TextColumn>,
 }
 
 impl Batch {
@@ -125,6 +176,7 @@ impl Batch {
             dense: Vec::new(),
             labels: Vec::new(),
             groups: grouped.then(Vec::new),
+            carried: Vec::new(),
         }
     }
 
@@ -137,14 +189,17 @@ impl Batch {
             dense_width: width,
             dense: self.dense[rows.start * width..rows.end * width].to_vec(),
             labels: self.labels[rows.clone()].to_vec(),
-            groups: self.groups.as_ref().map(|g| g[rows].to_vec()),
+            groups: self.groups.as_ref().map(|g| g[rows.clone()].to_vec()),
+            carried: self.carried.iter().map(|c| c.pick(rows.clone())).collect(),
         }
     }
 
     /// Appends the rows `rows` of `other`. Panics if the two have different schemas.
     pub fn append(&mut self, other: &Self, rows: Range<usize>) {
         assert!(
-            self.sparse.len() == other.sparse.len() && self.dense_width == other.dense_width,
+            self.sparse.len() == other.sparse.len()
+                && self.dense_width == other.dense_width
+                && self.carried.len() == other.carried.len(),
             "batches of different schemas cannot be joined"
         );
         let width = self.dense_width;
@@ -154,6 +209,9 @@ impl Batch {
         self.dense.extend_from_slice(&other.dense[rows.start * width..rows.end * width]);
         self.labels.extend_from_slice(&other.labels[rows.clone()]);
         self.samples += rows.len();
+        for (mine, theirs) in self.carried.iter_mut().zip(&other.carried) {
+            mine.append(theirs, rows.clone());
+        }
         match (&mut self.groups, &other.groups) {
             (None, None) => {}
             (Some(mine), Some(theirs)) => mine.extend_from_slice(&theirs[rows]),
@@ -191,6 +249,7 @@ impl Batch {
             dense,
             labels: order.iter().map(|&r| self.labels[r as usize]).collect(),
             groups: self.groups.as_deref().map(pick),
+            carried: self.carried.iter().map(|c| c.pick(order.iter().map(|&row| row as usize))).collect(),
         }
     }
 
@@ -240,6 +299,7 @@ impl Batch {
         if let Some(groups) = &mut self.groups {
             groups.truncate(samples);
         }
+        self.carried.iter_mut().for_each(|column| column.truncate(samples));
         self.samples = samples;
     }
 }
@@ -299,6 +359,23 @@ mod tests {
             cut_off.truncate(cut);
             prop_assert_eq!(cut_off, batch_of(&rows[..cut]));
         }
+    }
+
+    #[test]
+    fn carried_texts_stay_with_their_rows() {
+        let texts = |column: &TextColumn| -> Vec<Option<Vec<u8>>> {
+            (0..column.rows()).map(|row| column.text(row).map(<[u8]>::to_vec)).collect()
+        };
+        let mut column = TextColumn::default();
+        for text in [Some(&b"a"[..]), None, Some(b""), Some(b"bcd")] {
+            column.push(text);
+        }
+        let all = texts(&column);
+        assert_eq!(all, [Some(b"a".to_vec()), None, Some(vec![]), Some(b"bcd".to_vec())]);
+        assert_eq!(texts(&column.pick([3, 1])), [all[3].clone(), all[1].clone()]);
+        column.truncate(2);
+        column.append(&column.clone(), 0..1);
+        assert_eq!(texts(&column), [all[0].clone(), None, all[0].clone()]);
     }
 
     #[test]

@@ -30,6 +30,11 @@ pub struct SourceConfig {
     /// `google_service_account`, `google_skip_signature` …. The environment (`AWS_*`, `GOOGLE_*`)
     /// gives the others.
     pub storage_options: BTreeMap<String, String>,
+    /// Columns whose texts travel with the rows, besides the columns of the schema: see
+    /// [`Batch::carried`](crate::Batch::carried).
+    pub carried: Vec<String>,
+    /// Whether a file may lack the label column. Its labels are then NaN. Training needs labels.
+    pub label_is_optional: bool,
 }
 
 /// The format of a source's rows.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use object_store::ObjectStore;
 use rectrain_kinds::{BadRows, Offset, Position, Schema, Segment, Split, TimeBound};
 
+use crate::batch::Batch;
 use crate::blocking::Stop;
 use crate::config::{ReadPlan, SourceConfig, Subset};
 use crate::error::DataError;
@@ -88,6 +89,11 @@ impl Dataset {
     /// The schema with which it was opened.
     pub fn schema(&self) -> &Schema {
         &self.shared.encoder.schema
+    }
+
+    /// A batch of no rows of this data set.
+    pub(crate) fn empty_batch(&self) -> Batch {
+        self.shared.encoder.empty_batch()
     }
 
     /// Another subset of the same source. The two share all counts of rows.
@@ -297,7 +303,11 @@ fn open_source(
     find_files: &dyn Fn() -> Result<Vec<SourceFile>, DataError>,
 ) -> Result<(Box<dyn Source>, Arc<Encoder>), DataError> {
     check(config, &schema)?;
-    let encoder = Arc::new(Encoder::new(schema, &config.null_values));
+    let encoder = Arc::new(Encoder {
+        carried: config.carried.clone(),
+        needs_label: !config.label_is_optional,
+        ..Encoder::new(schema, &config.null_values)
+    });
     let time = match &config.split {
         Some(Split::Time { column, test_from }) => Some((column.as_str(), test_from)),
         _ => None,

@@ -51,7 +51,7 @@ pub mod synthetic;
 mod text;
 mod time;
 
-pub use batch::{Batch, SparseColumn};
+pub use batch::{Batch, SparseColumn, TextColumn};
 pub use config::{Format, ReadPlan, SourceConfig, Subset};
 pub use dataset::Dataset;
 pub use error::{DataError, Place};

@@ -291,7 +291,7 @@ impl Parser {
             return Ok(None);
         };
         let skipped_before = cursor.rows.skipped();
-        let mut batch = Batch::of_schema(self.dataset.schema());
+        let mut batch = self.dataset.empty_batch();
         batch.reserve(span.rows.min(1 << 16) as usize);
         cursor.row = cursor.row.map(|row| row.saturating_add(span.rows));
         if cursor.rows.advance(span.rows, Some(&mut batch))? == 0 && self.dataset.is_finite() {

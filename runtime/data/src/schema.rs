@@ -2,6 +2,7 @@
 
 use rectrain_kinds::{DenseField, LabelField, NO_GROUP, Schema, SparseField, Transform};
 
+use crate::batch::{Batch, TextColumn};
 use crate::error::DataError;
 use crate::key::TableSeed;
 use crate::null::{NullValues, may_be_marker};
@@ -124,6 +125,10 @@ pub(crate) struct Encoder {
     pub(crate) sparse: Vec<SparseEncoder>,
     pub(crate) group: Option<SparseEncoder>,
     pub(crate) nulls: NullValues,
+    /// Columns whose texts travel with the rows.
+    pub(crate) carried: Vec<String>,
+    /// Whether every file must have the label column.
+    pub(crate) needs_label: bool,
 }
 
 /// The encoder of a column of ids.
@@ -144,7 +149,13 @@ impl Encoder {
         let nulls = NullValues::new(null_values);
         let sparse = schema.sparse.iter().map(|field| SparseEncoder::new(field, &nulls)).collect();
         let group = schema.group.as_deref().map(|column| SparseEncoder::of_group(column, &nulls));
-        Self { schema, sparse, group, nulls }
+        Self { schema, sparse, group, nulls, carried: Vec::new(), needs_label: true }
+    }
+
+    /// A batch of no rows.
+    pub(crate) fn empty_batch(&self) -> Batch {
+        let carried = vec![TextColumn::default(); self.carried.len()];
+        Batch { carried, ..Batch::of_schema(&self.schema) }
     }
 }
 
@@ -248,21 +259,32 @@ pub(crate) struct Layout {
     pub(crate) names: Vec<String>,
     pub(crate) sparse: Vec<usize>,
     pub(crate) dense: Vec<usize>,
-    pub(crate) label: usize,
+    /// `None` if the file lacks the column and need not have it.
+    pub(crate) label: Option<usize>,
     pub(crate) group: Option<usize>,
     pub(crate) time: Option<usize>,
+    pub(crate) carried: Vec<usize>,
 }
 
 impl Layout {
-    /// Finds every column of `schema`, and the column of a split by time, among `names`.
-    pub(crate) fn bind(file: &str, names: Vec<String>, schema: &Schema, time: Option<&str>) -> Result<Self, DataError> {
+    /// Finds every column of the schema, the carried ones, and the column of a split by time, among
+    /// `names`.
+    pub(crate) fn bind(
+        file: &str,
+        names: Vec<String>,
+        encoder: &Encoder,
+        time: Option<&str>,
+    ) -> Result<Self, DataError> {
+        let schema = &encoder.schema;
         let find = |wanted: &str| find_column(file, &names, wanted);
+        let has_label = encoder.needs_label || names.contains(&schema.label.name);
         Ok(Self {
             sparse: schema.sparse.iter().map(|field| find(&field.name)).collect::<Result<_, _>>()?,
             dense: schema.dense.iter().map(|field| find(&field.name)).collect::<Result<_, _>>()?,
-            label: find(&schema.label.name).map_err(name_the_label)?,
+            label: has_label.then(|| find(&schema.label.name).map_err(name_the_label)).transpose()?,
             group: schema.group.as_deref().map(find).transpose()?,
             time: time.map(find).transpose()?,
+            carried: encoder.carried.iter().map(|column| find(column)).collect::<Result<_, _>>()?,
             names,
         })
     }

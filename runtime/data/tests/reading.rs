@@ -268,6 +268,29 @@ fn every_kind(folder: &Folder, rows: &[Row]) -> Vec<(&'static str, SourceConfig)
 }
 
 #[test]
+fn carried_texts_come_back_with_their_rows_and_labels_may_be_absent() {
+    let (folder, rows) = (Folder::new(), rows(40));
+    let strip = |line: &str| line.split_once(',').map(|(_, rest)| rest.to_owned()).unwrap();
+    let bare: Vec<String> = csv(&rows).lines().map(strip).collect();
+    let text = folder.put("rows.csv", bare.join("\n"));
+    let binary = folder.put("rows.parquet", parquet(&rows, 11));
+    for path in [&text, &binary] {
+        let carried = vec!["tags".to_owned(), "user".to_owned()];
+        let source = SourceConfig { carried, label_is_optional: true, ..config(&[path]) };
+        let batch = open_and_read(source).unwrap();
+        assert_eq!(batch.sparse, expected(&rows).sparse);
+        assert_eq!(batch.labels.iter().all(|label| label.is_nan()), path == &text);
+        for (place, row) in rows.iter().enumerate() {
+            let found = batch.carried.iter().map(|column| column.text(place).unwrap_or_default().to_vec());
+            let expected = [row.tags.join("|").into_bytes(), row.user.clone().into_bytes()];
+            assert_eq!(found.collect::<Vec<_>>(), expected, "row {place}");
+        }
+    }
+    let message = open_and_read(config(&[&text])).unwrap_err().to_string();
+    assert!(message.contains("has no column `y`"), "{message}");
+}
+
+#[test]
 fn every_kind_of_file_gives_the_same_batches() {
     let (folder, rows) = (Folder::new(), rows(101));
     let wanted = expected(&rows);

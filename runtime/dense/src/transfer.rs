@@ -323,8 +323,8 @@ mod tests {
     #[test]
     fn features_that_come_and_go_leave_all_other_weights() {
         for settings in all_settings() {
-            let (few, many): ((&[&str], &[&str]), (&[&str], &[&str])) =
-                ((&["a", "c"], &["x"]), (&["a", "b", "c"], &["w", "x"]));
+            let few: (&[&str], &[&str]) = (&["a", "c"], &["x"]);
+            let many: (&[&str], &[&str]) = (&["a", "b", "c"], &["w", "x"]);
             let (grown, taken) = carry(&settings, few, many);
             assert_eq!(grown.fresh(), grown.own_total - grown.saved_total, "{settings:?}");
             let (shrunk, _) = carry(&settings, many, few);

@@ -34,7 +34,7 @@ use rectrain_wire::{BoxFuture, Frame, Peer, Refusal, Service, Tensor};
 use tokio::sync::Semaphore;
 
 use crate::pieces::{Piece, Pieces};
-use crate::prepared_ids::PreparedIds;
+pub use crate::prepared_ids::PreparedIds;
 use crate::rows::{LookedUp, Rows};
 use crate::times::ForwardTimes;
 

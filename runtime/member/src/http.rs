@@ -41,6 +41,7 @@ pub async fn serve_metrics_and_page(
     page: LivePage,
 ) -> Result<(SocketAddr, JoinHandle<()>), RoleError> {
     let (listener, bound) = listen(address).await?;
+    page.observe(metrics.registry());
     let router = routes(metrics, readiness).merge(page.router());
     let serving = tokio::spawn(async move {
         tokio::select! {

@@ -49,7 +49,7 @@ pub fn run(paths: &Paths) -> Result<(), TrialError> {
     kubectl.apply(NAMESPACE, &job)?;
     let there = watch(&kubectl)?;
     println!("{there:#}");
-    let here = output(command(built("rectrain")?, ["run", JOB, "--json"]).current_dir(workspace()))?;
+    let here = output(command(built("rectrain")?, ["run", JOB, "--json", "--no-history"]).current_dir(workspace()))?;
     let here = final_event(&here)?;
     if here["parametersSha256"] != there["parametersSha256"] {
         let expected = format!("the model {} that `rectrain run` trains", here["parametersSha256"]);

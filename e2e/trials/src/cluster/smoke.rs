@@ -40,7 +40,7 @@ pub fn run(paths: &Paths) -> Result<(), TrialError> {
     build(paths, &[KUBE])?;
     build_programs()?;
     provide(paths, &[Image::Runtime])?;
-    let mut run = command(built("rectrain")?, ["run", JOB, "--json"]);
+    let mut run = command(built("rectrain")?, ["run", JOB, "--json", "--no-history"]);
     run.args(SETS.iter().flat_map(|set| ["--set", set])).current_dir(workspace());
     let here = final_event(&output(&mut run)?)?;
 

@@ -131,7 +131,7 @@ impl Job {
     fn start(manifest: &Path) -> Result<Self, HarnessError> {
         let page = http::free_address()?;
         let mut run = Command::new(built("rectrain")?);
-        run.args(["run", "--processes", "--json", "--metrics", &page.to_string()]).arg(manifest);
+        run.args(["run", "--processes", "--json", "--no-history", "--metrics", &page.to_string()]).arg(manifest);
         // The processes log the addresses of their metrics at this level.
         run.env("RECTRAIN_LOG", "info").env("NO_COLOR", "1").stdout(Stdio::null()).stderr(Stdio::piped());
         let mut run = start(&mut run)?;

@@ -3,6 +3,7 @@
 
 mod diff;
 mod export;
+mod serving;
 mod show;
 
 use std::collections::BTreeMap;
@@ -11,7 +12,7 @@ use rectrain_checkpoint::{Checkpoint, CheckpointError, Depth, ListedState, list,
 use rectrain_embedding::{Slot, Store};
 use rectrain_storage::{Directory, StorageError};
 
-use crate::args::{CheckpointCommand, CheckpointPlace};
+use crate::args::{CheckpointCommand, CheckpointPlace, ExportPurpose};
 use crate::failure::Failure;
 use crate::human::bytes;
 use crate::output;
@@ -33,6 +34,20 @@ fn is_users(error: &StorageError) -> bool {
         StorageError::Store { .. } => false,
         _ => error.is_users_input(),
     }
+}
+
+/// Opens the checkpoint that a path names, or the newest one in it.
+pub(crate) async fn open(place: &CheckpointPlace) -> Result<Checkpoint, Failure> {
+    Place::of(place)?.one().await
+}
+
+/// The options of an object store.
+pub(crate) fn store_options(options: &[String]) -> Result<BTreeMap<String, String>, Failure> {
+    let pair = |option: &String| {
+        let pair = option.split_once('=').map(|(name, value)| (name.to_owned(), value.to_owned()));
+        pair.ok_or_else(|| Failure::User(format!("--option {option}: write it as NAME=VALUE")))
+    };
+    options.iter().map(pair).collect()
 }
 
 /// Runs one of the subcommands.
@@ -58,9 +73,12 @@ pub(crate) fn run(command: &CheckpointCommand) -> Result<(), Failure> {
                 let (one, other) = (Place::of(place)?.one().await?, Place::of(&other)?.one().await?);
                 diff::run(&one, &other).await
             }
-            CheckpointCommand::Export { place, output, format, optimizer_state } => {
+            CheckpointCommand::Export { place, output, format, optimizer_state, purpose, values } => {
                 let checkpoint = Place::of(place)?.one().await?;
-                export::run(&checkpoint, output, format, *optimizer_state).await
+                match purpose {
+                    Some(ExportPurpose::Serving) => serving::run(&checkpoint, output, *values).await,
+                    None => export::run(&checkpoint, output, format, *optimizer_state).await,
+                }
             }
         }
     })
@@ -75,13 +93,7 @@ struct Place {
 
 impl Place {
     fn of(place: &CheckpointPlace) -> Result<Self, Failure> {
-        let mut options = BTreeMap::new();
-        for option in &place.options {
-            let (name, value) = option
-                .split_once('=')
-                .ok_or_else(|| Failure::User(format!("--option {option}: write it as NAME=VALUE")))?;
-            options.insert(name.to_owned(), value.to_owned());
-        }
+        let options = store_options(&place.options)?;
         let path = place.path.trim_end_matches('/');
         let (before, last) = path.rsplit_once('/').unwrap_or((".", path));
         let (path, one) =

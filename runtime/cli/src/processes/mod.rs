@@ -48,7 +48,7 @@ use crate::running::Running;
 use crate::saving::{interrupted, save};
 use crate::show::{Addresses, Display};
 use crate::slow::CpuLimit;
-use crate::{signal, slow};
+use crate::{browser, signal, slow};
 
 /// How long a coordinator may take to print its addresses.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
@@ -187,6 +187,9 @@ impl Job<'_> {
         let _running = Running::note(&self.plan.name, &addresses.control);
         let page = addresses.metrics.trim_end_matches("metrics");
         display.addresses(&Addresses { page, metrics: &addresses.metrics, control: &addresses.control });
+        if self.args.history.open && restarts.done() == 0 {
+            browser::open(page);
+        }
         let stop = watch::Sender::new(());
         // Declared before `children`, so that it is dropped after them: a cgroup can only be
         // removed when its process has ended.

@@ -188,6 +188,19 @@ impl State {
         if first_epoch_read { self.check_labels() } else { Ok(()) }
     }
 
+    /// Global batches of an epoch over the present files; `None` until one was read to its end.
+    pub(crate) fn steps_per_epoch(&self) -> Option<u64> {
+        let rows = self.data.ledger.epoch_rows()?;
+        Some(rows.div_ceil(self.job.data.global_batch_rows.max(1))).filter(|steps| *steps > 0)
+    }
+
+    /// Epochs trained, with the present one as a fraction; `None` until the length of one is known.
+    pub(crate) fn epoch(&self) -> Option<f64> {
+        let first = self.data.ledger.first_pass();
+        let steps = self.step().saturating_sub(first.batch);
+        Some(f64::from(first.epoch) + steps as f64 / self.steps_per_epoch()? as f64)
+    }
+
     /// Forgets the chunks before the one with the first unsettled batch. Training never pauses
     /// before that batch, so no later run reads them again.
     fn forget_settled_reads(&mut self) {

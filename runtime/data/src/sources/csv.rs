@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use rectrain_kinds::{BadRows, CsvFormat, DataFormat, DenseField, LabelField, Position, Schema};
+use rectrain_kinds::{BadRows, CsvFormat, DataFormat, DenseField, LabelField, Position};
 
 use super::{Opening, open_each};
 use crate::batch::Batch;
@@ -59,10 +59,10 @@ impl CsvSource {
         format: impl Fn(&SourceFile) -> CsvFormat + Sync,
     ) -> Result<Self, DataError> {
         let first = files.first().map(|file| file.name.clone()).unwrap_or_default();
-        let (schema, time) = (&opening.encoder.schema, opening.time.map(|(column, _)| column));
+        let (encoder, time) = (opening.encoder, opening.time.map(|(column, _)| column));
         let opened = open_each(files, |file| {
             let format = format(&file);
-            CsvFile::open(file, format, schema, time)
+            CsvFile::open(file, format, encoder, time)
         })?;
         let files: Vec<CsvFile> = opened.into_iter().flatten().collect();
         if files.is_empty() {
@@ -160,7 +160,7 @@ impl CsvFile {
     fn open(
         file: SourceFile,
         format: CsvFormat,
-        schema: &Schema,
+        encoder: &Encoder,
         time: Option<&str>,
     ) -> Result<Option<Self>, DataError> {
         if file.size == 0 {
@@ -170,8 +170,8 @@ impl CsvFile {
         if head.records == 0 {
             return Ok(None);
         }
-        let names = head.names(&file, &format)?;
-        let layout = Layout::bind(&file.name, names, schema, time)?;
+        let names = head.names(&file, &format, encoder)?;
+        let layout = Layout::bind(&file.name, names, encoder, time)?;
         let estimated_rows = head.estimate(&format);
         Ok(Some(Self { file, format, layout, estimated_rows }))
     }
@@ -247,12 +247,18 @@ impl Head {
         Ok(head)
     }
 
-    fn names(&self, file: &SourceFile, format: &CsvFormat) -> Result<Vec<String>, DataError> {
+    /// The names of the columns. A file without the label, if that is optional, has one cell less than
+    /// `columns` has names.
+    fn names(&self, file: &SourceFile, format: &CsvFormat, encoder: &Encoder) -> Result<Vec<String>, DataError> {
         let Some(names) = &format.columns else {
             return Ok(self.first.clone());
         };
         if names.len() == self.first.len() {
             return Ok(names.clone());
+        }
+        let features: Vec<String> = names.iter().filter(|name| **name != encoder.schema.label.name).cloned().collect();
+        if !encoder.needs_label && features.len() == self.first.len() {
+            return Ok(features);
         }
         Err(DataError::Header {
             file: file.name.clone(),
@@ -347,7 +353,7 @@ impl CsvRows {
         Ok(Self {
             blocks: Blocks::start(wanted, view.stop.clone())?,
             files: Arc::clone(files),
-            scratch: Batch::of_schema(&encoder.schema),
+            scratch: encoder.empty_batch(),
             encoder: Arc::clone(encoder),
             time: view.time.clone(),
             tally: Tally::new(view.bad_rows),
@@ -579,10 +585,7 @@ impl Row<'_> {
     #[inline]
     pub(super) fn append(&self, encoder: &Encoder, batch: &mut Batch) -> Result<(), Fault> {
         let schema = &encoder.schema;
-        match self.label(&schema.label) {
-            Some(label) => batch.labels.push(label),
-            None => return self.fault(self.layout.label, expected_label(&schema.label)),
-        }
+        batch.labels.push(self.label(&schema.label)?);
         for (field, &column) in schema.dense.iter().zip(&self.layout.dense) {
             batch.dense.push(self.dense(field, column, &encoder.nulls)?);
         }
@@ -605,18 +608,23 @@ impl Row<'_> {
         {
             return self.fault(column, FLOAT_IDS);
         }
+        for (into, &column) in batch.carried.iter_mut().zip(&self.layout.carried) {
+            into.push(Some(self.cell(column)));
+        }
         batch.samples += 1;
         Ok(())
     }
 
-    /// The label, or `None` if the cell is not one.
+    /// The label, or NaN if the file has none.
     #[inline]
-    fn label(&self, field: &LabelField) -> Option<f32> {
-        let cell = self.cell(self.layout.label);
-        if !field.values.is_empty() {
-            return field.label_of_word(cell);
-        }
-        field.label_of(parse_f64(cell)?)
+    fn label(&self, field: &LabelField) -> Result<f32, Fault> {
+        let Some(column) = self.layout.label else { return Ok(f32::NAN) };
+        let cell = self.cell(column);
+        let label = match field.values.is_empty() {
+            true => parse_f64(cell).and_then(|value| field.label_of(value)),
+            false => field.label_of_word(cell),
+        };
+        label.map_or_else(|| self.fault(column, expected_label(field)), Ok)
     }
 
     #[inline]

@@ -67,8 +67,8 @@ impl ParquetSource {
     /// Opens these files.
     pub(crate) fn over(files: Vec<SourceFile>, opening: &Opening<'_>) -> Result<Self, DataError> {
         let first = files.first().map(|file| file.name.clone()).unwrap_or_default();
-        let (schema, time) = (&opening.encoder.schema, opening.time);
-        let opened = open_each(files, |file| ParquetFile::open(file, schema, time))?;
+        let (encoder, time) = (opening.encoder, opening.time);
+        let opened = open_each(files, |file| ParquetFile::open(file, encoder, time))?;
         let files: Vec<ParquetFile> = opened.into_iter().flatten().collect();
         if files.is_empty() {
             return Err(DataError::Empty { file: first });
@@ -121,10 +121,11 @@ impl ParquetFile {
     /// Reads the footer, and finds the columns. `None` if the file has no rows and lacks a column,
     /// or has no column at all. The types of a file without rows do not count: some writers know
     /// none for a column without values.
-    fn open(file: SourceFile, schema: &Schema, time: Option<(&str, &TimeBound)>) -> Result<Option<Self>, DataError> {
+    fn open(file: SourceFile, encoder: &Encoder, time: Option<(&str, &TimeBound)>) -> Result<Option<Self>, DataError> {
         if file.size == 0 {
             return Ok(None);
         }
+        let schema = &encoder.schema;
         let metadata = read_footer(&file)?;
         let rows = count_rows(&file, metadata.metadata())?;
         let fields = metadata.schema().fields();
@@ -132,7 +133,7 @@ impl ParquetFile {
             return Ok(None);
         }
         let names = fields.iter().map(|field| field.name().clone()).collect();
-        let layout = match Layout::bind(&file.name, names, schema, time.map(|(name, _)| name)) {
+        let layout = match Layout::bind(&file.name, names, encoder, time.map(|(name, _)| name)) {
             Err(_) if rows == 0 => return Ok(None),
             layout => layout?,
         };
@@ -141,8 +142,8 @@ impl ParquetFile {
             check_types(&file.name, &layout, &types, schema, time.map(|(_, bound)| bound))?;
         }
         let metadata = keep_dictionaries(metadata, &layout, schema);
-        let roots =
-            layout.sparse.iter().chain(&layout.dense).chain([&layout.label]).chain(&layout.group).chain(&layout.time);
+        let inputs = layout.sparse.iter().chain(&layout.dense).chain(&layout.carried);
+        let roots = inputs.chain(&layout.label).chain(&layout.group).chain(&layout.time);
         let mask = ProjectionMask::roots(metadata.parquet_schema(), roots.copied());
         check_compression(&file, metadata.metadata())?;
         Ok(Some(Self { file, layout, rows, metadata, mask }))
@@ -676,11 +677,13 @@ fn check_types(
             return refuse(column, "a dense feature must be numbers");
         }
     }
-    match (types[layout.label], schema.label.values.is_empty()) {
-        (found, true) if is_number(found) => {}
-        (DataType::Utf8 | DataType::Binary, false) => {}
-        (_, true) => return refuse(layout.label, "a label must be numbers, or text with `values` for its words"),
-        (_, false) => return refuse(layout.label, "the label has words in `values`, so it must be text"),
+    if let Some(label) = layout.label {
+        match (types[label], schema.label.values.is_empty()) {
+            (found, true) if is_number(found) => {}
+            (DataType::Utf8 | DataType::Binary, false) => {}
+            (_, true) => return refuse(label, "a label must be numbers, or text with `values` for its words"),
+            (_, false) => return refuse(label, "the label has words in `values`, so it must be text"),
+        }
     }
     for (field, &column) in schema.sparse.iter().zip(&layout.sparse) {
         match (types[column], &field.multi_value) {
@@ -710,6 +713,23 @@ fn check_types(
             TimeBound::Date(_) => refuse(column, "a split by a date needs text, a timestamp or a date"),
         },
         _ => Ok(()),
+    }
+}
+
+/// The labels of some rows.
+struct Labels {
+    column: usize,
+    /// Numbers; a word is the number of its label, or null.
+    values: Float64Array,
+    /// The rule for the numbers, with a threshold as the column holds it.
+    rule: LabelField,
+}
+
+impl Labels {
+    /// The label of a row, or the column if its value is none.
+    fn of(&self, row: usize) -> Result<f32, usize> {
+        let value = if self.values.is_null(row) { f64::NAN } else { self.values.value(row) };
+        self.rule.label_of(value).ok_or(self.column)
     }
 }
 
@@ -764,6 +784,7 @@ impl Columns<'_> {
     ) -> Result<Decoded, DataError> {
         let mut decoded = self.decode_numbers(encoder, time, dictionaries)?;
         self.decode_ids(encoder, dictionaries, &mut decoded)?;
+        self.carry(&mut decoded)?;
         Ok(decoded)
     }
 
@@ -775,11 +796,11 @@ impl Columns<'_> {
         dictionaries: &mut Dictionaries,
     ) -> Result<Decoded, DataError> {
         let (layout, schema) = (&self.file.layout, &encoder.schema);
-        let (labels, rule) = (self.labels(&schema.label)?, self.label_rule(&schema.label)?);
+        let labels = self.labels(&schema.label)?;
         let dense: Vec<Float32Array> =
             layout.dense.iter().map(|&column| self.floats(column)).collect::<Result<_, _>>()?;
         let (selected, checked) = (self.selected(time)?, self.checked_ids(encoder, dictionaries)?);
-        let mut rows = Batch::of_schema(schema);
+        let mut rows = encoder.empty_batch();
         rows.reserve(self.batch.num_rows());
         let (mut places, mut bad) = (Vec::new(), VecDeque::new());
         for place in 0..self.batch.num_rows() {
@@ -791,16 +812,19 @@ impl Columns<'_> {
             match selected.as_ref().map(|selected| selected[place]) {
                 Some(None) => {
                     let expected = time.map_or("a time", TimeFilter::expected);
-                    fault(layout.time.unwrap_or(layout.label), expected)?;
+                    fault(layout.time.unwrap_or_default(), expected)?;
                     continue;
                 }
                 Some(Some(false)) => continue,
                 Some(Some(true)) | None => {}
             }
-            let value = if labels.is_null(place) { f64::NAN } else { labels.value(place) };
-            let Some(label) = rule.label_of(value) else {
-                fault(layout.label, expected_label(&schema.label))?;
-                continue;
+            let label = labels.as_ref().map_or(Ok(f32::NAN), |labels| labels.of(place));
+            let label = match label {
+                Ok(label) => label,
+                Err(column) => {
+                    fault(column, expected_label(&schema.label))?;
+                    continue;
+                }
             };
             if let Some((column, expected)) = checked.iter().find_map(|checked| checked.fault(place)) {
                 fault(column, expected)?;
@@ -817,9 +841,17 @@ impl Columns<'_> {
         Ok(Decoded { rows, at: 0, first_row: self.first_row, places, bad })
     }
 
+    /// The labels. `None` if the file has none.
+    fn labels(&self, field: &LabelField) -> Result<Option<Labels>, DataError> {
+        let Some(column) = self.file.layout.label else { return Ok(None) };
+        let found = self.column(column)?.data_type();
+        let threshold = field.positive_from.map(|threshold| bound_in(found, threshold));
+        let rule = LabelField::of_numbers(&field.name, threshold);
+        Ok(Some(Labels { column, values: self.label_values(column, field)?, rule }))
+    }
+
     /// The numbers of the label column. A word is the number of its label, or null.
-    fn labels(&self, field: &LabelField) -> Result<Float64Array, DataError> {
-        let column = self.file.layout.label;
+    fn label_values(&self, column: usize, field: &LabelField) -> Result<Float64Array, DataError> {
         if field.values.is_empty() {
             return self.doubles(column);
         }
@@ -829,11 +861,27 @@ impl Columns<'_> {
         Ok(words.iter().map(label).collect())
     }
 
-    /// The rule for the values of [`Columns::labels`], with a threshold as the column holds it.
-    fn label_rule(&self, field: &LabelField) -> Result<LabelField, DataError> {
-        let found = self.column(self.file.layout.label)?.data_type();
-        let threshold = field.positive_from.map(|threshold| bound_in(found, threshold));
-        Ok(LabelField::of_numbers(&field.name, threshold))
+    /// Adds the texts of the carried columns of the decoded rows.
+    fn carry(&self, decoded: &mut Decoded) -> Result<(), DataError> {
+        for (into, &column) in decoded.rows.carried.iter_mut().zip(&self.file.layout.carried) {
+            let values = self.column(column)?;
+            // A column that is also a sparse feature may be a dictionary of texts.
+            if matches!(values.data_type(), DataType::Utf8 | DataType::Binary | DataType::Dictionary(_, _)) {
+                let texts = self.cast(column, &DataType::Binary)?;
+                let texts: &BinaryArray = texts.as_binary();
+                decoded.places.iter().for_each(|&place| into.push(texts.is_valid(place).then(|| texts.value(place))));
+                continue;
+            }
+            for &place in &decoded.places {
+                if values.is_null(place) {
+                    into.push(None);
+                    continue;
+                }
+                let text = array_value_to_string(values, place).map_err(|error| self.file.damaged(&error))?;
+                into.push(Some(text.as_bytes()));
+            }
+        }
+        Ok(())
     }
 
     /// The columns with values that may be no ids: floats and texts.

@@ -36,7 +36,7 @@ impl SyntheticSource {
         }
         let teacher = Arc::new(Teacher::new(config.clone())?);
         let encoder = Arc::clone(opening.encoder);
-        let layout = Layout::bind("the synthetic source", teacher.columns(), &encoder.schema, None)?;
+        let layout = Layout::bind("the synthetic source", teacher.columns(), &encoder, None)?;
         Ok(Self { teacher, layout, encoder })
     }
 }
@@ -90,7 +90,7 @@ impl SyntheticRows {
     fn append(&self, batch: &mut Batch) -> Result<(), DataError> {
         let cell = |column: usize| self.drawn.cells[column];
         let (layout, schema) = (&self.layout, &self.encoder.schema);
-        let label = cell(layout.label).and_then(|value| schema.label.label_of(value as f64));
+        let label = layout.label.and_then(cell).and_then(|value| schema.label.label_of(value as f64));
         batch.labels.push(label.ok_or_else(|| {
             DataError::config(
                 &format!("label `{}`", schema.label.name),
@@ -111,6 +111,9 @@ impl SyntheticRows {
         }
         if let (Some(groups), Some(column), Some(group)) = (&mut batch.groups, layout.group, &self.encoder.group) {
             groups.extend(cell(column).map(|value| group.seed.integer(value)).or(group.missing));
+        }
+        for (into, &column) in batch.carried.iter_mut().zip(&layout.carried) {
+            into.push(cell(column).map(|value| value.to_string()).as_deref().map(str::as_bytes));
         }
         batch.samples += 1;
         Ok(())

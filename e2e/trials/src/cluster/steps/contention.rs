@@ -128,7 +128,7 @@ impl Trial<'_> {
             "containers": [{
                 "name": "rectrain",
                 "image": format!("{}:{TAG}", Image::Runtime.repository()),
-                "args": ["run", "/etc/neighbours/job.json"],
+                "args": ["run", "/etc/neighbours/job.json", "--no-history"],
                 "resources": {"requests": {"cpu": "600m", "memory": "128Mi"}},
                 "securityContext": {
                     "allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true, "capabilities": {"drop": ["ALL"]},

@@ -1,0 +1,187 @@
+//! `rectrain predict`: the probabilities of the rows of files, by a trained model.
+
+mod report;
+mod table;
+
+use std::collections::BTreeSet;
+use std::io::IsTerminal;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use rectrain_data::{BadRows, Batch, DataError, Dataset, FileFormat, Format, ReadPlan, SourceConfig};
+use rectrain_dense::metrics::Evaluation;
+use rectrain_kinds::DataFormat;
+use rectrain_serving::{Description, Model, Predictor, PredictorOptions, unseen};
+
+use self::report::Report;
+use self::table::{Output, PROBABILITY};
+use crate::args::{BadRowsChoice, CheckpointPlace, PredictArgs};
+use crate::checkpoint;
+use crate::failure::Failure;
+use crate::human::thousands;
+use crate::output;
+
+/// The standard output as an `--output`.
+const STANDARD_OUTPUT: &str = "-";
+/// Batches that are parsed ahead.
+const READ_AHEAD: usize = 2;
+/// The least time between two lines of progress, where standard error is no terminal.
+const LINE_EVERY: Duration = Duration::from_secs(5);
+
+pub(crate) fn run(args: &PredictArgs) -> Result<(), Failure> {
+    check(args)?;
+    let started = Instant::now();
+    let model = load(args)?;
+    note(args, &format!("{}: step {}, {} rows", model.name, model.step, thousands(model.rows())));
+    let dataset = open(args, &model.description)?;
+    if dataset.files().contains(&args.output) {
+        return Err(Failure::User(format!("--output {}: it is one of the input files; name another", args.output)));
+    }
+    let options = PredictorOptions { threads: args.threads, precision: args.precision };
+    let mut predictor = Predictor::new(model, options)?;
+    let mut output = Output::create(&args.output, &args.ids)?;
+    let mut totals = Totals::default();
+    predict(args, &dataset, &mut predictor, |batch, probabilities| output.write(batch, probabilities), &mut totals)?;
+    output.finish()?;
+    let report = Report::new(predictor.model(), totals, started.elapsed());
+    if args.json { report.print_json() } else { report.print(args.output == STANDARD_OUTPUT) }
+}
+
+/// The results over all batches.
+#[derive(Default)]
+pub(crate) struct Totals {
+    pub(crate) rows: u64,
+    /// Bad rows that were left out.
+    pub(crate) skipped: u64,
+    /// The rows with labels.
+    pub(crate) evaluation: Evaluation,
+    /// By sparse feature.
+    pub(crate) look_ups: Vec<unseen::LookUps>,
+}
+
+fn check(args: &PredictArgs) -> Result<(), Failure> {
+    if args.json && args.output == STANDARD_OUTPUT {
+        return Err(Failure::User("--json and --output - both print to standard output: use one of them".to_owned()));
+    }
+    let mut seen = BTreeSet::from([PROBABILITY]);
+    match args.ids.iter().find(|column| !seen.insert(column.as_str())) {
+        Some(column) => {
+            Err(Failure::User(format!("--id {column}: the output already has a column of this name; leave it out")))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Loads an export from a local folder, or a checkpoint from any store.
+fn load(args: &PredictArgs) -> Result<Model, Failure> {
+    let folder = Path::new(&args.model);
+    if rectrain_serving::is_export(folder) {
+        return Ok(rectrain_serving::load_export(folder)?);
+    }
+    let place = CheckpointPlace { path: args.model.clone(), options: args.options.clone() };
+    crate::failure::runtime()?.block_on(async {
+        let checkpoint = checkpoint::open(&place).await?;
+        Ok(Model::of_checkpoint(&checkpoint).await?)
+    })
+}
+
+fn open(args: &PredictArgs, description: &Description) -> Result<Dataset, Failure> {
+    let bad_rows = match args.bad_rows {
+        BadRowsChoice::Fail => BadRows::Fail,
+        BadRowsChoice::Skip => BadRows::Skip { limit: args.bad_rows_limit },
+    };
+    let config = SourceConfig {
+        paths: args.input.clone(),
+        format: format(&args.input, description),
+        bad_rows,
+        null_values: description.null_values.clone(),
+        storage_options: checkpoint::store_options(&args.options)?,
+        carried: args.ids.clone(),
+        label_is_optional: true,
+        ..SourceConfig::default()
+    };
+    Dataset::open(config, description.schema.clone()).map_err(data_failure)
+}
+
+/// Text has the format of the training files, if those were text.
+fn format(paths: &[String], description: &Description) -> Format {
+    let is_parquet = |path: &String| DataFormat::of_path(path) == Some(DataFormat::Parquet);
+    match &description.csv {
+        Some(format) if !paths.iter().any(is_parquet) => Format::Files(FileFormat::Csv(format.clone())),
+        _ => Format::Auto,
+    }
+}
+
+fn data_failure(error: DataError) -> Failure {
+    if error.is_users_input() { Failure::User(error.to_string()) } else { Failure::Failed(error.to_string()) }
+}
+
+/// Predicts all rows, a batch at a time. While one batch is predicted, the next ones are read.
+fn predict(
+    args: &PredictArgs,
+    dataset: &Dataset,
+    predictor: &mut Predictor,
+    mut write: impl FnMut(&Batch, &[f32]) -> Result<(), Failure>,
+    totals: &mut Totals,
+) -> Result<(), Failure> {
+    let chunk_rows = u64::from(args.batch_rows);
+    let plan = ReadPlan { chunk_rows, shuffle: None, epoch: 0, read_ahead_chunks: READ_AHEAD };
+    let mut reader = dataset.reader(plan).map_err(data_failure)?;
+    let mut progress = Progress::new(args, dataset.estimated_rows());
+    for chunk in 0.. {
+        let Some(batch) = reader.read(chunk).map_err(data_failure)? else { break };
+        let predictions = predictor.predict(&batch)?;
+        write(&batch, &predictions.probabilities)?;
+        unseen::add(&mut totals.look_ups, &predictions.look_ups);
+        for (probability, label) in predictions.probabilities.iter().zip(&batch.labels) {
+            if !label.is_nan() {
+                totals.evaluation.push(&[*probability], &[*label]);
+            }
+        }
+        totals.rows += batch.samples as u64;
+        totals.skipped += reader.skipped();
+        progress.show(totals.rows);
+    }
+    progress.end();
+    Ok(())
+}
+
+fn note(args: &PredictArgs, text: &str) {
+    if !args.json {
+        output::say(text);
+    }
+}
+
+/// The progress on standard error: a bar, or lines if it is no terminal.
+struct Progress {
+    bar: ProgressBar,
+    last_line: Option<Instant>,
+    rows: u64,
+}
+
+impl Progress {
+    fn new(args: &PredictArgs, rows: u64) -> Self {
+        let terminal = std::io::stderr().is_terminal();
+        let bar = if args.json || !terminal { ProgressBar::hidden() } else { ProgressBar::new(rows) };
+        if let Ok(style) = ProgressStyle::with_template("{bar:32} {pos}/{len} rows  {per_sec}") {
+            bar.set_style(style);
+        }
+        Self { bar, last_line: (!args.json && !terminal).then(Instant::now), rows }
+    }
+
+    fn show(&mut self, rows: u64) {
+        self.bar.set_length(self.rows.max(rows));
+        self.bar.set_position(rows);
+        if let Some(last) = &mut self.last_line
+            && last.elapsed() >= LINE_EVERY
+        {
+            *last = Instant::now();
+            output::say(&format!("{} of about {} rows", thousands(rows), thousands(self.rows.max(rows))));
+        }
+    }
+
+    fn end(&self) {
+        self.bar.finish_and_clear();
+    }
+}

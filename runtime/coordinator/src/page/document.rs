@@ -1,0 +1,86 @@
+//! The page as one file. It needs no other file and no network.
+
+use std::sync::LazyLock;
+
+use serde_json::Value;
+
+const HTML: &str = include_str!("page.html");
+/// The page's own style follows the library's, to override it.
+const STYLES: [&str; 2] = [include_str!("vendor/uPlot.min.css"), include_str!("page.css")];
+/// In the order of their use.
+const SCRIPTS: [&str; 5] = [
+    include_str!("vendor/uPlot.min.js"),
+    include_str!("words.js"),
+    include_str!("series.js"),
+    include_str!("charts.js"),
+    include_str!("page.js"),
+];
+
+/// The page of a job that runs. It polls `job.json`.
+pub(super) static LIVE: LazyLock<String> = LazyLock::new(|| assembled("null"));
+
+/// The page of these runs, with their data. One run has a page of its own; several are compared.
+#[must_use]
+pub fn page_of_runs(runs: &[Value]) -> String {
+    let data = serde_json::json!({ "runs": runs }).to_string();
+    // `</script>` in a manifest or a message must not end the element with the data.
+    assembled(&data.replace('<', "\\u003c"))
+}
+
+fn assembled(data: &str) -> String {
+    let script = format!("\"use strict\";\n{}", SCRIPTS.join("\n"));
+    let style = STYLES.join("\n");
+    let parts = [("{{STYLE}}", style.as_str()), ("{{DATA}}", data), ("{{SCRIPT}}", script.as_str())];
+    let mut page = String::with_capacity(HTML.len() + script.len() + data.len());
+    let mut rest = HTML;
+    for (mark, part) in parts {
+        let (before, after) = rest.split_once(mark).unwrap_or((rest, ""));
+        page.push_str(before);
+        page.push_str(part);
+        rest = after;
+    }
+    page.push_str(rest);
+    page
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
+mod tests {
+    use serde_json::json;
+    use sha2::{Digest, Sha256};
+
+    use super::*;
+
+    #[test]
+    fn the_page_loads_nothing_but_itself() {
+        for mark in ["{{STYLE}}", "{{DATA}}", "{{SCRIPT}}", " src=", "<link rel=\"stylesheet\""] {
+            assert!(!LIVE.contains(mark), "{mark}");
+        }
+        assert!(LIVE.trim_end().ends_with("</html>") && LIVE.contains("<h1 id=\"name\">"));
+        assert!(LIVE.contains(">null</script>"), "the live page has no data");
+    }
+
+    #[test]
+    fn data_cannot_end_its_element() {
+        let page = page_of_runs(&[json!({ "name": "</script><b>" })]);
+        assert_eq!(page.matches("</script>").count(), LIVE.matches("</script>").count());
+        let (_, data) = page.split_once("id=\"data\">").unwrap();
+        let data: Value = serde_json::from_str(data.split_once("</script>").unwrap().0).unwrap();
+        assert_eq!(data["runs"][0]["name"], "</script><b>");
+    }
+
+    #[test]
+    fn the_vendored_files_have_the_noted_digests() {
+        let notes = include_str!("vendor/README.md");
+        let files: [(&str, &[u8]); 3] = [
+            ("uPlot.LICENSE", include_bytes!("vendor/uPlot.LICENSE")),
+            ("uPlot.min.css", include_bytes!("vendor/uPlot.min.css")),
+            ("uPlot.min.js", include_bytes!("vendor/uPlot.min.js")),
+        ];
+        for (name, bytes) in files {
+            let digest: String = Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect();
+            assert!(notes.contains(&format!("{digest}  {name}")), "{name} has {digest}");
+        }
+        assert!(include_str!("vendor/uPlot.LICENSE").contains("MIT License"));
+    }
+}

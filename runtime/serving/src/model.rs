@@ -1,0 +1,113 @@
+//! A trained model in memory: its description, its rows and its dense parameters. Read-only.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use rectrain_checkpoint::{Checkpoint, CheckpointError, Identity, SlotSet};
+use rectrain_embedding::{Slot, Store};
+
+use crate::description::Description;
+use crate::error::ServingError;
+use crate::table::Table;
+
+/// Parts in which rows are restored. Only one part has optimizer state in memory at a time.
+const PARTS: u32 = 16;
+
+/// See the module documentation.
+#[derive(Debug)]
+pub struct Model {
+    /// The checkpoint or the folder, for messages.
+    pub name: String,
+    /// The name of the job, if the checkpoint has it.
+    pub job: Option<String>,
+    /// Global steps that it was trained.
+    pub step: u64,
+    /// The identity that the description was read from.
+    pub identity: Identity,
+    /// How cells become predictions.
+    pub description: Description,
+    /// The rows, by row group.
+    pub tables: Vec<Table>,
+    /// The dense parameters, in the order of the tower's layout.
+    pub parameters: Vec<f32>,
+}
+
+impl Model {
+    /// Loads a checkpoint with all its bases. Every byte passes its checksum.
+    ///
+    /// # Errors
+    /// A checkpoint that is damaged, or that does not describe its model; errors of the storage.
+    pub async fn of_checkpoint(checkpoint: &Checkpoint) -> Result<Self, ServingError> {
+        let (name, manifest) = (checkpoint.name(), checkpoint.manifest());
+        let description = Description::of(&manifest.identity, &name)?;
+        let tables = tables(checkpoint, &description).await?;
+        let parameters = checkpoint.dense().await?.parameters;
+        let job = manifest.info.get("job").and_then(|job| job.as_str()).map(str::to_owned);
+        let model = Self {
+            name,
+            job,
+            step: manifest.step,
+            identity: manifest.identity.clone(),
+            description,
+            tables,
+            parameters,
+        };
+        model.check()?;
+        Ok(model)
+    }
+
+    /// Checks that rows and parameters have the sizes that the description gives.
+    pub(crate) fn check(&self) -> Result<(), ServingError> {
+        let expected = self.description.model.build()?.layout().total();
+        let fault = |problem| Err(ServingError::Description { model: self.name.clone(), problem });
+        if self.parameters.len() != expected {
+            let found = self.parameters.len();
+            return fault(format!("it has {found} dense parameters, and its model has {expected}"));
+        }
+        let dims: Vec<usize> = self.tables.iter().map(Table::dim).collect();
+        if dims != self.description.layout.group_dims {
+            let expected = &self.description.layout.group_dims;
+            return fault(format!("its rows have {dims:?} values, and its features need {expected:?}"));
+        }
+        Ok(())
+    }
+
+    /// Rows of all groups.
+    #[must_use]
+    pub fn rows(&self) -> u64 {
+        self.tables.iter().map(|table| table.keys().len() as u64).sum()
+    }
+}
+
+/// The values of all rows. Slots in order are keys in order, so the tables are sorted.
+async fn tables(checkpoint: &Checkpoint, description: &Description) -> Result<Vec<Table>, ServingError> {
+    let mut tables: Vec<Table> = description.store.groups.iter().map(|group| Table::new(group.dim)).collect();
+    let config = match checkpoint.store_config().await {
+        Err(CheckpointError::NotHeld { .. }) => return Ok(tables),
+        config => config?,
+    };
+    if config.groups.iter().map(|group| group.dim).ne(tables.iter().map(Table::dim)) {
+        let problem = "its rows have other widths than its description gives".to_owned();
+        return Err(ServingError::Description { model: checkpoint.name(), problem });
+    }
+    let slots = config.slots;
+    let store = Arc::new(Store::new(config)?);
+    let part = slots.div_ceil(PARTS);
+    for start in (0..slots).step_by(part as usize) {
+        let range = start..(start + part).min(slots);
+        checkpoint.restore_rows(&store, &SlotSet::new(range.clone().map(Slot))).await?;
+        take_rows(&store, range, &mut tables)?;
+    }
+    Ok(tables)
+}
+
+/// Moves the rows of these slots into the tables.
+fn take_rows(store: &Store, slots: Range<u32>, tables: &mut [Table]) -> Result<(), ServingError> {
+    for slot in slots {
+        store.for_each_row(Slot(slot), |group, key, values, _state| {
+            tables[usize::from(group.0)].push(key.0, values);
+        })?;
+        store.clear_slot(Slot(slot))?;
+    }
+    Ok(())
+}

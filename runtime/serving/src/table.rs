@@ -1,0 +1,109 @@
+//! The rows of one row group, values only, in the order of keys. Read-only once it is filled.
+
+/// Rows of one width. Keys are hashes, so they are uniform over 64 bits, and a look-up finds a key
+/// near its expected place.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Table {
+    dim: usize,
+    keys: Vec<u64>,
+    /// `[rows, dim]`.
+    values: Vec<f32>,
+}
+
+/// The first distance that a look-up searches on each side of the expected place. It doubles.
+const FIRST_STEP: usize = 16;
+
+impl Table {
+    /// A table without rows. A row has `dim` values.
+    #[must_use]
+    pub fn new(dim: usize) -> Self {
+        Self { dim, keys: Vec::new(), values: Vec::new() }
+    }
+
+    /// A table of these rows. `None` unless the keys rise and there are `dim` values a key.
+    #[must_use]
+    pub fn of(dim: usize, keys: Vec<u64>, values: Vec<f32>) -> Option<Self> {
+        let rises = keys.windows(2).all(|pair| pair[0] < pair[1]);
+        (rises && values.len() == keys.len() * dim).then_some(Self { dim, keys, values })
+    }
+
+    /// Adds a row. Its key is above all keys of the table.
+    pub(crate) fn push(&mut self, key: u64, values: &[f32]) {
+        self.keys.push(key);
+        self.values.extend_from_slice(values);
+    }
+
+    /// Values of a row.
+    #[must_use]
+    pub fn dim(&self) -> usize {
+        self.dim
+    }
+
+    /// The keys, rising.
+    #[must_use]
+    pub fn keys(&self) -> &[u64] {
+        &self.keys
+    }
+
+    /// The values of all rows, `[rows, dim]`.
+    #[must_use]
+    pub fn values(&self) -> &[f32] {
+        &self.values
+    }
+
+    /// The values of a key. `None` if it has no row.
+    #[must_use]
+    pub fn row(&self, key: u64) -> Option<&[f32]> {
+        let row = self.find(key)?;
+        Some(&self.values[row * self.dim..(row + 1) * self.dim])
+    }
+
+    fn find(&self, key: u64) -> Option<usize> {
+        let rows = self.keys.len();
+        let expected = ((u128::from(key) * rows as u128) >> 64) as usize;
+        let (mut low, mut step) = (expected, FIRST_STEP);
+        while low > 0 && self.keys[low] > key {
+            low = low.saturating_sub(step);
+            step *= 2;
+        }
+        let (mut high, mut step) = (expected, FIRST_STEP);
+        while high < rows && self.keys[high] < key {
+            high = (high + step).min(rows);
+            step *= 2;
+        }
+        let end = (high + 1).min(rows);
+        self.keys[low..end].binary_search(&key).ok().map(|place| low + place)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_is_found_among_uniform_and_skewed_keys() {
+        let uniform: fn(u64) -> u64 = |row| row.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let skewed: fn(u64) -> u64 = |row| u64::MAX - row * row;
+        for (name, key_of) in [("uniform", uniform), ("skewed", skewed)] {
+            for rows in [0, 1, 2, 17, 1000] {
+                let mut keys: Vec<u64> = (0..rows).map(|row| key_of(2 * row)).collect();
+                keys.sort_unstable();
+                let values = keys.iter().flat_map(|key| [(key >> 40) as f32, 1.0]).collect();
+                let table = Table::of(2, keys.clone(), values).unwrap();
+                for key in keys {
+                    assert_eq!(table.row(key), Some(&[(key >> 40) as f32, 1.0][..]), "{name}, {rows} rows");
+                }
+                for row in 0..rows {
+                    assert_eq!(table.row(key_of(2 * row + 1)), None, "{name}, {rows} rows");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn rows_out_of_order_are_no_table() {
+        assert!(Table::of(1, vec![2, 1], vec![0.0, 0.0]).is_none());
+        assert!(Table::of(1, vec![1, 1], vec![0.0, 0.0]).is_none());
+        assert!(Table::of(1, vec![1, 2], vec![0.0]).is_none());
+    }
+}
