@@ -72,11 +72,16 @@ impl KafkaSource {
             return Err(DataError::config("split", "a stream has no files and no split"));
         }
         let schema = decode::schema(&config.format, &opening.encoder.schema);
-        let layout = decode::layout(&config.topics.join(", "), &config.format, &schema)?;
+        let encoder = Arc::new(Encoder {
+            carried: opening.encoder.carried.clone(),
+            needs_label: opening.encoder.needs_label,
+            ..Encoder::new(schema, &opening.config.null_values)
+        });
+        let layout = decode::layout(&config.topics.join(", "), &config.format, &encoder)?;
         let security = Security::new(config.security, |name| std::env::var(name).ok())?;
         let shared = Shared {
             client: Arc::new(Client::new(config.bootstrap_servers.clone(), security)),
-            encoder: Arc::new(Encoder::new(schema, &opening.config.null_values)),
+            encoder,
             registry: match &config.format {
                 RecordFormat::Avro { registry } => Some(Arc::new(Registry::new(registry)?)),
                 RecordFormat::Json | RecordFormat::Csv(_) => None,
@@ -335,7 +340,7 @@ impl KafkaRows {
             decoder: Decoder::new(&shared.config.format, schema, &shared.layout, shared.registry.as_ref()),
             tally: Tally::new(view.bad_rows),
             stop: view.stop,
-            scratch: Batch::of_schema(schema),
+            scratch: shared.encoder.empty_batch(),
             has_more: false,
             event_millis: None,
             letters: Vec::new(),

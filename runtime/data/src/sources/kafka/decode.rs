@@ -9,7 +9,7 @@ use rectrain_kinds::{CsvFormat, RecordFormat, Schema};
 use crate::blocking::Stop;
 use crate::error::{DataError, shown};
 use crate::json::{self, BadJson, Json};
-use crate::schema::Layout;
+use crate::schema::{Encoder, Layout};
 use crate::text::{Cells, Span, find_record};
 
 use super::avro;
@@ -70,19 +70,20 @@ pub(super) fn schema(format: &RecordFormat, schema: &Schema) -> Schema {
 }
 
 /// The columns of the records. JSON and Avro have the ones that the job reads.
-pub(super) fn layout(topics: &str, format: &RecordFormat, schema: &Schema) -> Result<Layout, DataError> {
+pub(super) fn layout(topics: &str, format: &RecordFormat, encoder: &Encoder) -> Result<Layout, DataError> {
     let names = match format {
         RecordFormat::Csv(csv) => csv.columns.clone().unwrap_or_default(),
-        RecordFormat::Json | RecordFormat::Avro { .. } => read_columns(schema),
+        RecordFormat::Json | RecordFormat::Avro { .. } => read_columns(encoder),
     };
-    Layout::bind(topics, names, schema, None)
+    Layout::bind(topics, names, encoder, None)
 }
 
-fn read_columns(schema: &Schema) -> Vec<String> {
+fn read_columns(encoder: &Encoder) -> Vec<String> {
+    let schema = &encoder.schema;
     let sparse = schema.sparse.iter().map(|field| &field.name);
     let dense = schema.dense.iter().map(|field| &field.name);
     let mut names = Vec::new();
-    for name in sparse.chain(dense).chain([&schema.label.name]).chain(&schema.group) {
+    for name in sparse.chain(dense).chain([&schema.label.name]).chain(&schema.group).chain(&encoder.carried) {
         if !names.contains(name) {
             names.push(name.clone());
         }
@@ -254,7 +255,7 @@ mod tests {
 
     fn cut(format: &RecordFormat, value: &str) -> Result<Vec<String>, BadValue> {
         let schema = schema(format, &fields());
-        let layout = layout("t", format, &schema).unwrap();
+        let layout = layout("t", format, &Encoder::new(schema.clone(), &[])).unwrap();
         match Decoder::new(format, &schema, &layout, None).cut(value.as_bytes(), &Stop::default()) {
             Ok(cells) => Ok(texts(cells)),
             Err(NoCells::Bad(bad)) => Err(bad),
