@@ -13,9 +13,12 @@ use crate::output;
 /// If a manifest's paths point into a folder of this name, a run fills the missing folder first.
 const MOVIELENS_100K: &str = "movielens-100k";
 
-/// `rectrain data movielens-100k`
+/// `rectrain data movielens-100k` and `rectrain data replay`
 pub(crate) fn prepare(set: &DataSet) -> Result<(), Failure> {
-    let DataSet::Movielens100k { output, from } = set;
+    let (output, from) = match set {
+        DataSet::Movielens100k { output, from } => (output, from),
+        DataSet::Replay(replay) => return crate::replay::replay(replay),
+    };
     let report = movielens(from.as_deref(), output)?;
     output::line(format_args!(
         "{}: {} rows to train on, {} to test on, {} users, {} items{}",

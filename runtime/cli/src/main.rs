@@ -29,6 +29,7 @@ mod preview;
 mod processes;
 mod progress;
 mod record;
+mod replay;
 mod role;
 mod run;
 mod running;

@@ -524,6 +524,43 @@ mod tests {
         }
     }
 
+    /// A stream with one partition of `end` rows, whose end is the end of training. Reads it whole.
+    fn read_stream(length: TrainingLength, trained: FirstPass, end: u64) -> (Vec<(u64, u64)>, Option<u64>) {
+        use rectrain_kinds::{LostRecords, PartId, PartitionState, SegmentRead, StreamEnd};
+        let stream =
+            crate::StreamPlan { chunk_rows: 4, until: Some(StreamEnd::Latest), lost_records: LostRecords::Fail };
+        let mut ledger = DataLedger::of_stream(plan(4, 1, length), StreamChunks::new(stream), trained);
+        assert_eq!(ledger.lease(), Lease::Wait);
+        let chunks = ledger.chunks_mut().stream_mut().unwrap();
+        let state = PartitionState { part: PartId(0), begin: 0, end, aged_end: 0, start: 0 };
+        chunks.found(&[state]).unwrap();
+        for segment in chunks.to_probe() {
+            assert!(chunks.probed(segment, SegmentRead { next: segment.from, more: true }));
+        }
+        let mut steps = Vec::new();
+        while let Lease::Chunk(lease) = ledger.lease() {
+            let Start::At(from) = lease.start else { panic!("a stream has no row numbers") };
+            let next = (from.offset.0 + 4).min(lease.until.unwrap());
+            let read = SegmentRead { next, more: next < end };
+            ledger.chunks_mut().stream_mut().unwrap().read(lease.chunk, read).unwrap();
+            ledger.report(lease.epoch, lease.chunk, next - from.offset.0).unwrap();
+            steps.push((lease.first_step.0, next));
+        }
+        assert_eq!(ledger.lease(), Lease::Finished);
+        (steps, ledger.total_steps().map(|total| total.0))
+    }
+
+    #[test]
+    fn a_stream_ends_with_its_last_rows_or_its_last_step() {
+        let fresh = FirstPass::default();
+        let all = read_stream(TrainingLength::Epochs(1), fresh, 10);
+        assert_eq!(all, (vec![(0, 4), (1, 8), (2, 10)], Some(3)));
+        assert_eq!(read_stream(TrainingLength::Steps(9), fresh, 10), all);
+        assert_eq!(read_stream(TrainingLength::Steps(2), fresh, 10), (vec![(0, 4), (1, 8)], Some(2)));
+        let trained = FirstPass { epoch: 0, batch: 7, rows: 25 };
+        assert_eq!(read_stream(TrainingLength::Epochs(1), trained, 5), (vec![(7, 4), (8, 5)], Some(9)));
+    }
+
     proptest! {
         #[test]
         fn a_growing_stream_is_leased_once_and_in_order(
