@@ -370,8 +370,21 @@ fn stream(
             dead_letter_topic: dead_letter_topic(given, data, errors),
             security: kafka_security(&security),
         },
-        test: files(data, schema, errors),
+        test: stream_test(data, schema, errors),
         secret_name: security.secret_name,
+    }
+}
+
+/// The test files of a job on a stream, if it has any.
+fn stream_test(data: &DataSpec, schema: &Schema, errors: &mut Errors) -> FilePlan {
+    if data.test.is_some() {
+        return files(data, schema, errors);
+    }
+    FilePlan {
+        parts: TrainTest::Separate { train: Vec::new(), test: Vec::new() },
+        format: FileFormat::Csv(CsvFormat::default()),
+        bad_rows: bad_rows(data.bad_rows.as_ref()),
+        null_values: null_values(data.null_values.as_deref(), errors),
     }
 }
 

@@ -225,7 +225,7 @@ mod tests {
     /// Global batches of 24 rows.
     fn plan(settings: &[&str]) -> JobPlan {
         let stream = [
-            "spec.data.train=null,spec.data.test=null",
+            "spec.data.synthetic=null",
             "spec.data.train.kafka.bootstrapServers={kafka:9092}",
             "spec.data.train.kafka.topics={clicks}",
             "spec.data.train.kafka.format=json",
