@@ -14,6 +14,7 @@ use super::state::{EvaluationLease, Part, ReplayLease, State};
 use super::training::{Pulled, RepairReply};
 use rectrain_protocol::deadline::WHOLE_JOB;
 use rectrain_protocol::error::RoleError;
+use rectrain_protocol::events::JobEvent;
 use rectrain_protocol::failure::{Divergence, JobFailure};
 use rectrain_protocol::message::{self, Done, Request};
 use rectrain_protocol::round_robin::RoundRobin;
@@ -146,6 +147,9 @@ impl Coordinator {
             event = state.apply_progress(report)?;
             Ok(())
         })?;
+        if let Some(JobEvent::Progress { window: Some(window), .. }) = &event {
+            self.metrics.set_window(window);
+        }
         self.publish(event.into_iter().collect());
         Ok(done)
     }

@@ -4,14 +4,14 @@
 use std::collections::BTreeMap;
 
 use prometheus::{
-    GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
-    TextEncoder,
+    Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
+    Registry, TextEncoder,
 };
 use rectrain_kinds::Role;
 use rectrain_proto::metric_names;
 
 use crate::error::RoleError;
-use crate::events::StreamLag;
+use crate::events::{StreamLag, WindowQuality};
 use crate::token_counts::TokenCounts;
 
 /// Buckets of times: 10 µs to 10 s, three a decade.
@@ -79,11 +79,13 @@ macro_rules! metrics {
     (@single steps) => { Histogram };
     (@single counter) => { IntCounter };
     (@single gauge) => { IntGauge };
+    (@single ratio) => { Gauge };
     (@single shares) => { FeatureShares };
     (@family seconds) => { HistogramVec };
     (@family steps) => { HistogramVec };
     (@family counter) => { IntCounterVec };
     (@family gauge) => { IntGaugeVec };
+    (@family ratio) => { GaugeVec };
     (@family shares) => { GaugeVec };
     (@of shares, $family:expr, $replica:expr) => { FeatureShares { family: $family.clone(), replica: $replica.clone() } };
     (@of $kind:ident, $family:expr, $replica:expr) => { $family.with_label_values(&[$replica.as_str()]) };
@@ -95,6 +97,7 @@ macro_rules! metrics {
     };
     (@new counter, $name:expr, $help:literal) => { IntCounterVec::new(Opts::new($name, $help), &["replica"]) };
     (@new gauge, $name:expr, $help:literal) => { IntGaugeVec::new(Opts::new($name, $help), &["replica"]) };
+    (@new ratio, $name:expr, $help:literal) => { GaugeVec::new(Opts::new($name, $help), &["replica"]) };
     (@new shares, $name:expr, $help:literal) => { GaugeVec::new(Opts::new($name, $help), &["replica", "feature"]) };
 }
 
@@ -184,6 +187,9 @@ metrics! {
         stream_lag: gauge = "rectrain_coordinator_stream_lag_milliseconds", "Age of the latest record of the stream that was read; 0 if no record waits.";
         stream_event_time: gauge = "rectrain_coordinator_stream_event_time", "Time of that record, in seconds since 1970 (UTC).";
         stream_lost_records: gauge = "rectrain_coordinator_stream_lost_records", "Records of the stream that the brokers deleted before they were trained.";
+        window_auc: ratio = "rectrain_coordinator_window_auc", "AUC of the latest 100,000 predictions, each made before its row was learned.";
+        window_normalized_entropy: ratio = "rectrain_coordinator_window_normalized_entropy", "Log loss of these predictions over the entropy of their base rate.";
+        window_calibration: ratio = "rectrain_coordinator_window_calibration", "Mean of these predictions over the mean of their labels.";
         unseen_share: shares = "rectrain_evaluation_unseen_share", "Share of a feature's look-ups in the last evaluation that found no row, by the label `feature`. High values mean that no training row had the ids, for instance because the test files write them in another form.";
     }
     /// Metrics of a dense worker.
@@ -223,6 +229,20 @@ impl CoordinatorMetrics {
         add(&self.dropped_batches, counts.dropped_batches, before.dropped_batches);
         add(&self.repeated_batches, counts.repeated_batches, before.repeated_batches);
         add(&self.mode_switches, counts.switches, before.switches);
+    }
+
+    /// Sets the quality of the latest predictions. A figure that is not defined keeps its last value.
+    pub fn set_window(&self, window: &WindowQuality) {
+        let figures = [
+            (&self.window_auc, window.auc),
+            (&self.window_normalized_entropy, window.normalized_entropy),
+            (&self.window_calibration, window.calibration),
+        ];
+        for (gauge, value) in figures {
+            if let Some(value) = value {
+                gauge.set(value);
+            }
+        }
     }
 
     /// Sets how far training is behind its stream.
@@ -276,7 +296,7 @@ fn tabulate(text: &mut String, metrics: &[(&str, &str, &str)]) {
     for (name, kind, help) in metrics {
         let kind = match *kind {
             "seconds" | "steps" => "histogram",
-            "shares" => "gauge",
+            "shares" | "ratio" => "gauge",
             kind => kind,
         };
         text.push_str(&format!("| `{name}` | {kind} | {help} |\n"));
