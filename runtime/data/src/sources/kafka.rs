@@ -37,6 +37,8 @@ const FETCH_BYTES: u32 = 4 << 20;
 const MOST_KEPT: usize = 64;
 /// How long the first connection to the brokers is tried.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// How long the brokers may not know a topic that they knew before.
+const ABSENCE: Duration = Duration::from_secs(60);
 /// The pause before a second attempt, and the longest one.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
 
@@ -59,6 +61,8 @@ struct Shared {
     /// Where a job begins in each partition.
     starts: Mutex<BTreeMap<PartId, u64>>,
     aging: Mutex<Aging>,
+    /// Since when the brokers do not know a topic that they knew.
+    missing_since: Mutex<Option<Instant>>,
 }
 
 impl KafkaSource {
@@ -89,6 +93,7 @@ impl KafkaSource {
             layout,
             kept: Mutex::default(),
             starts: Mutex::default(),
+            missing_since: Mutex::default(),
             aging: Mutex::new(Aging::new(Duration::from_millis(config.linger_millis))),
             config: config.clone(),
         };
@@ -131,6 +136,13 @@ impl Source for KafkaSource {
 
 impl Stream for KafkaSource {
     fn partitions(&self) -> Result<Vec<PartitionFound>, DataError> {
+        let found = self.find_partitions();
+        self.shared.allow_absence(found, Instant::now())
+    }
+}
+
+impl KafkaSource {
+    fn find_partitions(&self) -> Result<Vec<PartitionFound>, DataError> {
         let topics = self.shared.topics()?;
         let mut found = Vec::new();
         for (place, name) in (0..).zip(&self.shared.config.topics) {
@@ -167,6 +179,24 @@ impl Shared {
             }
             std::thread::sleep(pause);
             pause = (pause * 2).min(PAUSES.1);
+        }
+    }
+
+    /// A broker that has just started may not know its topics for a while.
+    fn allow_absence<T>(&self, found: Result<T, DataError>, now: Instant) -> Result<T, DataError> {
+        let mut missing_since = self.missing_since.lock();
+        match found {
+            Err(DataError::Topic { problem }) => {
+                let since = *missing_since.get_or_insert(now);
+                if now.duration_since(since) >= ABSENCE {
+                    return Err(DataError::Topic { problem });
+                }
+                Err(KafkaError::Broker { subject: problem, code: ErrorCode::UNKNOWN_TOPIC_OR_PARTITION }.into())
+            }
+            found => {
+                *missing_since = None;
+                found
+            }
         }
     }
 
@@ -479,8 +509,13 @@ impl Rows for KafkaRows {
         let mut passed = 0;
         let mut scratch = std::mem::take(&mut self.scratch);
         while passed < rows && self.fill()? {
-            scratch.truncate(0);
-            let taken = self.take(into.as_deref_mut().unwrap_or(&mut scratch));
+            let taken = match into.as_deref_mut() {
+                Some(batch) => self.take(batch),
+                None => {
+                    scratch.truncate(0);
+                    self.take(&mut scratch)
+                }
+            };
             let record = self.consume();
             match taken {
                 Ok(()) => {
