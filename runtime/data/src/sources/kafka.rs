@@ -35,7 +35,7 @@ use crate::stream::{Aging, PartitionFound, Stream};
 const FETCH_BYTES: u32 = 4 << 20;
 /// Partitions whose read-ahead records are kept, at most.
 const MOST_KEPT: usize = 64;
-/// How long the first connection to the brokers is tried.
+/// How long the first connection to the brokers is tried, and records that must exist.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// How long the brokers may not know a topic that they knew before.
 const ABSENCE: Duration = Duration::from_secs(60);
@@ -378,10 +378,11 @@ impl KafkaRows {
         }
     }
 
-    /// Reads until a record of the segment is there. `false` at the end of the segment, and of a
-    /// partition.
+    /// Reads until a record of the segment is there. `false` at the end of the segment. The records
+    /// of a segment exist, so the broker is asked again if it has none. It may be a new leader. If
+    /// it has none for long, the partition was truncated, and the segment ends.
     fn fill(&mut self) -> Result<bool, DataError> {
-        let mut pause = PAUSES.0;
+        let (start, mut pause) = (Instant::now(), PAUSES.0);
         loop {
             if let Some(record) = self.ahead.records.front() {
                 self.ahead.at = record.offset as u64;
@@ -398,15 +399,14 @@ impl KafkaRows {
                 return Err(DataError::Stopped);
             }
             match self.receive() {
-                Ok(true) => {}
-                Ok(false) => return Ok(false),
-                Err(error) if error.is_transient() => {
-                    tracing::warn!(%error, "reading is tried again");
-                    std::thread::sleep(pause);
-                    pause = (pause * 2).min(PAUSES.1);
-                }
+                Ok(true) => continue,
+                Ok(false) if start.elapsed() >= PATIENCE => return Ok(false),
+                Ok(false) => {}
+                Err(error) if error.is_transient() => tracing::warn!(%error, "reading is tried again"),
                 Err(error) => return Err(error),
             }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(PAUSES.1);
         }
     }
 
