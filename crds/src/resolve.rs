@@ -1080,6 +1080,7 @@ fn checkpoint(given: &CheckpointSpec) -> Option<ResolvedCheckpoint> {
     Some(ResolvedCheckpoint {
         path: given.path.clone()?,
         every_steps: given.every_steps,
+        every_seconds: given.every_seconds,
         full_every: given.full_every.unwrap_or(d::FULL_CHECKPOINT_EVERY),
         keep: given.keep.unwrap_or(d::CHECKPOINTS_KEPT) as usize,
         resume: given.resume.unwrap_or_default(),

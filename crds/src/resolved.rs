@@ -377,6 +377,8 @@ pub struct ResolvedCheckpoint {
     pub path: String,
     /// Global batches between two checkpoints; `None` means one at the end.
     pub every_steps: Option<u64>,
+    /// Seconds between two checkpoints; `None` means none by time.
+    pub every_seconds: Option<u64>,
     /// Every n-th checkpoint is a full one; at least 1.
     pub full_every: u32,
     /// Full checkpoints to keep, at least 1.

@@ -1309,6 +1309,7 @@ const RULES: &[(&[&str], &[&str])] = &[
         &["spec.autoscaling.denseWorker.maxCostPerMillionSamples=1,spec.autoscaling.denseWorker.pricePerHour=2"],
     ),
     (&["spec.checkpoint.everySteps=5"], &["spec.checkpoint.everySteps=5,spec.checkpoint.path=/c"]),
+    (&["spec.checkpoint.everySeconds=60"], &["spec.checkpoint.everySeconds=60,spec.checkpoint.path=/c"]),
     (&["spec.model.kind=dlrm,spec.features.sparse[0].dim=8"], &["spec.model.kind=dlrm,spec.features.sparse[0].dim=16"]),
     (&["spec.model.kind=lr,spec.features.sparse[0].dim=8"], &["spec.features.sparse[0].dim=8"]),
     (
