@@ -56,8 +56,10 @@ impl Loader {
                     }
                 }
                 Err(error) if error.is_transient() => {
-                    tracing::warn!(%error, "the stream cannot be watched now");
                     self.metrics.broker_errors.inc();
+                    let unreachable = error.to_string();
+                    let found = v1::StreamFound { loader: self.index, unreachable, ..v1::StreamFound::default() };
+                    self.peers.coordinator.call(found, Vec::new(), CALL_DEADLINE).await?;
                     pause = (pause * 2).min(LONGEST_PAUSE);
                 }
                 Err(error) => return Err(error.into()),
@@ -69,14 +71,14 @@ impl Loader {
     /// Reports the partitions, and looks for good rows where the coordinator wants it.
     async fn tell(&self, dataset: &Dataset, partitions: &[PartitionFound]) -> Result<(), RoleError> {
         let partitions = partitions.iter().map(write_partition).collect();
-        let mut found = v1::StreamFound { loader: self.index, partitions, probed: Vec::new() };
+        let mut found = v1::StreamFound { loader: self.index, partitions, ..v1::StreamFound::default() };
         loop {
             let (known, _) = self.peers.coordinator.call(found, Vec::new(), CALL_DEADLINE).await?;
             if known.probes.is_empty() {
                 return Ok(());
             }
             let probed = self.probe(dataset, known.probes).await?;
-            found = v1::StreamFound { loader: self.index, partitions: Vec::new(), probed };
+            found = v1::StreamFound { loader: self.index, probed, ..v1::StreamFound::default() };
         }
     }
 

@@ -42,12 +42,14 @@ struct Topic {
 pub(super) struct Stream {
     topics: BTreeMap<u32, Topic>,
     event_millis: Option<i64>,
+    /// Whether the loaders cannot look at the brokers now.
+    is_unreachable: bool,
 }
 
 impl Stream {
     pub(super) fn new(saved: Option<&Snapshot>) -> Self {
         let Some(saved) = saved.and_then(|saved| saved.stream.as_ref()) else { return Self::default() };
-        Self { topics: saved.topics.clone(), event_millis: saved.event_millis }
+        Self { topics: saved.topics.clone(), event_millis: saved.event_millis, is_unreachable: false }
     }
 
     /// The topic and the number of a partition.
@@ -104,6 +106,10 @@ impl Stream {
 impl State {
     /// A loader has looked at the brokers. Returns the segments in which it should look for a row.
     pub(crate) fn stream_found(&mut self, found: &v1::StreamFound) -> Result<v1::StreamKnown, RoleError> {
+        self.note_brokers(&found.unreachable);
+        if !found.unreachable.is_empty() {
+            return Ok(v1::StreamKnown::default());
+        }
         found.partitions.iter().try_for_each(|partition| self.data.stream.note_topic(partition))?;
         let states: Vec<PartitionState> = found.partitions.iter().map(state).collect();
         let Some(chunks) = self.data.ledger.chunks_mut().stream_mut() else {
@@ -127,6 +133,22 @@ impl State {
         }
         self.note_end_of_stream()?;
         Ok(v1::StreamKnown { probes })
+    }
+
+    /// Tells when the brokers go, and when they are back. A job waits for them, which is no stall: a
+    /// restart could not help.
+    fn note_brokers(&mut self, problem: &str) {
+        let is_unreachable = !problem.is_empty();
+        if is_unreachable {
+            self.progress.progressed = Instant::now();
+        }
+        if std::mem::replace(&mut self.data.stream.is_unreachable, is_unreachable) != is_unreachable {
+            let message = match is_unreachable {
+                true => format!("{problem}; training goes on when it answers"),
+                false => "the brokers of the stream answer again".to_owned(),
+            };
+            self.pending_events.push(JobEvent::Warning { message });
+        }
     }
 
     /// The stream may end without another chunk.
@@ -168,7 +190,7 @@ impl State {
         let (batch, first) = (saved.training.batch, self.data.ledger.first_pass().batch);
         let Some(chunks) = self.data.ledger.chunks().stream() else { return };
         let place = chunks.place(batch.saturating_sub(first));
-        let Stream { topics, event_millis } = &self.data.stream;
+        let Stream { topics, event_millis, .. } = &self.data.stream;
         saved.stream = Some(StreamSnapshot { place, topics: topics.clone(), event_millis: *event_millis });
         // A later run counts its chunks from here.
         saved.first_pass = FirstPass { epoch: 0, batch, rows: self.training.data_mut().row_of(batch) };
@@ -322,6 +344,19 @@ mod tests {
         assert_eq!(state.stream_lag().map(|lag| (lag.rows, lag.lost_records)), Some((20, 30)));
         let told = format!("{:?}", state.pending_events);
         assert!(told.contains("training goes on at offset 30"), "{told}");
+    }
+
+    #[test]
+    fn brokers_that_go_and_come_back_are_told_once() {
+        let mut state = running(&plan(&[]));
+        let gone = v1::StreamFound { unreachable: "no answer".to_owned(), ..v1::StreamFound::default() };
+        for report in [&found(vec![partition(0, 5)]), &gone, &gone, &found(vec![partition(0, 5)])] {
+            state.stream_found(report).unwrap();
+        }
+        let warning =
+            |event: &JobEvent| if let JobEvent::Warning { message } = event { Some(message.clone()) } else { None };
+        let told: Vec<String> = state.pending_events.iter().filter_map(warning).collect();
+        assert_eq!(told, ["no answer; training goes on when it answers", "the brokers of the stream answer again"]);
     }
 
     #[test]
