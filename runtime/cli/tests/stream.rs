@@ -1,5 +1,5 @@
-//! Jobs that train from a real Kafka: in `sync` with the model of the same rows in files, in every
-//! mode with every row once, also after kills of members and of the broker.
+//! Jobs that train from a real Kafka. In `sync` they end with the model of the same rows in files.
+//! In every mode they train every row once. Kills of members and of the broker change neither.
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 

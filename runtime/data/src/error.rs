@@ -190,13 +190,13 @@ pub enum DataError {
     Registry {
         /// The registry.
         url: String,
-        /// The schema, and what is wrong.
+        /// The schema, and its defect.
         problem: String,
     },
     /// A topic does not exist, or the user may not read it.
     #[error("spec.data.train.kafka.topics: {problem}")]
     Topic {
-        /// The topic, and what is wrong with it.
+        /// The topic, and its defect.
         problem: String,
     },
     /// Records were deleted before they were read.

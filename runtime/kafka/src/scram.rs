@@ -74,7 +74,7 @@ impl Scram {
         format!("n,,{}", self.first)
     }
 
-    /// The proof for the broker's first message, or what is wrong with that message.
+    /// The proof for the broker's first message, or the defect of that message.
     pub(crate) fn prove(&self, password: &str, challenge: &str) -> Result<Proof, String> {
         let (nonce, salt, iterations) = self.read(challenge)?;
         let salted = self.hash.salted(password, &salt, iterations);

@@ -2,8 +2,8 @@
 //! partitions take turns. A chunk has fewer rows than others if its partition has no more, or if
 //! its rows have waited for long enough.
 //!
-//! A partition has at most one chunk on lease. The place where its next chunk begins is known once
-//! a loader has read that one, because bad records and gaps between offsets are no rows. A chunk
+//! A partition has at most one chunk on lease. Once a loader has read it, the beginning of the next
+//! one is known: bad records and gaps between offsets are no rows. A chunk
 //! is begun only where a loader has seen a good row, so no chunk is empty. So the chunks depend on
 //! the records alone, and not on the number of loaders, as long as no record arrives late.
 

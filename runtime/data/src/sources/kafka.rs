@@ -69,8 +69,8 @@ impl KafkaSource {
     /// Connects to the cluster, and finds the topics.
     ///
     /// # Errors
-    /// A column that the records do not have, a name or password that is missing or refused, a
-    /// topic that does not exist, no broker that answers.
+    /// A column that the records do not have. A name or a password that is missing or refused. A
+    /// topic that does not exist. No broker answers.
     pub(crate) fn open(opening: &Opening<'_>, config: &KafkaConfig) -> Result<Self, DataError> {
         if opening.time.is_some() || opening.config.split.is_some() || !opening.config.paths.is_empty() {
             return Err(DataError::config("split", "a stream has no files and no split"));
@@ -163,7 +163,8 @@ fn no_topic(name: &str, code: ErrorCode) -> DataError {
 }
 
 impl Shared {
-    /// Finds all topics, the one for bad records too. Tries for a while if no broker answers, or if a topic was made just now.
+    /// Finds all topics, the one for bad records too. Tries for a while if no broker answers, or if
+    /// a topic was made just now.
     fn find_topics(&self) -> Result<(), DataError> {
         let start = Instant::now();
         let mut pause = PAUSES.0;

@@ -40,7 +40,7 @@ pub(super) struct AvroSchema {
 }
 
 impl AvroSchema {
-    /// Reads a schema in Avro's JSON. Fails with what is wrong with it.
+    /// Reads a schema in Avro's JSON. Fails with its defect.
     pub(super) fn parse(json: &str) -> Result<Self, String> {
         let value: Value = serde_json::from_str(json).map_err(|error| format!("it is no JSON: {error}"))?;
         let mut named = HashMap::new();
@@ -137,7 +137,7 @@ pub(super) fn split(value: &[u8]) -> Option<(u32, &[u8])> {
 
 /// Calls `cell` with the name and the text of each field of a record that is a cell; nested records
 /// and maps are none. The items of a list are separated by what `separator` gives for the field.
-/// Fails with what is expected.
+/// Fails with the expectation.
 pub(super) fn read<'a>(
     schema: &'a AvroSchema,
     record: &[u8],
