@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
+#[allow(dead_code, reason = "a part of it is for other tests")]
 mod binary;
 #[path = "../../kafka/tests/broker/mod.rs"]
 mod broker;

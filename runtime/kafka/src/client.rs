@@ -26,8 +26,11 @@ pub struct Client {
     cluster: Mutex<Cluster>,
     /// By the broker's address and the use. A fetch waits at the broker for records, so it has a
     /// connection of its own.
-    connections: Mutex<HashMap<(String, Use), Arc<Mutex<Option<Connection>>>>>,
+    connections: Mutex<HashMap<(String, Use), Slot>>,
 }
+
+/// A connection that is shared; `None`: it was closed, or is in use.
+type Slot = Arc<Mutex<Option<Connection>>>;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Use {
@@ -182,9 +185,10 @@ impl Client {
     }
 
     async fn fetch_of(&self, broker: &str, from: &[&FetchFrom], wait: Duration, bytes: u32) -> Vec<FetchedPartition> {
-        let partition =
-            |of: &&FetchFrom| FetchPartition { topic: &of.topic, partition: of.partition, offset: of.offset };
-        let partitions: Vec<FetchPartition<'_>> = from.iter().map(partition).collect();
+        let partitions: Vec<FetchPartition<'_>> = from
+            .iter()
+            .map(|of| FetchPartition { topic: &of.topic, partition: of.partition, offset: of.offset })
+            .collect();
         let body = api::fetch_request(&partitions, wait.as_millis() as i32, bytes.min(i32::MAX as u32) as i32);
         let answer = self.call(broker, Use::Fetches, api::FETCH, &body, wait, api::fetch_answer).await;
         let mut contents = match answer {

@@ -20,10 +20,6 @@ impl Writer {
         self.0.freeze()
     }
 
-    pub(crate) fn len(&self) -> usize {
-        self.0.len()
-    }
-
     pub(crate) fn i8(&mut self, value: i8) -> &mut Self {
         self.0.put_i8(value);
         self

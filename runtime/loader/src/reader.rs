@@ -10,7 +10,7 @@ use crate::lease::Lease;
 
 /// A reader of one kind of chunks.
 pub(crate) enum Reader {
-    Files(ChunkReader),
+    Files(Box<ChunkReader>),
     Stream(Box<SpanReader>),
 }
 
@@ -39,7 +39,7 @@ pub(crate) struct Content {
 impl Reader {
     pub(crate) fn new(dataset: &Dataset, plan: ReadPlan) -> Result<Self, DataError> {
         match dataset.is_finite() {
-            true => Ok(Self::Files(dataset.reader(plan)?)),
+            true => Ok(Self::Files(Box::new(dataset.reader(plan)?))),
             false => Ok(Self::Stream(Box::new(dataset.span_reader(0)))),
         }
     }

@@ -32,11 +32,15 @@ pub(super) struct Decoder {
 #[derive(Debug, Clone)]
 enum Columns {
     Csv(CsvFormat),
-    /// The place of each column, and the separator of its list items.
-    Json {
-        places: HashMap<Vec<u8>, usize>,
-        separators: Vec<Vec<u8>>,
-    },
+    Json(Named),
+    Avro(Named, Arc<Registry>),
+}
+
+/// The place of each column by its name, and the separator of its list items.
+#[derive(Debug, Clone)]
+struct Named {
+    places: HashMap<Vec<u8>, usize>,
+    separators: Vec<Vec<u8>>,
 }
 
 /// Why a record has no cells.
