@@ -308,7 +308,7 @@ impl Coordinator {
             superseded = self.run_journal() => Err(superseded),
             never = self.poll_server_progress() => never,
             error = self.keep_lease() => Err(error),
-            error = self.save_by_time() => Err(error),
+            error = Box::pin(self.save_by_time()) => Err(error),
         };
         if let Err(RoleError::Superseded) = &result {
             return Err(self.step_down());

@@ -70,8 +70,8 @@ impl Loader {
     /// The data does not match the manifest or cannot be read, or a peer is unreachable or refuses
     /// a request.
     pub async fn run(self) -> Result<(), RoleError> {
-        let training = self.load(Pass::Training);
-        let evaluating = self.load(Pass::Evaluation);
+        let training = Box::pin(self.load(Pass::Training));
+        let evaluating = Box::pin(self.load(Pass::Evaluation));
         let repeating = Box::pin(self.repeat_lost_pieces());
         let probing = Box::pin(self.probe_test_data());
         let working = futures::future::try_join4(training, evaluating, repeating, probing);
