@@ -28,10 +28,8 @@ pub async fn run_in_process(
     events: EventLog,
     metrics: RoleMetrics,
 ) -> Result<Summary, RoleError> {
-    // Boxed: the future that starts a coordinator holds it several times.
-    let metrics_of_coordinator = CoordinatorMetrics::of(&metrics, 0);
     let coordinator =
-        Box::pin(Coordinator::start(Arc::clone(&plan), run, None, events, metrics_of_coordinator)).await?;
+        Coordinator::start(Arc::clone(&plan), run, None, events, CoordinatorMetrics::of(&metrics, 0)).await?;
     run_with(plan, slow, Arc::new(coordinator), metrics).await
 }
 
