@@ -293,7 +293,8 @@ mod tests {
             let Lease::Chunk(lease) = state.data.ledger.lease() else { panic!("there is more") };
             assert_eq!(lease.first_step.0, u64::from(chunk) * CHUNK);
             let (label_sum, rows) = (f64::from(chunk) + 1.0, CHUNK * 24);
-            let report = v1::ChunkReport { loader: 0, epoch: 0, chunk: lease.chunk, rows, label_sum, skipped_rows: 1 };
+            let report =
+                v1::ChunkReport { chunk: lease.chunk, rows, label_sum, skipped_rows: 1, ..v1::ChunkReport::default() };
             state.chunk_report(&report).unwrap();
             assert!(state.data.reads.len() <= 2, "{}", state.data.reads.len());
             // The last chunk is trained only in part.
