@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use rectrain_crds::{CheckpointStatus, JobSummary, Mode, Role, UnseenShares};
+use rectrain_crds::{CheckpointStatus, JobSummary, Mode, Role, StreamStatus, UnseenShares};
 
 /// A coordinator's report about its job.
 #[derive(Clone, Debug, PartialEq)]
@@ -71,6 +71,8 @@ pub struct Report {
     pub slowest: Option<SlowMember>,
     /// The time without a step, while training makes none for longer than usual.
     pub no_step: Option<NoStep>,
+    /// How far training is behind its stream, if it reads one.
+    pub stream: Option<Box<StreamStatus>>,
 }
 
 /// A slow member.

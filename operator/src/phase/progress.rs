@@ -44,6 +44,7 @@ impl Draft<'_> {
             self.note_unseen(&report.unseen);
         }
         self.status.slowest = report.slowest.map(|slow| self.slowest(slow));
+        self.status.stream = report.stream.as_deref().cloned();
         self.status.mode = report.mode.or(self.status.mode);
         self.note_checkpoint(report.last_checkpoint.as_ref());
         match report.stage {

@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use proptest::prelude::*;
 use rectrain_crds::{
     CheckpointStatus, DecisionAction, DecisionStatus, DecisionSubject, Mode, Phase, RecTrainingJob,
-    RecTrainingJobStatus, ResolvedJob, Role, TrainingSpec,
+    RecTrainingJobStatus, ResolvedJob, Role, StreamStatus, TrainingSpec,
 };
 use rectrain_operator::attempt_signals::{AttemptSignals, Saving};
 use rectrain_operator::automatic::Findings;
@@ -29,6 +29,7 @@ const APPLIED: &str = "  training: {mode: auto, localBatchSize: 512}
 
 /// An event between two reconciles.
 #[derive(Clone, Debug)]
+#[allow(clippy::large_enum_variant, reason = "a test has few of them")]
 enum Happening {
     Time(i64),
     /// Pods of the present attempt start, or all pods end.
@@ -591,6 +592,7 @@ fn at(step: u64) -> Report {
         slots_decided_seconds: 0,
         slowest: None,
         no_step: None,
+        stream: None,
         missing: Vec::new(),
         stage,
         mode: Some(Mode::Sync),
@@ -618,6 +620,17 @@ impl History {
 fn ready_message(status: &RecTrainingJobStatus) -> String {
     let ready = status.conditions.iter().find(|condition| condition.type_ == "Ready");
     ready.map(|ready| ready.message.clone()).unwrap_or_default()
+}
+
+#[test]
+fn a_job_on_a_stream_shows_how_far_it_is_behind() {
+    let mut history = training(7);
+    let behind = StreamStatus { lag_rows: 5, lag_seconds: 40, event_time: None, lost_records: 0 };
+    let stream = Some(Box::new(behind.clone()));
+    history.happens(&Happening::Coordinator(CoordinatorView::Live(Report { stream, ..at(7) })));
+    assert_eq!(history.advance().stream, Some(behind));
+    history.happens(&Happening::Coordinator(CoordinatorView::Live(at(9))));
+    assert_eq!(history.advance().stream, None);
 }
 
 #[test]

@@ -475,6 +475,7 @@ fn report(stage: Stage, step: u64) -> Report {
         slots_decided_seconds: 0,
         slowest: None,
         no_step: None,
+        stream: None,
         missing: Vec::new(),
         stage,
         // The state of the coordinator replaces both.

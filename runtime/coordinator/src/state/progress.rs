@@ -17,7 +17,7 @@ use crate::speeds::Speeds;
 use crate::throughput::Throughput;
 use rectrain_protocol::Role;
 use rectrain_protocol::error::RoleError;
-use rectrain_protocol::events::{JobEvent, Summary, WindowQuality};
+use rectrain_protocol::events::{JobEvent, StreamLag, Summary, WindowQuality};
 use rectrain_protocol::failure::Divergence;
 
 /// Members that the status lists as missing, at most.
@@ -274,6 +274,7 @@ impl State {
             unseen: self.highest_unseen_shares(),
             slowest: self.slowest().filter(|_| phase == v1::Phase::Training),
             no_step: self.no_step(now).filter(|_| phase == v1::Phase::Training),
+            stream: self.stream_lag().map(write_lag),
         }
     }
 
@@ -381,6 +382,11 @@ impl State {
         let of_rank = |rank: &DenseWorkerState| rank.training_seconds_before + rank.training_seconds;
         self.progress.seconds_before + self.progress.ranks.iter().map(of_rank).fold(0.0, f64::max)
     }
+}
+
+fn write_lag(lag: StreamLag) -> v1::StreamLag {
+    let StreamLag { rows, seconds, event_time, lost_records } = lag;
+    v1::StreamLag { rows, seconds, event_time, lost_records }
 }
 
 fn read_window(part: &v1::WindowPart) -> WindowPart {
