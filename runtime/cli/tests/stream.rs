@@ -5,8 +5,6 @@
 
 #[allow(dead_code, reason = "a part of it is for other tests")]
 mod binary;
-#[path = "../../kafka/tests/broker/mod.rs"]
-mod broker;
 mod children;
 mod common;
 
@@ -17,9 +15,9 @@ use std::process::Command;
 use std::time::Duration;
 
 use binary::{folder_with, training};
-use broker::Broker;
 use children::children_of;
 use common::{events, rectrain};
+use rectrain_harness::kafka::Broker;
 use rectrain_kafka::{Client, FetchFrom, KafkaError, NewRecord, Record, Security};
 use serde_json::Value;
 
@@ -132,7 +130,7 @@ fn refusal(folder: &Path, sets: &[&str]) -> String {
 
 #[test]
 fn the_same_rows_from_kafka_and_from_files_give_the_same_model() {
-    let Some(broker) = Broker::start() else { return };
+    let Some(broker) = Broker::for_test() else { return };
     let folder = folder_with(JOB);
     let rows = rows(4);
     let count = rows.iter().map(Vec::len).sum::<usize>();
@@ -160,7 +158,7 @@ fn the_same_rows_from_kafka_and_from_files_give_the_same_model() {
 
 #[test]
 fn a_run_that_resumes_reads_each_offset_once_and_goes_on_with_what_has_come() {
-    let Some(broker) = Broker::start() else { return };
+    let Some(broker) = Broker::for_test() else { return };
     let folder = folder_with(JOB);
     let (first, all) = (rows(4), rows(9));
     let (early, late): (Vec<_>, Vec<_>) = all.iter().zip(&first).map(|(all, first)| all.split_at(first.len())).unzip();
@@ -183,7 +181,7 @@ fn a_run_that_resumes_reads_each_offset_once_and_goes_on_with_what_has_come() {
 
 #[test]
 fn kills_of_members_and_of_the_broker_lose_no_row_and_change_no_model() {
-    let Some(mut broker) = Broker::start() else { return };
+    let Some(mut broker) = Broker::for_test() else { return };
     let folder = folder_with(JOB);
     let rows = rows(60);
     produce(&broker.address, "clicks", &values(&rows));
@@ -201,7 +199,7 @@ fn kills_of_members_and_of_the_broker_lose_no_row_and_change_no_model() {
         assert!(Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success());
         std::thread::sleep(Duration::from_millis(300));
     }
-    broker.restart();
+    broker.restart().unwrap();
     let last = lines.map(|line| line.unwrap()).last().unwrap();
     assert!(child.wait().unwrap().success(), "{last}");
     let last: Value = serde_json::from_str(&last).unwrap();
@@ -210,7 +208,7 @@ fn kills_of_members_and_of_the_broker_lose_no_row_and_change_no_model() {
 
 #[test]
 fn records_that_are_no_rows_are_named_or_skipped() {
-    let Some(broker) = Broker::start() else { return };
+    let Some(broker) = Broker::for_test() else { return };
     let folder = folder_with(JOB);
     let mut good: Vec<String> = (0..2 * BATCH).map(|number| json(&row(number))).collect();
     let bad = ["no JSON", r#"{"user":"u1","item":"i1","age":{},"label":1}"#, r#"{"user":"u1","item":"i1","label":2}"#];
@@ -249,7 +247,7 @@ fn values_of(address: &str, topic: &str) -> Vec<String> {
 
 #[test]
 fn topics_and_brokers_that_are_not_there_are_named() {
-    let Some(broker) = Broker::start() else { return };
+    let Some(broker) = Broker::for_test() else { return };
     let folder = folder_with(JOB);
     produce(&broker.address, "clicks", &[vec![]]);
     let message = refusal(folder.path(), &[&from_topic(&broker, "click")]);
@@ -264,7 +262,7 @@ fn topics_and_brokers_that_are_not_there_are_named() {
 /// Rows that arrive while the job trains are trained too, although no partition has a full batch.
 #[test]
 fn an_endless_job_trains_what_arrives() {
-    let Some(broker) = Broker::start() else { return };
+    let Some(broker) = Broker::for_test() else { return };
     let folder = folder_with(JOB);
     let first = rows(2);
     let count = |rows: &[Vec<Row>]| rows.iter().map(Vec::len).sum::<usize>() as u64;

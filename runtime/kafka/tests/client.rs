@@ -2,15 +2,13 @@
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
-mod broker;
-
 use std::time::Duration;
 
 use bytes::Bytes;
 use rectrain_kafka::{Client, ErrorCode, FetchFrom, Fetched, KafkaError, NewRecord, OffsetAt, Security};
 use rectrain_kinds::{KafkaSecurity, SaslMechanism};
 
-use broker::{Broker, PASSWORD, USER};
+use rectrain_harness::kafka::{Broker, PASSWORD, USER};
 
 fn client(address: &str) -> Client {
     Client::new(vec![address.to_owned()], Security::default())
@@ -49,7 +47,7 @@ fn runtime() -> tokio::runtime::Runtime {
 
 #[test]
 fn records_are_written_read_and_found_by_offset_and_time_also_after_a_restart() {
-    let Some(mut broker) = Broker::start() else { return };
+    let Some(mut broker) = Broker::for_test() else { return };
     runtime().block_on(async {
         let client = client(&broker.address);
         client.create_topic("clicks", 3).await.unwrap();
@@ -75,7 +73,7 @@ fn records_are_written_read_and_found_by_offset_and_time_also_after_a_restart() 
 
         broker.kill();
         assert!(fetch(&client, "clicks", 1, 0).await.unwrap_err().is_transient());
-        broker.restart();
+        broker.restart().unwrap();
         let fetched = patiently(|| fetch(&client, "clicks", 1, 0)).await;
         assert_eq!((fetched.records.len(), fetched.next), (4, 4));
         assert_eq!(client.topics(&["clicks".to_owned()]).await.unwrap()[0].id, found[0].id);
@@ -84,7 +82,7 @@ fn records_are_written_read_and_found_by_offset_and_time_also_after_a_restart() 
 
 #[test]
 fn a_record_of_ten_megabytes_is_read_whole() {
-    let Some(broker) = Broker::start() else { return };
+    let Some(broker) = Broker::for_test() else { return };
     runtime().block_on(async {
         let client = client(&broker.address);
         client.create_topic("large", 1).await.unwrap();
@@ -112,7 +110,7 @@ fn names_passwords_and_certificates_are_checked() {
     let key = rcgen::KeyPair::generate().unwrap();
     let certificate = rcgen::CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap().self_signed(&key).unwrap();
     let keystore = format!("{}{}", key.serialize_pem(), certificate.pem());
-    let Some(broker) = Broker::start_with(&keystore, &[]) else { return };
+    let Some(broker) = Broker::for_test_with(&keystore) else { return };
     let (plain, scram) = (SaslMechanism::Plain, SaslMechanism::ScramSha512);
     let authority = certificate.pem();
     runtime().block_on(async {
