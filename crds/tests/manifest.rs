@@ -958,7 +958,7 @@ fn settings_of_a_stream_that_contradict_each_other_are_refused() {
     for (settings, path, part) in [
         ("topics={clicks,clicks}", "topics[1]", "named twice"),
         ("topics={a b}", "topics[0]", ""),
-        ("bootstrapServers={http://kafka:9092}", "bootstrapServers[0]", "kafka-0.kafka:9092"),
+        ("bootstrapServers={http://kafka:9092}", "bootstrapServers[0]", ""),
         ("deadLetterTopic=dead", "deadLetterTopic", "set spec.data.badRows.action: skip"),
         ("deadLetterTopic=clicks", "deadLetterTopic", "would come back for ever"),
         ("lingerMillis=5", "lingerMillis", ""),
