@@ -23,6 +23,15 @@ pub const DENSE_MISSING: f64 = 0.0;
 /// `spec.features.dense[].limit`: a gradient of this size has a square that f32 holds
 pub const DENSE_LIMIT: f64 = 1e15;
 
+/// `spec.features.eviction.decayPerDay`
+pub const EVICTION_DECAY_PER_DAY: f64 = 0.1;
+/// `spec.features.eviction.positiveWeight`
+pub const EVICTION_POSITIVE_WEIGHT: f64 = 3.0;
+/// Share of the memory limits of the parameter servers that `spec.features.memory.auto` takes
+pub const AUTO_MEMORY_SHARE: f64 = 0.6;
+/// Keys without a row that `spec.features.sparse[].admission.count` counts at a time in a row group
+pub const ADMISSION_COUNTERS: u64 = 1 << 24;
+
 /// `spec.data.synthetic.rows`
 pub const SYNTHETIC_ROWS: u64 = 1_000_000;
 /// `spec.data.synthetic.testRows`

@@ -26,7 +26,7 @@ const fn example(kind: &'static str, spec: &'static str) -> KindExample {
 }
 
 /// Every field that takes kinds.
-pub const KIND_FIELDS: [KindField; 14] = [
+pub const KIND_FIELDS: [KindField; 16] = [
     KindField { title: "training mode", field: "spec.training.mode", examples: &MODES },
     KindField { title: "divisor of a key's gradients", field: "spec.training.gba.keyDivisor", examples: &KEY_DIVISORS },
     KindField { title: "model", field: "spec.model.kind", examples: &MODELS },
@@ -45,6 +45,8 @@ pub const KIND_FIELDS: [KindField; 14] = [
     },
     KindField { title: "transform", field: "spec.features.dense.transform", examples: &TRANSFORMS },
     KindField { title: "initializer", field: "spec.features.initializer.kind", examples: &INITIALIZERS },
+    KindField { title: "eviction policy", field: "spec.features.eviction.policy", examples: &EVICTIONS },
+    KindField { title: "priority of rows", field: "spec.features.sparse.priority", examples: &PRIORITIES },
 ];
 
 const MODES: [KindExample; 8] = [
@@ -508,6 +510,56 @@ features:
         "\
 features:
   initializer: {kind: zeros}
+",
+    ),
+];
+
+const EVICTIONS: [KindExample; 3] = [
+    example(
+        "score",
+        "\
+features:
+  memory: {maxRows: 1000000}
+  eviction: {policy: score, decayPerDay: 0.1, positiveWeight: 3}
+",
+    ),
+    example(
+        "lfu",
+        "\
+features:
+  memory: {maxRows: 1000000}
+  eviction: {policy: lfu}
+",
+    ),
+    example(
+        "lru",
+        "\
+features:
+  memory: {maxRows: 1000000}
+  eviction: {policy: lru}
+",
+    ),
+];
+
+const PRIORITIES: [KindExample; 2] = [
+    example(
+        "high",
+        "\
+features:
+  memory: {maxRows: 1000000}
+  sparse:
+    - {name: country, priority: high}
+    - {name: query}
+",
+    ),
+    example(
+        "low",
+        "\
+features:
+  memory: {maxRows: 1000000}
+  sparse:
+    - {name: country, priority: high}
+    - {name: query, priority: low}
 ",
     ),
 ];

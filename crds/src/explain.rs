@@ -413,7 +413,7 @@ mod tests {
     fn all_fields_below_a_field_are_listed() {
         let page = explain_all("spec.training").unwrap();
         assert!(
-            page.contains("\nALL FIELDS:\n") && page.contains("\n    dense <object>\n      kind <string>\n"),
+            page.contains("\nALL FIELDS:\n") && page.contains("\n    dense <object>\n      beta1 <number>\n"),
             "{page}"
         );
         assert!(!explain_all("spec.training.seed").unwrap().contains("ALL FIELDS"));

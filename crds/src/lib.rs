@@ -31,6 +31,7 @@ mod doubts;
 mod examples;
 mod explain;
 mod job;
+mod life;
 mod locate;
 mod locations;
 mod manifest;
@@ -67,17 +68,18 @@ pub use ranges::{ExpandError, expand};
 pub use rectrain_kinds::*;
 pub use reference::{reference_markdown, simulation_reference_markdown};
 pub use resolved::{
-    DataSource, FilePlan, ResolvedAutoMode, ResolvedAutoscaling, ResolvedBounds, ResolvedCheckpoint, ResolvedData,
-    ResolvedDenseWorkerScaling, ResolvedEmbedding, ResolvedEmbeddingWorkerScaling, ResolvedEvaluation,
-    ResolvedFaultTolerance, ResolvedFeatures, ResolvedJob, ResolvedModel, ResolvedPsScaling, ResolvedRole,
-    ResolvedRoles, ResolvedStorage, ResolvedTable, ResolvedTraining, StreamSource, TrainTest, TrainingLength,
+    DataSource, FilePlan, ResolvedAdmission, ResolvedAutoMode, ResolvedAutoscaling, ResolvedBounds, ResolvedBudget,
+    ResolvedCheckpoint, ResolvedData, ResolvedDenseWorkerScaling, ResolvedEmbedding, ResolvedEmbeddingWorkerScaling,
+    ResolvedEvaluation, ResolvedEviction, ResolvedFaultTolerance, ResolvedFeatures, ResolvedJob, ResolvedLife,
+    ResolvedMemory, ResolvedModel, ResolvedPsScaling, ResolvedRole, ResolvedRoles, ResolvedStorage, ResolvedTable,
+    ResolvedTraining, StreamSource, TrainTest, TrainingLength,
 };
 pub use schema::{crd, crd_yaml};
 pub use set::{SetError, SetKind, apply_set};
 pub use spec::*;
 pub use status::{
-    AttemptMode, AttemptReplicas, AttemptStatus, CheckpointStatus, JobSummary, ModePrediction, Phase,
-    RecTrainingJobStatus, ReplicaCount, ReplicaStatuses, RoleReplicas, SlowestStatus, StreamStatus,
+    AttemptMode, AttemptReplicas, AttemptStatus, BudgetStatus, CheckpointStatus, JobSummary, ModePrediction, Phase,
+    RecTrainingJobStatus, ReplicaCount, ReplicaStatuses, RoleReplicas, SlowestStatus, StreamStatus, TableStatus,
 };
 pub use validate::{validate, validate_update};
 pub use warm_start::WarmStart;

@@ -39,8 +39,8 @@ pub struct Manifest {
 }
 
 impl Manifest {
-    /// The object as written, with overrides applied, as YAML. `None` if it cannot be written, which
-    /// no manifest that was read causes.
+    /// The object as written, with overrides applied, as YAML. `None` if it cannot be written; no
+    /// manifest that was read causes that.
     #[must_use]
     pub fn to_yaml(&self) -> Option<String> {
         let mut object = serde_yaml::to_value(&self.job).ok()?;

@@ -5,6 +5,7 @@
 use std::collections::{HashMap, HashSet};
 
 use crate::defaults as d;
+use crate::life::{TableSettings, check_budget, clock, memory, table_settings};
 use crate::locations::location_errors;
 use crate::resolved::*;
 use crate::*;
@@ -23,7 +24,7 @@ pub(crate) fn resolve(job: &RecTrainingJob) -> Result<ResolvedJob, Vec<FieldErro
         model: model(&spec.model, &features),
         features,
         data,
-        training: training(&spec.training.clone().unwrap_or_default()),
+        training: training(spec),
         roles: roles(&spec.roles.clone().unwrap_or_default()),
         autoscaling: spec.autoscaling.as_ref().map(|given| autoscaling(given, spec, &mut errors)),
         checkpoint: spec.checkpoint.as_ref().and_then(checkpoint),
@@ -33,21 +34,22 @@ pub(crate) fn resolve(job: &RecTrainingJob) -> Result<ResolvedJob, Vec<FieldErro
     };
     local_batches(&resolved, &mut errors);
     slices(spec, &resolved, &mut errors);
+    check_budget(&resolved, &mut errors);
     if errors.0.is_empty() { Ok(resolved) } else { Err(errors.0) }
 }
 
 #[derive(Default)]
-struct Errors(Vec<FieldError>);
+pub(crate) struct Errors(Vec<FieldError>);
 
 impl Errors {
-    fn add(&mut self, path: FieldPath, message: impl Into<String>) {
+    pub(crate) fn add(&mut self, path: FieldPath, message: impl Into<String>) {
         if self.0.len() < check::MAX_ERRORS {
             self.0.push(FieldError::new(path, message));
         }
     }
 }
 
-fn at(path: &str) -> FieldPath {
+pub(crate) fn at(path: &str) -> FieldPath {
     FieldPath::parse(path)
 }
 
@@ -116,8 +118,10 @@ fn features(spec: &RecTrainingJobSpec, errors: &mut Errors) -> ResolvedFeatures 
         let limit = dense_limit(feature, &path, errors);
         dense.extend(names.into_iter().map(|name| DenseField { name, transform, missing, limit }));
     }
-    let schema = Schema { sparse, dense, label, group: given.group.clone() };
-    ResolvedFeatures { schema, embeddings, tables: tables.list }
+    let needs_clock = given.memory.is_some() || tables.list.iter().any(|table| table.life.is_some());
+    let time = if needs_clock { clock(&spec.data, errors) } else { None };
+    let schema = Schema { sparse, dense, label, group: given.group.clone(), time };
+    ResolvedFeatures { schema, embeddings, tables: tables.list, memory: memory(spec, errors) }
 }
 
 /// The names in use, each with the entry of the manifest that used it first.
@@ -182,10 +186,13 @@ impl Tables {
         path: &FieldPath,
         errors: &mut Errors,
     ) -> usize {
+        let TableSettings { life, hash_buckets } = table_settings(feature, spec, path, errors);
         let table = ResolvedTable {
             name: feature.table.clone().unwrap_or_else(|| name.to_string()),
             dim: feature.dim.map_or_else(|| embedding_dim(&spec.model), |dim| dim as usize),
             initializer: initializer(feature.initializer.as_ref().or(spec.features.initializer.as_ref())),
+            life,
+            hash_buckets,
         };
         let Some((position, first)) = self.by_name.get(&table.name) else {
             let position = self.list.len();
@@ -210,6 +217,15 @@ impl Tables {
                     table.name
                 ),
             );
+        } else if (earlier.life, earlier.hash_buckets) != (table.life, table.hash_buckets) {
+            errors.add(
+                path.clone(),
+                format!(
+                    "the table `{}` has other settings in {first}: features that share a table need the same `admission`, \
+                     `expireAfter`, `priority`, `share` and `hashBuckets`",
+                    table.name
+                ),
+            );
         }
         *position
     }
@@ -221,6 +237,7 @@ fn sparse_field(name: String, given: &SparseFeature, table: &ResolvedTable) -> S
         table: table.name.clone(),
         multi_value: given.multi_value.as_ref().map(|multi| multi.separator.clone().unwrap_or_default()),
         missing: given.missing.unwrap_or(MissingValue::Token),
+        hash_buckets: table.hash_buckets,
     }
 }
 
@@ -766,9 +783,13 @@ fn columns(csv: &CsvFormat, schema: &Schema, parts: &TrainTest, errors: &mut Err
     if let TrainTest::Divided { split: Split::Time { column, .. }, .. } = parts {
         need(column, "spec.data.split.time.column", "the time column");
     }
+    if let Some(time) = &schema.time {
+        need(&time.name, "spec.data.timeColumn.name", "the time column");
+    }
 }
 
-fn training(given: &TrainingSpec) -> ResolvedTraining {
+fn training(spec: &RecTrainingJobSpec) -> ResolvedTraining {
+    let given = &spec.training.clone().unwrap_or_default();
     let optimizer = given.optimizer.clone().unwrap_or_default();
     let mode = given.mode.unwrap_or_default();
     ResolvedTraining {
@@ -790,7 +811,7 @@ fn training(given: &TrainingSpec) -> ResolvedTraining {
         switch_at: given.switch_at.clone(),
         staleness: given.hybrid.as_ref().and_then(|hybrid| hybrid.staleness).unwrap_or(d::STALENESS),
         dense_optimizer: dense_optimizer(&optimizer.dense.unwrap_or_default()),
-        sparse_optimizer: sparse_optimizer(&optimizer.sparse.unwrap_or_default()),
+        sparse_optimizer: sparse_optimizer(&optimizer.sparse.unwrap_or_default(), spec.features.memory.is_some()),
         embedding_value_type: given.embedding_value_type.unwrap_or_default(),
         precision: given.precision.unwrap_or_default(),
         compression: given.compression.unwrap_or_default(),
@@ -1001,7 +1022,16 @@ fn dense_optimizer(given: &DenseOptimizerSpec) -> DenseOptimizer {
     }
 }
 
-fn sparse_optimizer(given: &SparseOptimizerSpec) -> SparseOptimizer {
+/// The default where tables have a budget keeps one number a row (Kraken's Table II). The settings
+/// of adam without a kind mean adam.
+fn default_sparse_kind(given: &SparseOptimizerSpec, has_budget: bool) -> SparseOptimizerKind {
+    match has_budget && given.beta1.is_none() && given.beta2.is_none() {
+        true => SparseOptimizerKind::RowWiseAdaGrad,
+        false => SparseOptimizerKind::Adam,
+    }
+}
+
+fn sparse_optimizer(given: &SparseOptimizerSpec, has_budget: bool) -> SparseOptimizer {
     let learning_rate = given.learning_rate;
     let accumulated = |row_wise: bool| {
         let learning_rate = learning_rate.unwrap_or(d::ADA_GRAD_LEARNING_RATE);
@@ -1013,7 +1043,7 @@ fn sparse_optimizer(given: &SparseOptimizerSpec) -> SparseOptimizer {
             SparseOptimizer::AdaGrad { learning_rate, initial_accumulator, epsilon }
         }
     };
-    match given.kind.unwrap_or_default() {
+    match given.kind.unwrap_or_else(|| default_sparse_kind(given, has_budget)) {
         SparseOptimizerKind::Adam => SparseOptimizer::Adam {
             learning_rate: learning_rate.unwrap_or(d::ADAM_LEARNING_RATE),
             beta1: given.beta1.unwrap_or(d::ADAM_BETA1),

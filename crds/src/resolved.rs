@@ -7,10 +7,12 @@
 //! "defaulted".
 
 use std::collections::BTreeMap;
+use std::num::NonZeroU64;
 
 use rectrain_kinds::{
-    BadRows, Compression, DenseOptimizer, DeviceKind, FileFormat, Initializer, KafkaConfig, KeyDivisor, Mode,
-    ModelSettings, PerRole, Pooling, Precision, Schema, SparseOptimizer, Split, SyntheticConfig, Task, ValueType,
+    BadRows, Compression, DenseOptimizer, DeviceKind, EvictionKind, FileFormat, Initializer, KafkaConfig, KeyDivisor,
+    Mode, ModelSettings, PerRole, Pooling, Precision, RowPriority, Schema, SparseOptimizer, Split, SyntheticConfig,
+    Task, ValueType,
 };
 use serde::Serialize;
 
@@ -68,6 +70,41 @@ pub struct ResolvedFeatures {
     pub embeddings: Vec<ResolvedEmbedding>,
     /// The tables of the embeddings, in the order of their first column.
     pub tables: Vec<ResolvedTable>,
+    /// The budget of all tables together, and the order of evictions. `None`: nothing is evicted.
+    pub memory: Option<ResolvedMemory>,
+}
+
+/// The budget of all tables together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ResolvedMemory {
+    /// The limit.
+    pub budget: ResolvedBudget,
+    /// The order in which rows are evicted.
+    pub eviction: ResolvedEviction,
+}
+
+/// A limit of the rows of a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum ResolvedBudget {
+    /// In rows.
+    Rows(u64),
+    /// In bytes.
+    Bytes(u64),
+}
+
+/// The order in which rows are evicted. Numbers are integers, so that every process computes the
+/// same scores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ResolvedEviction {
+    /// The policy.
+    pub policy: EvictionKind,
+    /// β for a day, in millionths: below 1,000,000.
+    pub decay_per_day_millionths: u32,
+    /// r, in thousandths.
+    pub positive_weight_thousandths: u32,
 }
 
 impl ResolvedFeatures {
@@ -100,6 +137,44 @@ pub struct ResolvedTable {
     pub dim: usize,
     /// The initial values of its rows.
     pub initializer: Initializer,
+    /// Which ids get a row, and which rows are removed. `None`: every trained id keeps its row.
+    pub life: Option<ResolvedLife>,
+    /// The rows of a hashed table of fixed size. `None`: each id has a row of its own.
+    pub hash_buckets: Option<u64>,
+}
+
+/// Which ids of a table get a row, and which rows are removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ResolvedLife {
+    /// Which ids get a row.
+    pub admission: ResolvedAdmission,
+    /// Seconds of event time without an update after which a row is removed.
+    pub expire_after_seconds: Option<NonZeroU64>,
+    /// When rows are evicted.
+    pub priority: RowPriority,
+    /// The most of the budget that the table may use, in millionths. `None`: all of it.
+    pub share_millionths: Option<u32>,
+}
+
+/// Which ids get a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
+pub enum ResolvedAdmission {
+    /// Every trained id.
+    Always,
+    /// An id at its update of this number.
+    Count {
+        /// At least 2.
+        count: u32,
+        /// Ids without a row that are counted at a time.
+        counters: u64,
+    },
+    /// Each update admits an id with this probability.
+    Probability {
+        /// In units of 2⁻³², at least 1.
+        per_2_32: u32,
+    },
 }
 
 /// Where the rows come from.

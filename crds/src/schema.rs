@@ -345,7 +345,10 @@ mod tests {
         assert_eq!(crd.spec.scope, "Namespaced");
         let version = &crd.spec.versions[0];
         let columns: Vec<_> = version.additional_printer_columns.iter().flatten().map(|c| c.name.as_str()).collect();
-        assert_eq!(columns, ["Phase", "Mode", "Step", "Samples/s", "AUC", "PS", "EW", "DW", "Restarts", "Age"]);
+        assert_eq!(
+            columns,
+            ["Phase", "Mode", "Step", "Samples/s", "AUC", "PS", "EW", "DW", "Restarts", "Slowest", "Age"]
+        );
         let subresources = version.subresources.clone().unwrap();
         assert!(subresources.status.is_some());
         let scale = subresources.scale.unwrap();

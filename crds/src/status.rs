@@ -140,6 +140,9 @@ pub struct JobSummary {
     pub samples_per_second: f64,
     /// Embedding rows that exist at the end.
     pub rows: u64,
+    /// The history of the tables' rows, if some table does not keep every row.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub table: Option<TableStatus>,
     /// Rows of data that could not be read and were skipped.
     #[serde(default)]
     pub skipped_rows: u64,
@@ -147,6 +150,26 @@ pub struct JobSummary {
     /// Equal exactly if the trained models are equal.
     #[schemars(length(max = 64))]
     pub parameters_sha256: String,
+}
+
+/// The history of rows in tables that do not keep every row.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct TableStatus {
+    /// Rows at the end.
+    pub rows: u64,
+    /// Bytes of the rows and their index at the end.
+    pub bytes: u64,
+    /// Rows made for ids that an admission admitted.
+    pub admitted: u64,
+    /// Gradients dropped because their id was not admitted.
+    pub turned_away: u64,
+    /// Rows removed because they were not updated for `expireAfter`.
+    pub expired: u64,
+    /// Rows removed because the tables were beyond their budget.
+    pub evicted: u64,
+    /// Gradients dropped because their row had been removed.
+    pub gradients_dropped: u64,
 }
 
 /// A complete checkpoint.
@@ -171,7 +194,8 @@ pub struct AttemptStatus {
     /// Generation of the spec that its pods run.
     pub generation: i64,
     /// Digest of the parts of the spec that its pods depend on. It leaves out settings that may
-    /// change while they run: the training mode, `training.auto`, and the `replicas` of the roles.
+    /// change while they run: the training mode, `training.auto`, the number in `features.memory`,
+    /// and the `replicas` of the roles.
     /// (The `replicas` of dense workers are left out only if `localBatchSize` gives each of them a
     /// part of a batch.) It also leaves out settings that the operator itself carries out:
     /// `autoscaling`, `faultTolerance`, `suspend`, `activeDeadlineSeconds`,
@@ -201,6 +225,22 @@ pub struct AttemptStatus {
     /// It is raised after a server of an earlier attempt was killed for its memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ps_memory_bytes: Option<u64>,
+    /// The memory budget of the tables that its pods start with. The coordinator changes it while
+    /// they run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub budget: Option<BudgetStatus>,
+}
+
+/// The memory budget of all tables of a job, in rows or in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct BudgetStatus {
+    /// The most rows.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_rows: Option<u64>,
+    /// The most bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_bytes: Option<u64>,
 }
 
 /// The members of an attempt by role. Their numbers change while it trains, without a restart.

@@ -38,6 +38,8 @@ const DEVICE: &str = "spec.roles.denseWorker.device";
 const MISSING: &str = "spec.features.sparse.missing";
 const TRANSFORM: &str = "spec.features.dense.transform";
 const INITIALIZER: &str = "spec.features.initializer.kind";
+const EVICTION: &str = "spec.features.eviction.policy";
+const PRIORITY: &str = "spec.features.sparse.priority";
 
 /// In place of a kind: the test covers every kind of the field, also kinds that are added later.
 const EVERY: &str = "*";
@@ -89,6 +91,8 @@ const TESTS: &[KindTest] = &[
         "runtime/embedding/src/initial.rs::the_uniform_has_a_uniforms_moments_and_stays_in_its_range",
     ),
     (INITIALIZER, "zeros", "crds/tests/kinds.rs::zeros_are_a_constant_of_0"),
+    (EVICTION, EVERY, LIVES),
+    (PRIORITY, EVERY, LIVES),
 ];
 
 /// Checks every model and every cross structure against definitions in 64 bits.
@@ -96,6 +100,8 @@ const MODELS: &str = "runtime/dense/src/tower/tests/gradients.rs::every_model_an
 /// Checks every divisor against a plain sum.
 const KEY_DIVISORS: &str =
     "runtime/modes/tests/gba_paper.rs::b_an_embedding_gradient_averages_the_workers_that_met_the_key";
+/// Checks that each policy and priority becomes the store's own.
+const LIVES: &str = "runtime/protocol/src/plan/life.rs::every_policy_and_priority_becomes_the_stores_own";
 const POOLINGS: &str = "runtime/embedding-worker/src/prepared_ids.rs::pooling_equals_the_definition_sample_by_sample";
 /// Checks every optimizer and every type of stored values against loops over single numbers.
 const STORED_VALUES: &str = "runtime/embedding/tests/store.rs::the_store_behaves_to_the_bit_as_a_naive_map_does";

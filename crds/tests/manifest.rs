@@ -85,9 +85,16 @@ fn a_ten_line_manifest_is_enough_and_takes_every_default() {
             "dense": [],
             "group": null,
             "tables": [
-                {"name": "user_id", "dim": 16, "initializer": {"normal": {"standardDeviation": 0.01_f32}}},
-                {"name": "item_id", "dim": 16, "initializer": {"normal": {"standardDeviation": 0.01_f32}}},
+                {
+                    "name": "user_id", "dim": 16, "initializer": {"normal": {"standardDeviation": 0.01_f32}},
+                    "life": null, "hashBuckets": null,
+                },
+                {
+                    "name": "item_id", "dim": 16, "initializer": {"normal": {"standardDeviation": 0.01_f32}},
+                    "life": null, "hashBuckets": null,
+                },
             ],
+            "memory": null,
         },
         "data": {
             "source": {"files": {
@@ -476,7 +483,7 @@ fn a_capability_that_is_missing_is_refused_and_never_ignored() {
         errors[0].to_string(),
         "spec.checkpoint.resume: this version cannot start from a checkpoint: remove the field"
     );
-    assert_eq!(errors.len(), 7);
+    assert_eq!(errors.len(), 8);
 }
 
 #[test]
@@ -1035,6 +1042,99 @@ fn a_byte_order_mark_is_skipped() {
     assert!(error.starts_with("base.yaml:5:11: spec.model.kind: "), "{error}");
 }
 
+const BUDGET: &str = "spec.features.memory.maxRows=9000";
+const TIME: &str = "spec.data.timeColumn.name=time";
+
+#[test]
+fn a_budget_below_the_rows_of_one_batch_is_refused() {
+    refused(&["spec.features.memory.maxRows=511"], "spec.features.memory.maxRows", "can need 512 rows");
+    assert!(resolve(&["spec.features.memory.maxRows=512"]).features.memory.is_some());
+    refused(&["spec.features.memory.maxBytes=31Ki"], "spec.features.memory.maxBytes", "can need 32768 bytes");
+}
+
+#[test]
+fn a_budget_of_bytes_is_a_number_with_a_unit() {
+    let bytes =
+        |text: &str| resolve(&[&format!("spec.features.memory.maxBytes={text}")]).features.memory.unwrap().budget;
+    assert_eq!((bytes("40Gi"), bytes("1000000")), (ResolvedBudget::Bytes(40 << 30), ResolvedBudget::Bytes(1_000_000)));
+    refused(&["spec.features.memory.maxBytes=4.5Gi"], "spec.features.memory.maxBytes", "such as 40Gi, 512Mi or 40G");
+    refused(&["spec.features.memory.maxBytes=0"], "spec.features.memory.maxBytes", "found `0`");
+}
+
+#[test]
+fn auto_takes_a_share_of_the_servers_limits() {
+    refused(&["spec.features.memory.auto=true"], "spec.features.memory.auto", "limits.memory, such as 16Gi");
+    let auto = [
+        "spec.features.memory.auto=true",
+        "spec.roles.ps.replicas=2",
+        "spec.roles.ps.template.resources.limits.memory=10Gi",
+    ];
+    let job = job(&auto);
+    let memory = job.spec.features.memory.clone().unwrap().for_members(&job.spec);
+    assert_eq!(resolve(&auto).features.memory.unwrap().budget, ResolvedBudget::Bytes(12 << 30));
+    assert_eq!(memory.max_bytes.and_then(|bytes| bytes.bytes()), Some(12 << 30));
+}
+
+#[test]
+fn rows_expire_only_by_the_clock_of_the_data() {
+    let expire = "spec.features.sparse[0].expireAfter=48h";
+    refused(&[expire], "spec.features.sparse[0].expireAfter", "spec.data.timeColumn");
+    let resolved = resolve(&[expire, TIME, "spec.data.timeColumn.unit=milliseconds"]).features;
+    let life = resolved.tables[0].life.unwrap();
+    assert_eq!(life.expire_after_seconds.map(u64::from), Some(172_800));
+    assert_eq!(resolved.schema.time.unwrap().unit, TimeUnit::Milliseconds);
+    assert_eq!(resolved.tables[1].life, None);
+    for wrong in ["5s", "4000d"] {
+        let expire = format!("spec.features.sparse[0].expireAfter={wrong}");
+        refused(&[&expire, TIME], "spec.features.sparse[0].expireAfter", "from 1m to 3650d");
+    }
+    refused(&["spec.features.sparse[0].expireAfter=2 days", TIME], "spec.features.sparse[0].expireAfter", "48h or 30d");
+}
+
+#[test]
+fn the_column_of_a_split_by_time_is_the_clock() {
+    let split =
+        ["spec.data.train=null,spec.data.test=null,spec.data.source.paths={a.csv}", "spec.data.split.time.column=t"];
+    let clock = |bound: &str| {
+        let bound = format!("spec.data.split.time.testFrom={bound}");
+        resolve(&[split[0], split[1], &bound, BUDGET]).features.schema.time.unwrap()
+    };
+    assert_eq!((clock("2026-11-03").order, clock("25.11.2026").order), (None, Some(DateOrder::DayFirst)));
+    assert_eq!(clock("1700000000").seconds_of_text(b"1700000000"), Some(1_700_000_000));
+    let milliseconds = "spec.data.split.time.testFrom=1700000000000";
+    refused(&[split[0], split[1], milliseconds, BUDGET], "spec.data.split.time.testFrom", "milliseconds");
+    assert_eq!(resolve(&[split[0], split[1], milliseconds]).features.schema.time, None, "no table needs a clock");
+}
+
+#[test]
+fn settings_of_evictions_need_a_budget() {
+    for (field, value) in [("priority", "high"), ("share", "0.5")] {
+        let set = format!("spec.features.sparse[0].{field}={value}");
+        refused(&[&set], &format!("spec.features.sparse[0].{field}"), "set spec.features.memory");
+    }
+    refused(&["spec.features.sparse[0].share=1.5", BUDGET], "spec.features.sparse[0].share", "1");
+    let life = resolve(&[BUDGET, "spec.features.sparse[1].share=0.25"]).features.tables[1].life.unwrap();
+    assert_eq!(life.share_millionths, Some(250_000));
+}
+
+#[test]
+fn a_hashed_table_has_no_budget() {
+    let hashed = "spec.features.sparse[1].hashBuckets=1000";
+    refused(&[hashed, BUDGET], "spec.features.sparse[1].hashBuckets", "remove `hashBuckets`");
+    let features = resolve(&[hashed]).features;
+    assert_eq!((features.schema.sparse[0].hash_buckets, features.schema.sparse[1].hash_buckets), (None, Some(1000)));
+    let shared = ["spec.features.sparse[0].table=t", "spec.features.sparse[1].table=t", hashed];
+    refused(&shared, "spec.features.sparse[1]", "need the same `admission`");
+}
+
+#[test]
+fn a_budget_makes_row_wise_adagrad_the_default() {
+    let kind = |sets: &[&str]| resolve(sets).training.sparse_optimizer.kind();
+    assert_eq!((kind(&[]), kind(&[BUDGET])), (SparseOptimizerKind::Adam, SparseOptimizerKind::RowWiseAdaGrad));
+    assert_eq!(kind(&[BUDGET, "spec.training.optimizer.sparse.beta1=0.8"]), SparseOptimizerKind::Adam);
+    assert_eq!(kind(&[BUDGET, "spec.training.optimizer.sparse.kind=sgd"]), SparseOptimizerKind::Sgd);
+}
+
 #[test]
 fn a_number_is_no_marker_of_missing_values() {
     refused(&["spec.data.nullValues={NA,01}"], "spec.data.nullValues[1]", "`01` is a number");
@@ -1149,6 +1249,31 @@ const RULES: &[(&[&str], &[&str])] = &[
     (&["spec.features.sparse[0].name=item"], &["spec.features.sparse[0].name=Item"]),
     (&["spec.features.dense[1].name=age"], &["spec.features.dense[1].name=year"]),
     (&["spec.features.group=label"], &["spec.features.group=user"]),
+    (&["spec.features.memory.maxRows=9000,spec.features.memory.maxBytes=8Gi"], &["spec.features.memory.maxBytes=8Gi"]),
+    (&["spec.features.memory.auto=false"], &["spec.features.memory.auto=true"]),
+    (&["spec.features.eviction.policy=lfu"], &["spec.features.eviction.policy=lfu,spec.features.memory.maxRows=9000"]),
+    (
+        &["spec.features.memory.maxRows=9000,spec.features.eviction.policy=lru,spec.features.eviction.decayPerDay=0.2"],
+        &["spec.features.memory.maxRows=9000,spec.features.eviction.decayPerDay=0.2"],
+    ),
+    (
+        &["spec.features.memory.maxRows=9000,spec.features.eviction.decayPerDay=1"],
+        &["spec.features.memory.maxRows=9000,spec.features.eviction.decayPerDay=0.99"],
+    ),
+    (
+        &["spec.features.sparse[0].admission.probability=0.1,spec.features.sparse[0].admission.count=3"],
+        &["spec.features.sparse[0].admission.count=3"],
+    ),
+    (&["spec.features.sparse[0].admission.probability=0"], &["spec.features.sparse[0].admission.probability=0.001"]),
+    (&["spec.features.sparse[0].share=0"], &["spec.features.sparse[0].share=0.5"]),
+    (
+        &["spec.features.sparse[0].hashBuckets=1000,spec.features.sparse[0].admission.count=3"],
+        &["spec.features.sparse[0].hashBuckets=1000"],
+    ),
+    (
+        &["spec.data.train=null,spec.data.test=null,spec.data.synthetic.rows=5,spec.data.timeColumn.name=time"],
+        &["spec.data.timeColumn.name=time"],
+    ),
     (&["spec.data.csv.header=false"], &["spec.data.csv.header=false,spec.data.csv.columns={label,user,item,age}"]),
     (&["spec.data.test=null,spec.data.train=null"], &["spec.data.test=null"]),
     (&[KAFKA, "spec.data.train.paths={a.csv}"], &[KAFKA]),
@@ -1331,6 +1456,16 @@ const CHANGES: &[(&[&str], &[&str], &[&str])] = &[
     ),
     (&[], &["spec.model.hidden={64}"], &["spec.training.mode=hybrid"]),
     (&[], &["spec.features.sparse[0].dim=8"], &["spec.training.globalBatchSize=512"]),
+    (
+        &["spec.features.memory.maxRows=9000"],
+        &["spec.features.memory.maxRows=9000,spec.features.group=user"],
+        &["spec.features.memory.maxRows=8000"],
+    ),
+    (
+        &["spec.features.memory.maxRows=9000,spec.training.optimizer.sparse.kind=sgd"],
+        &["spec.training.optimizer.sparse.kind=sgd"],
+        &["spec.features.memory.maxBytes=8Gi,spec.training.optimizer.sparse.kind=sgd"],
+    ),
     (&[], &["spec.training.seed=7"], &["spec.training.seed=42"]),
     (&[], &["spec.training.embeddingValueType=bf16"], &["spec.training.embeddingValueType=f32"]),
     (

@@ -11,7 +11,8 @@ use futures::future::BoxFuture;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use rectrain_crds::{
-    CheckpointStatus, JobSummary, MOST_UNSEEN_FEATURES, Mode, Role, StreamStatus, UnseenShares, highest_unseen,
+    BudgetStatus, CheckpointStatus, JobSummary, MOST_UNSEEN_FEATURES, Mode, Role, StreamStatus, TableStatus,
+    UnseenShares, highest_unseen,
 };
 use rectrain_proto::v1::control_client::ControlClient;
 use rectrain_proto::{member_role, v1};
@@ -69,6 +70,14 @@ pub trait CoordinatorClient: Send + Sync {
         coordinator: &'a CoordinatorEndpoint,
         rebalance: Rebalance,
         reason: &'a str,
+    ) -> BoxFuture<'a, Result<(), RequestError>>;
+
+    /// Asks for another memory budget of the tables. The next report shows whether the coordinator
+    /// accepted.
+    fn set_budget<'a>(
+        &'a self,
+        coordinator: &'a CoordinatorEndpoint,
+        budget: BudgetStatus,
     ) -> BoxFuture<'a, Result<(), RequestError>>;
 
     /// Asks for a checkpoint at the next step boundary and waits, without a deadline, until it
@@ -158,6 +167,19 @@ impl CoordinatorClient for GrpcCoordinatorClient {
         Box::pin(scale(coordinator, request))
     }
 
+    fn set_budget<'a>(
+        &'a self,
+        coordinator: &'a CoordinatorEndpoint,
+        budget: BudgetStatus,
+    ) -> BoxFuture<'a, Result<(), RequestError>> {
+        let BudgetStatus { max_rows, max_bytes } = budget;
+        let budget = v1::TableBudget { rows: max_rows.unwrap_or(0), bytes: max_bytes.unwrap_or(0) };
+        Box::pin(within_deadline(async move {
+            connect(coordinator).await?.set_budget(v1::SetBudgetRequest { budget: Some(budget) }).await?;
+            Ok(())
+        }))
+    }
+
     fn save<'a>(&'a self, coordinator: &'a CoordinatorEndpoint) -> BoxFuture<'a, Result<String, RequestError>> {
         Box::pin(async move {
             let mut client = connect(coordinator).await?;
@@ -237,6 +259,7 @@ fn report(status: &v1::JobStatus) -> Report {
         slots_decided_seconds: status.slots_decided_seconds,
         slowest: status.slowest.as_ref().and_then(slow_member),
         no_step: status.no_step.as_ref().map(no_step),
+        budget: status.budget.map(budget).map(Box::new),
         stream: status.stream.as_ref().map(|lag| Box::new(stream(lag))),
     }
 }
@@ -249,6 +272,10 @@ fn stream(lag: &v1::StreamLag) -> StreamStatus {
         event_time: event_time.map(Time),
         lost_records: lag.lost_records,
     }
+}
+
+fn budget(v1::TableBudget { rows, bytes }: v1::TableBudget) -> BudgetStatus {
+    BudgetStatus { max_rows: (rows > 0).then_some(rows), max_bytes: (bytes > 0).then_some(bytes) }
 }
 
 fn slow_member(slowest: &v1::Slowest) -> Option<SlowMember> {
@@ -300,6 +327,7 @@ struct Summary {
     seconds: f64,
     samples_per_second: f64,
     rows: u64,
+    table: Option<TableStatus>,
     #[serde(default)]
     skipped_rows: u64,
     parameters_sha256: String,
@@ -362,6 +390,7 @@ fn job_summary(summary: Summary) -> JobSummary {
         seconds: summary.seconds,
         samples_per_second: summary.samples_per_second,
         rows: summary.rows,
+        table: summary.table,
         skipped_rows: summary.skipped_rows,
         parameters_sha256: summary.parameters_sha256,
     }

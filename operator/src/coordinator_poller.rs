@@ -167,7 +167,7 @@ fn lock(late: &Mutex<HashMap<JobRef, LateRequest>>) -> MutexGuard<'_, HashMap<Jo
 #[cfg(test)]
 mod tests {
     use futures::future::BoxFuture;
-    use rectrain_crds::{Mode, Role};
+    use rectrain_crds::{BudgetStatus, Mode, Role};
     use tokio::sync::Semaphore;
 
     use super::*;
@@ -197,6 +197,14 @@ mod tests {
             _: &'a str,
         ) -> BoxFuture<'a, Result<(), RequestError>> {
             unreachable!("no test scales")
+        }
+
+        fn set_budget<'a>(
+            &'a self,
+            _: &'a CoordinatorEndpoint,
+            _: BudgetStatus,
+        ) -> BoxFuture<'a, Result<(), RequestError>> {
+            unreachable!("no test changes a budget")
         }
 
         fn save<'a>(&'a self, _: &'a CoordinatorEndpoint) -> BoxFuture<'a, Result<String, RequestError>> {

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use rectrain_crds::{CheckpointStatus, JobSummary, Mode, Role, StreamStatus, UnseenShares};
+use rectrain_crds::{BudgetStatus, CheckpointStatus, JobSummary, Mode, Role, StreamStatus, UnseenShares};
 
 /// A coordinator's report about its job.
 #[derive(Clone, Debug, PartialEq)]
@@ -71,6 +71,9 @@ pub struct Report {
     pub slowest: Option<SlowMember>,
     /// The time without a step, while training makes none for longer than usual.
     pub no_step: Option<NoStep>,
+    /// The memory budget of the tables. Absent without one, and from coordinators of an earlier
+    /// version.
+    pub budget: Option<Box<BudgetStatus>>,
     /// How far training is behind its stream, if it reads one.
     pub stream: Option<Box<StreamStatus>>,
 }

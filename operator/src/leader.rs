@@ -259,22 +259,27 @@ mod tests {
         let service = tower::service_fn(move |request: Request<Body>| {
             let (lease, changes) = (Arc::clone(&lease), Arc::clone(&counted));
             async move {
-                let is_change = request.method() == Method::PATCH;
-                let body = request.into_body().collect_bytes().await.expect("a body");
-                if is_change && changes.fetch_add(1, Ordering::Relaxed) % 2 == 1 {
+                if request.method() == Method::PATCH && changes.fetch_add(1, Ordering::Relaxed) % 2 == 1 {
                     let failed = json!({"kind": "Status", "status": "Failure", "code": 500, "reason": "InternalError", "message": "hiccup"});
                     return Ok::<_, Infallible>(answer(500, &failed));
                 }
-                let mut lease = lease.lock();
-                if is_change {
-                    let patch: Value = serde_json::from_slice(&body).expect("JSON");
-                    let changed = patch["spec"].as_object().expect("a spec").clone();
-                    lease["spec"].as_object_mut().expect("a spec").extend(changed);
-                }
-                Ok(answer(200, &lease))
+                Ok(answer_about(&lease, request).await)
             }
         });
         (Client::new(service, "default"), changes)
+    }
+
+    /// Applies a request to the lease if it is a patch, and answers with the lease.
+    async fn answer_about(lease: &Mutex<Value>, request: Request<Body>) -> Response<Body> {
+        let is_change = request.method() == Method::PATCH;
+        let body = request.into_body().collect_bytes().await.expect("a body");
+        let mut lease = lease.lock();
+        if is_change {
+            let patch: Value = serde_json::from_slice(&body).expect("JSON");
+            let changed = patch["spec"].as_object().expect("a spec").clone();
+            lease["spec"].as_object_mut().expect("a spec").extend(changed);
+        }
+        answer(200, &lease)
     }
 
     fn answer(code: u16, value: &Value) -> Response<Body> {
@@ -309,15 +314,7 @@ mod tests {
                     tokio::time::sleep(Duration::from_millis(300)).await;
                     return Err(std::io::Error::from(std::io::ErrorKind::TimedOut));
                 }
-                let is_change = request.method() == Method::PATCH;
-                let body = request.into_body().collect_bytes().await.expect("a body");
-                let mut lease = lease.lock();
-                if is_change {
-                    let patch: Value = serde_json::from_slice(&body).expect("JSON");
-                    let changed = patch["spec"].as_object().expect("a spec").clone();
-                    lease["spec"].as_object_mut().expect("a spec").extend(changed);
-                }
-                Ok(answer(200, &lease))
+                Ok(answer_about(&lease, request).await)
             }
         });
         (Client::new(service, "default"), switch)

@@ -22,6 +22,7 @@ pub mod api_server;
 pub mod attempt_signals;
 pub mod automatic;
 pub mod blocked;
+pub mod budget;
 pub mod cache;
 pub mod certificates;
 pub mod config;

@@ -92,6 +92,10 @@ impl Control for AtStep7 {
         Err(Status::unimplemented("not tested"))
     }
 
+    async fn set_budget(&self, _: Request<v1::SetBudgetRequest>) -> Result<Response<v1::SetBudgetReply>, Status> {
+        Err(Status::unimplemented("not tested"))
+    }
+
     type WatchStream = Pin<Box<dyn Stream<Item = Result<v1::JobEvent, Status>> + Send>>;
 
     async fn watch(&self, _: Request<v1::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Date, MissingValue, Transform};
+use crate::{Date, DateOrder, MissingValue, TimeUnit, Transform};
 
 named! {
     /// The formats of files.
@@ -237,6 +237,37 @@ pub struct Schema {
     /// The column that groups the rows for GAUC, such as a user id. Its values are hashed as ids of
     /// a table with the column's name. A missing value is [`NO_GROUP`].
     pub group: Option<String>,
+    /// The column of each row's event time. `None` if no table needs a clock: the column is then
+    /// not read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub time: Option<TimeField>,
+}
+
+/// The column of each row's event time: numbers, or dates as text. Columns of timestamps and dates
+/// in Parquet have their own unit.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TimeField {
+    /// The column.
+    pub name: String,
+    /// The unit of a column of numbers.
+    pub unit: TimeUnit,
+    /// The order of day and month in dates with the year at their end.
+    pub order: Option<DateOrder>,
+}
+
+impl TimeField {
+    /// The whole seconds since 1970 that a cell names, or `None` if the cell is not a time. A time
+    /// before 1970 is second 0.
+    #[must_use]
+    pub fn seconds_of_text(&self, cell: &[u8]) -> Option<u64> {
+        let text = std::str::from_utf8(cell).ok()?.trim();
+        if let Ok(number) = text.parse::<f64>() {
+            return self.unit.seconds(number);
+        }
+        let date = Date::read(text, self.order).ok()?;
+        Some(u64::try_from(date.moment().seconds).unwrap_or(0))
+    }
 }
 
 /// The group of a row whose group cell is missing. GAUC leaves such a row out, and all other
@@ -257,6 +288,10 @@ pub struct SparseField {
     pub multi_value: Option<String>,
     /// The treatment of a missing value where `multi_value` is `None`.
     pub missing: MissingValue,
+    /// The rows of the table if it is a hashed one of fixed size. Its keys are the hashes of the
+    /// values modulo this number. `None`: each value has a row of its own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hash_buckets: Option<u64>,
 }
 
 impl SparseField {

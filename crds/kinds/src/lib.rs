@@ -11,6 +11,7 @@
 #[macro_use]
 mod named;
 mod data;
+mod life;
 mod location;
 mod mode;
 mod model;
@@ -25,8 +26,9 @@ mod values;
 
 pub use data::{
     BadRows, CsvFormat, DataFormat, DenseField, FileFormat, LabelField, NO_GROUP, Schema, SparseField, Split,
-    SyntheticConfig, TimeBound, criteo_columns,
+    SyntheticConfig, TimeBound, TimeField, criteo_columns,
 };
+pub use life::{EvictionKind, RowPriority, TimeUnit};
 pub use location::{EXPECTED_LOCATION, Scheme, endpoint_problem, is_true, unexpanded};
 pub use mode::{Family, KeyDivisor, Mode};
 pub use model::{CrossStructure, ModelKind, ModelSettings};
@@ -51,7 +53,7 @@ pub use values::{
 /// - [`Role`], which has different names in manifests and commands;
 /// - [`LossKind`], which no field of a manifest names;
 /// - [`DataFormat`], which the paths of the files name.
-pub const KIND_SETS: [KindSet; 14] = [
+pub const KIND_SETS: [KindSet; 16] = [
     Mode::SET,
     KeyDivisor::SET,
     ModelKind::SET,
@@ -66,4 +68,6 @@ pub const KIND_SETS: [KindSet; 14] = [
     MissingValue::SET,
     TransformKind::SET,
     InitializerKind::SET,
+    EvictionKind::SET,
+    RowPriority::SET,
 ];

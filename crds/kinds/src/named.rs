@@ -105,6 +105,8 @@ mod tests {
         has_one_spelling(&TransformKind::ALL, TransformKind::name);
         has_one_spelling(&InitializerKind::ALL, InitializerKind::name);
         has_one_spelling(&DeviceKind::ALL, DeviceKind::name);
+        has_one_spelling(&EvictionKind::ALL, EvictionKind::name);
+        has_one_spelling(&RowPriority::ALL, RowPriority::name);
         has_one_spelling(&DataFormat::ALL, DataFormat::name);
     }
 

@@ -149,7 +149,7 @@ impl<'a> PsLoads<'a> {
             policy,
             fills: servers.iter().filter_map(fill).collect(),
             busy: servers.iter().filter_map(|ps| ps.busy).collect(),
-            grown: 1.0 + growth / (total as f64).max(1.0),
+            grown: grown(total as f64, growth, policy.table_budget_bytes),
         }
     }
 
@@ -188,6 +188,13 @@ impl<'a> PsLoads<'a> {
         });
         memory.into_iter().chain(load).collect::<Vec<_>>().join("; ")
     }
+}
+
+/// Factor by which a table of `total` bytes will have grown. A budget ends the growth. A table that
+/// is beyond its budget, because it was lowered, does not grow.
+fn grown(total: f64, growth: f64, budget: Option<u64>) -> f64 {
+    let room = budget.map_or(f64::INFINITY, |budget| (budget as f64 - total).max(0.0));
+    1.0 + growth.min(room) / total.max(1.0)
 }
 
 fn most(shares: &[f64]) -> Option<f64> {
@@ -298,5 +305,17 @@ fn parts_of_a_step(observations: &Observations, history: &History, mode: AutoMod
             let stays = history.exchange_seconds.or(history.all_reduce_seconds).unwrap_or(0.0) + wait;
             Step { shrinks: compute, stays, rows: local * workers.len() as f64 }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_budget_ends_the_growth_of_the_tables() {
+        assert_eq!((grown(100.0, 50.0, None), grown(100.0, 50.0, Some(200))), (1.5, 1.5));
+        assert_eq!((grown(100.0, 50.0, Some(110)), grown(100.0, 50.0, Some(80))), (1.1, 1.0));
+        assert_eq!(grown(0.0, 0.0, Some(80)), 1.0);
     }
 }

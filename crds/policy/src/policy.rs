@@ -168,6 +168,10 @@ pub struct PsPolicy {
     /// The highest memory limit of a server after a kill for memory. Absent: limits are not raised.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_memory_bytes: Option<u64>,
+    /// Bytes to which the memory budget of the job bounds the tables of all servers together.
+    /// Absent: the tables grow without a bound.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub table_budget_bytes: Option<u64>,
 }
 
 impl PsPolicy {
@@ -181,6 +185,7 @@ impl PsPolicy {
             growth_window_seconds: Self::default_growth_window(),
             growth_horizon_seconds: Self::default_growth_horizon(),
             max_memory_bytes: None,
+            table_budget_bytes: None,
         }
     }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use kube::KubeSchema;
-use rectrain_kinds::{DataFormat, DateOrder};
+use rectrain_kinds::{DataFormat, DateOrder, TimeUnit};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
@@ -205,6 +205,28 @@ pub struct SyntheticSpec {
     pub seed: Option<u64>,
 }
 
+/// The column of each row's event time. It is the clock of `spec.features`: scores decay by it and
+/// rows expire by it. So a job over old data decides as it would have decided then.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct TimeColumnSpec {
+    /// Name of the column. Its cells are numbers, or dates in a form that `split.time.testFrom`
+    /// may have. A row without a time is a bad row. Required.
+    #[schemars(length(min = 1, max = 128), regex(pattern = r"^[^{}]+$"))]
+    pub name: String,
+
+    /// The unit of a column of numbers. Timestamps and dates of Parquet have their own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-default" = TimeUnit::Seconds))]
+    pub unit: Option<TimeUnit>,
+
+    /// The order of day and month in dates with the year at their end. Without it, a date with two
+    /// readings is a bad row.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-default" = "the year comes first"))]
+    pub order: Option<DateOrder>,
+}
+
 /// Random order of the training rows within windows.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
@@ -277,6 +299,7 @@ pub struct StorageSpec {
     validation = Rule::new("!has(self.split) || has(self.source)").message("`split` divides `source`: remove it, or give `source` instead of `train` and `test`").field_path(".split"),
     validation = Rule::new("!(has(self.train) && has(self.train.kafka)) || (!has(self.shuffle) && (has(self.test) || !(has(self.format) || has(self.csv))))").message("a stream is trained in its order, and `format` and `csv` are for the files of `test`: remove them").field_path(".train"),
     validation = Rule::new("!has(self.csv) || !(has(self.format) && self.format == 'parquet')").message("`csv` is only for text files: remove it, or set format: csv or tsv").field_path(".csv"),
+    validation = Rule::new("!has(self.synthetic) || !has(self.timeColumn)").message("synthetic rows have no column of times: remove `timeColumn`").field_path(".timeColumn"),
     validation = Rule::new("!has(self.synthetic) || !(has(self.format) || has(self.csv) || has(self.badRows) || has(self.nullValues))").message("`format`, `csv`, `badRows` and `nullValues` are for files, and `synthetic` reads none: remove them").field_path(".synthetic")
 )]
 pub struct DataSpec {
@@ -337,6 +360,13 @@ pub struct DataSpec {
         extend("x-default" = defaults::NULL_VALUES)
     )]
     pub null_values: Option<Vec<String>>,
+
+    /// The column of each row's event time, the clock of `spec.features.memory` and `expireAfter`.
+    /// It is read only if a table needs a clock. Without it, the column of `split.time` is the
+    /// clock if there is one. Without either there is no clock: scores do not decay, and
+    /// `expireAfter` is refused.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub time_column: Option<TimeColumnSpec>,
 
     /// Access to object stores.
     #[serde(skip_serializing_if = "Option::is_none")]

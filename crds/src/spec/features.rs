@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use kube::KubeSchema;
-use rectrain_kinds::{InitializerKind, MissingValue, Pooling, TransformKind};
+use rectrain_kinds::{InitializerKind, MissingValue, Pooling, RowPriority, TransformKind};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::defaults;
+use crate::{AdmissionSpec, EvictionSpec, MemorySpec, defaults};
 
 /// The initial values of a row that is met for the first time. They are a pure function of the seed
 /// and the id. So a row starts the same on any server, in any order, and again after it was lost.
@@ -45,6 +45,10 @@ pub struct MultiValueSpec {
 /// A column of ids or categories. Each value has its own embedding row.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("!has(self.share) || self.share > 0.0").message("a share of 0 leaves no row: expected a number above 0, such as 0.25").field_path(".share"),
+    validation = Rule::new("!has(self.hashBuckets) || !(has(self.admission) || has(self.expireAfter) || has(self.priority) || has(self.share))").message("a hashed table has a fixed size, and keeps all its rows: remove `hashBuckets`, or `admission`, `expireAfter`, `priority` and `share`").field_path(".hashBuckets")
+)]
 pub struct SparseFeature {
     /// Name of the column. `C{1..26}` stands for the 26 columns `C1` to `C26`, which share the
     /// other settings given here. They do not share rows unless `table` is set. Numbers keep the
@@ -91,6 +95,43 @@ pub struct SparseFeature {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = "spec.features.initializer"))]
     pub initializer: Option<InitializerSpec>,
+
+    /// Which ids of this feature get a row: `{probability: 0.1}` or `{count: 3}`. Take it if most
+    /// ids occur once or twice, such as queries. An evaluation admits no id.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub admission: Option<AdmissionSpec>,
+
+    /// A row is removed once it was not updated for this time, by the clock of the data: a number
+    /// with `s`, `m`, `h` or `d`, such as `48h`. From 1 minute to 3650 days. Needs a time column:
+    /// `spec.data.timeColumn`. Take it for ids that end, such as listings and sessions.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        length(min = 2, max = 16),
+        regex(pattern = r"^[0-9]+[smhd]$"),
+        extend("x-default" = "rows do not expire", "x-expected" = "a time such as 48h or 30d")
+    )]
+    pub expire_after: Option<String>,
+
+    /// When this feature's rows are evicted. Only with `spec.features.memory`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-default" = RowPriority::Low))]
+    pub priority: Option<RowPriority>,
+
+    /// The most of the budget that this feature's rows may use, above 0 and at most 1. Features
+    /// with equal widths, initial values and settings of this kind are one row group and use it
+    /// together. Only with `spec.features.memory`. Take it to keep one feature with endless ids
+    /// from evicting the rows of the others.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.0, max = 1.0), extend("x-default" = "1, the whole budget"))]
+    pub share: Option<f64>,
+
+    /// Makes this feature's table a hashed one of this many rows, which values share where their
+    /// hashes are equal modulo this number. It needs no budget and no clock. Two ids in one row
+    /// cannot be told apart, so prefer `spec.features.memory`. Features that share a table must
+    /// agree on it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1_000_000_000_000u64), extend("x-default" = "a row for each id"))]
+    pub hash_buckets: Option<u64>,
 }
 
 /// A column of numbers.
@@ -173,8 +214,8 @@ pub struct LabelSpec {
     pub values: BTreeMap<String, f64>,
 }
 
-/// The columns to read, and their roles. Other columns are skipped. Cannot be changed once the job
-/// exists, because the trained rows and layers depend on it.
+/// The columns to read, and their roles. Other columns are skipped. Only `memory` can be changed
+/// once the job exists, because the trained rows and layers depend on all others.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
@@ -183,6 +224,7 @@ pub struct LabelSpec {
     validation = Rule::new("self.sparse.all(f, self.sparse.exists_one(g, g.name == f.name))").message("a sparse feature is named twice").field_path(".sparse"),
     validation = Rule::new("!has(self.dense) || self.dense.all(f, self.dense.exists_one(g, g.name == f.name))").message("a dense feature is named twice").field_path(".dense"),
     validation = Rule::new("!has(self.dense) || !self.dense.exists(d, self.sparse.exists(s, s.name == d.name))").message("a column is either sparse or dense: one name is in both lists").field_path(".dense"),
+    validation = Rule::new("has(self.memory) || !has(self.eviction)").message("without a budget nothing is evicted: remove `eviction`, or set `memory`, such as {maxBytes: 40Gi}").field_path(".eviction"),
     validation = Rule::new("!has(self.group) || self.group != (has(self.label) && has(self.label.name) ? self.label.name : 'label')").message("`group` selects the rows that are ranked against each other, such as user_id: it cannot be the label").field_path(".group")
 )]
 pub struct FeaturesSpec {
@@ -216,4 +258,16 @@ pub struct FeaturesSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = format!("normal with standard deviation {}", defaults::NORMAL_STD)))]
     pub initializer: Option<InitializerSpec>,
+
+    /// One budget for the rows of all tables: `{maxRows: N}`, `{maxBytes: 40Gi}` or `{auto: true}`.
+    /// Rows of the lowest score are removed where the tables would exceed it. Without it every
+    /// trained id keeps its row, and tables over ids that keep coming grow until a pod is killed.
+    /// Its number is the only part of the features that may change once the job exists. The job
+    /// then resumes from its last checkpoint.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory: Option<MemorySpec>,
+
+    /// The order in which rows are removed. Only with `memory`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub eviction: Option<EvictionSpec>,
 }

@@ -8,6 +8,7 @@
 mod autoscaling;
 mod data;
 mod features;
+mod memory;
 mod model;
 mod operation;
 mod roles;
@@ -17,6 +18,7 @@ mod training;
 pub use autoscaling::*;
 pub use data::*;
 pub use features::*;
+pub use memory::*;
 pub use model::*;
 pub use operation::*;
 pub use roles::*;

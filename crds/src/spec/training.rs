@@ -277,7 +277,7 @@ pub struct SparseOptimizerSpec {
     /// The algorithm. Cannot be changed once the job exists, because the rows are stored together
     /// with its state.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("x-default" = SparseOptimizerKind::Adam))]
+    #[schemars(extend("x-default" = "adam, or rowWiseAdaGrad with spec.features.memory"))]
     pub kind: Option<SparseOptimizerKind>,
 
     /// Step size, above 0; with ftrl it is α.

@@ -84,6 +84,12 @@ def _integer(digits, power):
     return int(significant) * 10**zeros if len(significant) + zeros <= 16 else M64
 
 
+def key_in_table(value, table_seed, buckets):
+    """The key of an id in a table. A hashed table has `buckets` keys, any other None."""
+    own = key(value, table_seed)
+    return own if buckets is None else mix((own % buckets) ^ table_seed)
+
+
 def key(value, table_seed):
     """The key of an id: an integer, a text, or bytes."""
     if isinstance(value, str):

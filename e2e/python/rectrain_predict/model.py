@@ -8,7 +8,7 @@ import numpy as np
 import onnxruntime
 
 from .initial import initial_values
-from .keys import key, read, trim
+from .keys import key, key_in_table, read, trim
 
 FORMAT, VERSION = "rectrain-serving", 1
 _DTYPES = {"f32": "<f4", "f16": "<f2", "bf16": "<u2", "int8": "i1"}
@@ -107,10 +107,10 @@ class Model:
 
     def _pool(self, feature, cells):
         rows = self.rows[feature["group"]]
-        seed = int(feature["tableSeed"], 16)
+        seed, buckets = int(feature["tableSeed"], 16), feature.get("hashBuckets")
         ids = [self._ids(feature, cell) for cell in cells]
         counts = np.array([len(of_row) for of_row in ids], np.int64)
-        keys = np.array([key(value, seed) for of_row in ids for value in of_row], np.uint64)
+        keys = np.array([key_in_table(value, seed, buckets) for of_row in ids for value in of_row], np.uint64)
         pooled = np.zeros((len(cells), rows.dim), np.float32)
         np.add.at(pooled, np.repeat(np.arange(len(cells)), counts), rows.read(keys))
         divisor = np.maximum(counts, 1).astype(np.float32)[:, None]

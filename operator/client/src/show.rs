@@ -77,6 +77,16 @@ fn results(summary: &JobSummary) -> Vec<(&'static str, String)> {
         ),
         ("rows", summary.rows.to_string()),
     ];
+    if let Some(table) = &summary.table {
+        let dropped = table.gradients_dropped + table.turned_away;
+        lines.push((
+            "tables",
+            format!(
+                "{} bytes; {} rows evicted, {} expired, {} admitted; {dropped} gradients dropped",
+                table.bytes, table.evicted, table.expired, table.admitted
+            ),
+        ));
+    }
     if let Some(log_loss) = summary.log_loss {
         lines.push(("log loss", format!("{log_loss:.4}")));
     }

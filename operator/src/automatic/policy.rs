@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use rectrain_crds::{
-    AutoscalingMode, ResolvedAutoMode, ResolvedAutoscaling, ResolvedBounds, ResolvedDenseWorkerScaling,
+    AutoscalingMode, ResolvedAutoMode, ResolvedAutoscaling, ResolvedBounds, ResolvedBudget, ResolvedDenseWorkerScaling,
     ResolvedEmbeddingWorkerScaling, ResolvedJob, ResolvedPsScaling,
 };
 use rectrain_policy::{
@@ -23,7 +23,7 @@ pub fn policy(job: &ResolvedJob) -> Option<Policy> {
     Some(Policy {
         mode,
         scaling: scaling_policy(given),
-        ps: given.ps.map(ps_policy),
+        ps: given.ps.map(|ps| PsPolicy { table_budget_bytes: table_budget(job), ..ps_policy(ps) }),
         embedding_worker: given.embedding_worker.map(embedding_worker_policy),
         dense_worker: given.dense_worker.map(dense_worker_policy),
     })
@@ -59,6 +59,23 @@ fn ps_policy(ps: ResolvedPsScaling) -> PsPolicy {
     }
 }
 
+/// Bytes of a row beside its values and the state of its optimizer: its key, its word, and its
+/// share of the index.
+const ROW_OVERHEAD_BYTES: u64 = 28;
+
+/// The bytes to which the budget bounds the tables. A budget of rows is counted in the job's widest
+/// rows, so that this is never too little.
+fn table_budget(job: &ResolvedJob) -> Option<u64> {
+    let rows = match job.features.memory?.budget {
+        ResolvedBudget::Bytes(bytes) => return Some(bytes),
+        ResolvedBudget::Rows(rows) => rows,
+    };
+    // A value with up to two numbers of state, and a first-order weight.
+    let value = job.training.embedding_value_type.bytes() as u64 + 8;
+    let widest = job.features.tables.iter().map(|table| (table.dim as u64 + 1) * value).max().unwrap_or(0);
+    Some(rows.saturating_mul(widest + ROW_OVERHEAD_BYTES))
+}
+
 fn embedding_worker_policy(role: ResolvedEmbeddingWorkerScaling) -> EmbeddingWorkerPolicy {
     EmbeddingWorkerPolicy { bounds: bounds(role.bounds), queue_wait_seconds: role.queue_wait_seconds }
 }
@@ -89,6 +106,8 @@ pub fn look_every(job: Option<&ResolvedJob>) -> Option<Duration> {
 
 #[cfg(test)]
 mod tests {
+    use rectrain_crds::{EvictionKind, ResolvedEviction, ResolvedMemory};
+
     use super::*;
     use crate::manifests;
 
@@ -104,5 +123,24 @@ mod tests {
             dense_worker: Some(DenseWorkerPolicy::new(bounds(2, 8))),
         };
         assert_eq!((policy.check(), &policy), (Ok(()), &expected));
+    }
+
+    #[test]
+    fn a_memory_budget_bounds_the_expected_growth() {
+        let mut job = manifests::load(manifests::AUTOMATIC).resolved;
+        let policy_of = |job: &ResolvedJob| policy(job).and_then(|policy| policy.ps).map(|ps| ps.table_budget_bytes);
+        assert_eq!(policy_of(&job), Some(None));
+        let eviction = ResolvedEviction {
+            policy: EvictionKind::Score,
+            decay_per_day_millionths: 100_000,
+            positive_weight_thousandths: 3_000,
+        };
+        let mut with = |budget| {
+            job.features.memory = Some(ResolvedMemory { budget, eviction });
+            policy_of(&job)
+        };
+        assert_eq!(with(ResolvedBudget::Bytes(7 << 30)), Some(Some(7 << 30)));
+        let Some(Some(rows)) = with(ResolvedBudget::Rows(1_000)) else { panic!("no budget") };
+        assert!(rows >= 1_000 * (4 + ROW_OVERHEAD_BYTES), "{rows}");
     }
 }

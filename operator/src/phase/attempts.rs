@@ -2,10 +2,11 @@
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use rectrain_crds::{AttemptReplicas, AttemptStatus, Phase};
+use rectrain_crds::{AttemptReplicas, AttemptStatus, Phase, Role};
 
 use super::draft::Draft;
 use crate::automatic::memory::given_memory_limit;
+use crate::budget;
 use crate::decisions;
 use crate::members;
 
@@ -64,6 +65,7 @@ impl Draft<'_> {
         let replicas_before = before.as_ref().and_then(|before| before.replicas.as_ref());
         let resolved = self.facts.verdict.ok();
         let replicas = resolved.map(|resolved| members::starting(Some(&self.status), resolved, replicas_before));
+        let servers = replicas.as_ref().and_then(|replicas| Some(replicas.get(Role::Ps)?.started));
         let unchanged = before.filter(|before| before.spec_hash == self.facts.spec_hash);
         self.status.attempt = Some(AttemptStatus {
             number: new.number,
@@ -76,6 +78,7 @@ impl Draft<'_> {
             mode: None,
             replicas,
             ps_memory_bytes,
+            budget: budget::wanted(&self.facts.job.spec, servers),
         });
         self.start_in(unchanged.and_then(|before| before.mode).as_ref());
         self.status.start_time = Some(Time(new.job_start));

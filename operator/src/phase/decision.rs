@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rectrain_crds::{Mode, RecTrainingJobStatus, Role};
+use rectrain_crds::{BudgetStatus, Mode, RecTrainingJobStatus, Role};
 
 use crate::coordinator_view::Rebalance;
 use crate::failure::Problem;
@@ -34,6 +34,8 @@ pub struct Decision {
     pub ask_members: Vec<(Role, u32)>,
     /// The rebalance to ask the coordinator for.
     pub ask_rebalance: Option<Rebalance>,
+    /// The memory budget of the tables to ask the coordinator for.
+    pub ask_budget: Option<BudgetStatus>,
     /// Whether to ask the coordinator for a checkpoint before its attempt ends.
     pub ask_save: bool,
     /// Whether the end of the attempt waits for that checkpoint.
@@ -56,6 +58,7 @@ impl Decision {
             ask_mode: None,
             ask_members: Vec::new(),
             ask_rebalance: None,
+            ask_budget: None,
             ask_save: false,
             is_saving: false,
             problem,

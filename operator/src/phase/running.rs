@@ -179,10 +179,12 @@ impl<'a> Draft<'a> {
         let ask_mode = self.switch(pods);
         let ask_members = self.members_to_ask_for();
         let ask_rebalance = self.rebalance_to_ask_for();
+        let ask_budget = self.budget_to_ask_for();
         let (phase, run) = (look.phase, look.run);
         let problem = self.problem(pods, look);
         let look_again = Some(at_most_ten_a_second(self.facts.poll));
-        Decision { ask_mode, ask_members, ask_rebalance, look_again, ..self.finish(phase, problem, run) }
+        let decision = self.finish(phase, problem, run);
+        Decision { ask_mode, ask_members, ask_rebalance, ask_budget, look_again, ..decision }
     }
 
     /// The most important problem of an attempt under way.

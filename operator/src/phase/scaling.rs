@@ -1,10 +1,11 @@
 //! The members of an attempt, and automatic decisions about them and about the mode.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use rectrain_crds::{AttemptStatus, DecisionAction, DecisionSubject, ModeSpec, Phase, Role};
+use rectrain_crds::{AttemptStatus, BudgetStatus, DecisionAction, DecisionSubject, ModeSpec, Phase, Role};
 
 use super::draft::Draft;
 use crate::automatic::memory::{KilledServer, after_a_kill};
+use crate::budget;
 use crate::coordinator_view::Rebalance;
 use crate::decisions;
 use crate::members;
@@ -45,6 +46,12 @@ impl Draft<'_> {
         let report = self.live_report()?;
         let decided = decisions::rebalance(&self.before, self.facts.verdict.ok()?, self.facts.now)?;
         members::rebalance_to_ask(self.status.attempt.as_ref()?.replicas.as_ref()?, report, decided)
+    }
+
+    /// The memory budget to ask the coordinator for. A manifest with errors changes nothing.
+    pub(super) fn budget_to_ask_for(&self) -> Option<BudgetStatus> {
+        let report = self.live_report().filter(|_| self.facts.verdict.is_ok())?;
+        budget::to_ask(&self.facts.job.spec, self.status.attempt.as_ref()?, report.budget.as_deref().copied())
     }
 
     /// Writes automatic decisions down. They are carried out from the next look on.

@@ -66,12 +66,13 @@ async fn refused_change(
     Ok(refused)
 }
 
-/// Asks the coordinator for members, a rebalance and a checkpoint, if the decision needs them.
-/// `job` has the decision in its status.
+/// Asks the coordinator for members, a rebalance, a budget and a checkpoint, if the decision needs
+/// them. `job` has the decision in its status.
 pub(super) async fn ask_coordinator(context: &Context, gathered: &Gathered, decision: &Decision, job: &RecTrainingJob) {
     if let Some(coordinator) = &gathered.coordinator {
         ask_for_members(context, coordinator, decision, &gathered.name.name).await;
         ask_for_rebalance(context, coordinator, decision, &gathered.name.name).await;
+        ask_for_budget(context, coordinator, decision, &gathered.name.name).await;
         if decision.ask_save {
             ask_for_checkpoint(context, gathered, coordinator, job);
         }
@@ -98,6 +99,13 @@ async fn ask_for_rebalance(context: &Context, coordinator: &CoordinatorEndpoint,
         let reason = decisions::scale_reason(&decision.status, Role::Ps, servers);
         let answer = context.coordinators.client().rebalance(coordinator, rebalance, reason).await;
         tracing::info!(job, servers, ?answer, "asked the coordinator for a rebalance");
+    }
+}
+
+async fn ask_for_budget(context: &Context, coordinator: &CoordinatorEndpoint, decision: &Decision, job: &str) {
+    if let Some(budget) = decision.ask_budget {
+        let answer = context.coordinators.client().set_budget(coordinator, budget).await;
+        tracing::info!(job, ?budget, ?answer, "asked the coordinator for another memory budget");
     }
 }
 

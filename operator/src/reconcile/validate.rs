@@ -1,7 +1,8 @@
 //! The manifest with every default filled in, and the parts of it that pods depend on. Pure.
 
 use rectrain_crds::{
-    Capability, FieldError, Mode, RecTrainingJob, RecTrainingJobSpec, ResolvedJob, Role, TrainingSpec, defaults,
+    Capability, FieldError, MemorySpec, Mode, RecTrainingJob, RecTrainingJobSpec, ResolvedJob, Role, TrainingSpec,
+    defaults,
 };
 use serde_json::{Value, json};
 
@@ -74,10 +75,13 @@ pub fn in_mode(spec: &RecTrainingJobSpec, mode: Mode) -> RecTrainingJobSpec {
 }
 
 /// The spec for pods: without settings that only a cluster reads, and without settings that the
-/// operator itself carries out (a suspension, a deadline).
+/// operator itself carries out (a suspension, a deadline). Pods do not know their limits, so a
+/// budget that depends on them is a number of bytes.
 #[must_use]
 pub fn for_pods(spec: &RecTrainingJobSpec) -> RecTrainingJobSpec {
+    let memory = spec.features.memory.as_ref().map(|memory| memory.for_members(spec));
     let mut spec = spec.clone();
+    spec.features.memory = memory;
     spec.suspend = None;
     spec.active_deadline_seconds = None;
     spec.ttl_seconds_after_finished = None;
@@ -104,13 +108,20 @@ pub fn with_replicas(mut spec: RecTrainingJobSpec, replicas: impl Fn(Role) -> Op
 
 /// Digest of the parts of the spec that pods depend on. A job whose digest changes gets new pods.
 ///
-/// The training mode and the numbers of members are no part of it, because they change while pods
-/// run. The number of dense workers is, if each of them takes an equal share of every batch.
+/// The training mode, the numbers of members and the number of a memory budget are no part of it,
+/// because they change while pods run. The number of
+/// dense workers is, if each of them takes an equal share of every batch.
 #[must_use]
 pub fn spec_hash(spec: &RecTrainingJobSpec) -> String {
     let has_elastic_workers = has_elastic_dense_workers(spec);
     let same = |role| (role != Role::DenseWorker || has_elastic_workers).then_some(1);
-    manifest_hash(&with_replicas(in_mode(spec, Mode::default()), same))
+    manifest_hash(&with_budget(with_replicas(in_mode(spec, Mode::default()), same)))
+}
+
+/// The spec with a fixed number as its memory budget, if it has one.
+fn with_budget(mut spec: RecTrainingJobSpec) -> RecTrainingJobSpec {
+    spec.features.memory = spec.features.memory.map(|_| MemorySpec { max_rows: Some(1), ..MemorySpec::default() });
+    spec
 }
 
 /// Whether batches are cut into pieces independent of the number of dense workers.

@@ -4,8 +4,8 @@
 
 use std::collections::BTreeMap;
 
-use rectrain_crds::{DecisionAction, DecisionStatus, Phase, Role, RoleReplicas};
-use rectrain_operator::coordinator_view::Stage;
+use rectrain_crds::{BudgetStatus, DecisionAction, DecisionStatus, Phase, Role, RoleReplicas};
+use rectrain_operator::coordinator_view::{CoordinatorView, Report, Stage};
 use serde_json::{Value, json};
 
 use crate::world::{MANIFEST, Script, World, failed, live, long};
@@ -93,6 +93,30 @@ async fn members_join_and_leave_while_the_job_trains() {
         let events = world.api().list("events").into_iter().filter(|event| event["reason"] == reason).count();
         assert_eq!(events, 2, "{role:?}");
     }
+}
+
+#[tokio::test]
+async fn a_changed_memory_budget_needs_no_restart() {
+    let rows = |rows| BudgetStatus { max_rows: Some(rows), max_bytes: None };
+    let with_budget = |view| match view {
+        CoordinatorView::Live(report) => {
+            CoordinatorView::Live(Report { budget: Some(Box::new(rows(900_000))), ..report })
+        }
+        other => other,
+    };
+    let manifest = manifest().replace("features: {", "features: {memory: {maxRows: 900000}, ");
+    let world = training(&manifest, long(40).into_iter().map(with_budget).collect()).await;
+    let first = pods(&world, Role::Ps);
+    for limit in [700_000, 800_000] {
+        world.edit(|spec| spec["features"]["memory"]["maxRows"] = json!(limit));
+        ticks(&world, Role::Ps, 3).await;
+    }
+    assert_eq!(world.scripts.lock().asked_budgets, [rows(700_000), rows(800_000)]);
+    let attempt = world.job().status.unwrap().attempt.unwrap();
+    assert_eq!((attempt.number, attempt.budget), (1, Some(rows(900_000))), "the pods' manifest stays");
+    assert_eq!(pods(&world, Role::Ps), first);
+    world.live().await;
+    assert_eq!(world.job().status.unwrap().phase, Some(Phase::Complete));
 }
 
 #[tokio::test]

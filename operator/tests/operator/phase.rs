@@ -35,7 +35,7 @@ enum Happening {
     /// Pods of the present attempt start, or all pods end.
     PodsCome,
     PodsGo,
-    Coordinator(CoordinatorView),
+    Coordinator(Box<CoordinatorView>),
     Restarts(u32),
     Waits(&'static str),
     Ends(i32, bool),
@@ -90,7 +90,7 @@ fn happening() -> impl Strategy<Value = Happening> {
         4 => (0i64..40).prop_map(Time),
         4 => Just(PodsCome),
         3 => Just(PodsGo),
-        6 => coordinator().prop_map(Coordinator),
+        6 => coordinator().prop_map(reported),
         1 => (0u32..3).prop_map(Restarts),
         1 => reasons.prop_map(Waits),
         1 => (prop_oneof![Just(1), Just(2), Just(137)], any::<bool>()).prop_map(|(code, oom)| Ends(code, oom)),
@@ -156,7 +156,7 @@ impl History {
             Happening::Time(seconds) => self.now += seconds,
             Happening::PodsCome => self.start_pods(),
             Happening::PodsGo => self.pods.clear(),
-            Happening::Coordinator(view) => self.coordinator = view,
+            Happening::Coordinator(view) => self.coordinator = *view,
             Happening::Restarts(restarts) => self.pods.iter_mut().for_each(|pod| pod.restarts = restarts),
             Happening::Waits(reason) => {
                 self.pods.iter_mut().take(1).for_each(|pod| pod.waiting = Some((reason.to_owned(), String::new())));
@@ -573,13 +573,17 @@ proptest! {
 /// A job that trains, and whose coordinator reports progress all the time.
 fn training(step: u64) -> History {
     let mut history = History::new();
-    history.happens(&Happening::Coordinator(CoordinatorView::Live(at(step))));
+    history.happens(&reported(CoordinatorView::Live(at(step))));
     for happening in [Happening::PodsCome, Happening::Time(5)] {
         history.advance();
         history.happens(&happening);
     }
     assert_eq!(history.advance().phase, Some(Phase::Training));
     history
+}
+
+fn reported(view: CoordinatorView) -> Happening {
+    Happening::Coordinator(Box::new(view))
 }
 
 /// A report of training at a step, with a checkpoint of the same step.
@@ -592,6 +596,7 @@ fn at(step: u64) -> Report {
         slots_decided_seconds: 0,
         slowest: None,
         no_step: None,
+        budget: None,
         stream: None,
         missing: Vec::new(),
         stage,
@@ -638,7 +643,7 @@ fn a_stall_and_a_slow_member_are_in_the_status() {
     let mut history = training(7);
     let slowest = Some(SlowMember { role: Role::Ps, index: 0, share: 0.61, since_seconds: 1_700_000_000 });
     let no_step = Some(NoStep { seconds: 17.0, waits_for: Some((Role::Ps, 0)) });
-    history.happens(&Happening::Coordinator(CoordinatorView::Live(Report { slowest, no_step, ..at(7) })));
+    history.happens(&reported(CoordinatorView::Live(Report { slowest, no_step, ..at(7) })));
     let status = history.advance();
     let slow = status.slowest.clone().expect("a slow member");
     assert_eq!((slow.role.as_str(), slow.index, slow.share), ("ps", 0, 0.6));
@@ -646,11 +651,11 @@ fn a_stall_and_a_slow_member_are_in_the_status() {
     assert!(message.starts_with("no step was made for 15 s: training waits for ") && message.contains(&slow.pod));
     // The share wavers by less than a tenth, and steps are made again.
     let wavering = slowest.map(|slow| SlowMember { share: 0.66, ..slow });
-    history.happens(&Happening::Coordinator(CoordinatorView::Live(Report { slowest: wavering, ..at(8) })));
+    history.happens(&reported(CoordinatorView::Live(Report { slowest: wavering, ..at(8) })));
     let status = history.advance();
     assert_eq!(ready_message(&status), "the job trains");
     assert_eq!(status.slowest, Some(slow));
-    history.happens(&Happening::Coordinator(CoordinatorView::Live(at(9))));
+    history.happens(&reported(CoordinatorView::Live(at(9))));
     assert_eq!(history.advance().slowest, None);
 }
 
@@ -662,7 +667,7 @@ fn the_last_checkpoint_of_an_attempt_is_in_the_status() {
         assert_eq!(history.advance().last_checkpoint.map(|checkpoint| checkpoint.step), Some(7));
         // The checkpoint exists with the same report.
         history.happens(&Happening::Saving(Saving::Over));
-        history.happens(&Happening::Coordinator(CoordinatorView::Live(at(9))));
+        history.happens(&reported(CoordinatorView::Live(at(9))));
         let status = history.advance();
         assert!(matches!(status.phase, Some(Phase::Suspended | Phase::Restarting)), "{:?}", status.phase);
         assert_eq!(status.last_checkpoint.map(|checkpoint| checkpoint.step), Some(9), "{ends:?}");
@@ -682,7 +687,7 @@ fn a_change_is_carried_out_though_the_attempt_ends_while_it_saves() {
         history.advance();
         history.happens(&Happening::Saving(Saving::UnderWay));
         history.happens(&Happening::Time(seconds));
-        history.happens(&Happening::Coordinator(ends));
+        history.happens(&reported(ends));
         let status = history.advance();
         let attempt = status.attempt.unwrap();
         assert_eq!((status.phase, attempt.number, status.restarts), (Some(Phase::Restarting), 2, Some(3)));
@@ -703,7 +708,7 @@ fn a_day_of_training_without_a_restart_forgives_restarts() {
     history.happens(&Happening::Restarts(5));
     let status = history.advance();
     assert_eq!((status.phase, status.restarts, status.counted_restarts()), (Some(Phase::Training), Some(5), 2));
-    history.happens(&Happening::Coordinator(CoordinatorView::Failed { message: "m".to_owned(), user_error: false }));
+    history.happens(&reported(CoordinatorView::Failed { message: "m".to_owned(), user_error: false }));
     let status = history.advance();
     let wait = status.attempt.unwrap().not_before.unwrap().0.as_second() - history.now;
     assert_eq!((status.phase, status.restarts, wait), (Some(Phase::Restarting), Some(5), 20));

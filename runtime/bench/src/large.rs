@@ -159,9 +159,10 @@ fn new_store(args: &LargeArgs) -> Result<Arc<Store>, BenchError> {
         life: LifePolicy::KeepAll,
         initializer: Initializer::Constant(initial),
         zero_columns: 0,
+        share: None,
     };
     let groups = INITIAL.map(spec).to_vec();
-    Ok(Arc::new(Store::new(StoreConfig { slots: args.slots, seed: 1, groups })?))
+    Ok(Arc::new(Store::new(StoreConfig { slots: args.slots, seed: 1, groups, budget: None })?))
 }
 
 /// The keys of both groups in requests: the group, the number of updates, and the sorted keys. The

@@ -10,7 +10,9 @@
 mod flat;
 mod job;
 mod large;
+mod managed;
 mod memory;
+mod soak;
 mod step;
 mod store;
 mod timing;
@@ -21,7 +23,9 @@ mod zipf;
 pub use flat::{FlatArgs, FlatFigures, bench_flat};
 pub use job::{JobArgs, JobFigures, RunFigures, bench_job};
 pub use large::{LargeArgs, LargeFigures, bench_large};
+pub use managed::ManagedFigures;
 pub use memory::{MemoryFigures, bench_memory};
+pub use soak::{SoakArgs, SoakFigures, bench_soak};
 pub use step::{BenchedPrecision, BenchedTower, StepArgs, StepFigures, bench_step};
 pub use store::{StoreArgs, StoreFigures, bench_store};
 pub use wire::{WireArgs, WireFigures, bench_wire};
@@ -47,6 +51,8 @@ pub enum Bench {
     Memory(StoreArgs),
     /// Check a table beyond the limits of 32 bits against arithmetic: values, slots, a rows file
     Large(LargeArgs),
+    /// Soak a store within a memory budget with ids that keep coming: memory, requests, hit rate
+    Managed(SoakArgs),
     /// Measure the dense part of a training step: a tower and its optimizer
     Step(StepArgs),
     /// Compare the data plane with bare TCP, on loopback
@@ -114,6 +120,10 @@ pub fn run(bench: &Bench) -> Result<(), BenchError> {
         }
         Bench::Large(args) => {
             let figures = bench_large(args)?;
+            print(&figures.table(), args.json.then_some(&figures))
+        }
+        Bench::Managed(args) => {
+            let figures = bench_soak(args)?;
             print(&figures.table(), args.json.then_some(&figures))
         }
         Bench::Step(args) => {

@@ -23,6 +23,9 @@
 //! | `storeUniqueKeysPerSecond` | unique keys by look-up and update |
 //!
 //! Batches and gradients are drawn before the clock starts.
+//!
+//! With `--managed`, a second store trains each batch after the first. It has a budget, scores and
+//! admission. Its `speed` is the ratio of the two times of the same batch.
 
 use std::path::{Path, PathBuf};
 use std::sync::Barrier;
@@ -31,11 +34,12 @@ use std::time::{Duration, Instant};
 use comfy_table::Table;
 use parking_lot::Mutex;
 use rectrain_embedding::{
-    FeatureKey, GroupId, Initializer, LifePolicy, Missing, RowSpec, SparseOptimizer, Store, StoreConfig, StoreError,
-    UpdateLog, ValueType,
+    Examples, FeatureKey, GroupId, Initializer, LifePolicy, Missing, RowSpec, SparseOptimizer, Store, StoreConfig,
+    StoreError, UpdateLog, ValueType,
 };
 use serde::Serialize;
 
+use crate::managed::{ManagedBatch, ManagedFigures, ManagedStore};
 use crate::timing::{Clock, Took, longest, timed};
 use crate::unique::Unique;
 use crate::zipf::{Random, Zipf, key};
@@ -83,6 +87,9 @@ pub struct StoreArgs {
     /// own process do. Needs one thread, since a server applies one update at a time
     #[arg(long, value_name = "DIRECTORY")]
     pub shared_memory: Option<PathBuf>,
+    /// Also train a store with a budget, scores and admission, in alternation with the plain one
+    #[arg(long, conflicts_with = "shared_memory")]
+    pub managed: bool,
     /// Also print a line of JSON
     #[arg(long)]
     pub json: bool,
@@ -121,6 +128,9 @@ pub struct StoreFigures {
     /// Time to reopen the rows as another process would. `None` without shared memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reopen_seconds: Option<f64>,
+    /// The store with a budget, scores and admission. `None` without `--managed`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub managed: Option<ManagedFigures>,
     /// Mean over the threads of the median seconds of a batch's parts.
     pub parts: Parts,
     pub dim: usize,
@@ -172,6 +182,9 @@ impl StoreFigures {
         if let Some(seconds) = self.reopen_seconds {
             row("reopening the rows", seconds, 3, "s");
         }
+        if let Some(managed) = &self.managed {
+            managed.add_to(&mut table);
+        }
         table
     }
 }
@@ -196,6 +209,7 @@ pub fn bench_store(args: &StoreArgs) -> Result<StoreFigures, BenchError> {
     };
     let requests = fill(&store, args)?;
     let bytes = store.bytes();
+    let managed = args.managed.then(|| ManagedStore::filled(args)).transpose()?;
     let zipf = Zipf::new(ids, args.zipf);
     let batches: Vec<Vec<Vec<FeatureKey>>> = (0..args.threads)
         .map(|thread| {
@@ -205,10 +219,10 @@ pub fn bench_store(args: &StoreArgs) -> Result<StoreFigures, BenchError> {
         .collect();
     let start = Barrier::new(args.threads);
     let measured = std::thread::scope(|scope| {
-        let (store, log, start) = (&store, log.as_ref(), &start);
+        let (store, log, start, managed) = (&store, log.as_ref(), &start, managed.as_ref());
         let mut running = Vec::with_capacity(batches.len());
         for batches in &batches {
-            running.push(scope.spawn(move || train(store, log, args.dim, batches, start)));
+            running.push(scope.spawn(move || train(store, log, managed, args.dim, batches, start)));
         }
         running.into_iter().map(join).collect::<Result<Vec<_>, _>>()
     })?;
@@ -225,6 +239,7 @@ pub fn bench_store(args: &StoreArgs) -> Result<StoreFigures, BenchError> {
         longest_cpu_seconds,
         median_request_seconds: median(seconds),
         request_keys: args.request,
+        managed: managed.map(|managed| managed.figures(&measured_managed(&measured), args.threads)),
         inserted_rows_per_second: args.rows as f64 / filling,
         reopen_seconds,
         dim: args.dim,
@@ -246,7 +261,9 @@ pub(crate) fn config(args: &StoreArgs) -> StoreConfig {
             life: LifePolicy::KeepAll,
             initializer: Initializer::Uniform { low: -0.01, high: 0.01 },
             zero_columns: 0,
+            share: None,
         }],
+        budget: None,
     }
 }
 
@@ -344,11 +361,25 @@ pub(crate) fn fill(store: &Store, args: &StoreArgs) -> Result<Vec<Took>, StoreEr
 struct Measured {
     unique: Vec<f64>,
     parts: [Vec<f64>; 5],
+    /// Seconds of look-up and update by the managed store.
+    managed: Vec<f64>,
+}
+
+/// For each batch of all threads: unique keys, and seconds of the managed and of the plain store.
+fn measured_managed(measured: &[Measured]) -> Vec<[f64; 3]> {
+    let mut batches = Vec::new();
+    for thread in measured {
+        let plain = thread.parts[1].iter().zip(&thread.parts[4]).map(|(lookup, update)| lookup + update);
+        let own = thread.unique.iter().zip(&thread.managed);
+        batches.extend(own.zip(plain).map(|((&unique, &managed), plain)| [unique, managed, plain]));
+    }
+    batches
 }
 
 fn train(
     store: &Store,
     log: Option<&Mutex<UpdateLog>>,
+    managed: Option<&ManagedStore>,
     dim: usize,
     batches: &[Vec<FeatureKey>],
     start: &Barrier,
@@ -358,6 +389,7 @@ fn train(
     let gradients: Vec<f32> = (0..most * dim).map(|_| random.unit() as f32 - 0.5).collect();
     let mut unique = Unique::default();
     let (mut rows, mut sums, mut outputs) = (vec![0.0; most * dim], vec![0.0; most * dim], vec![0.0; most * dim]);
+    let examples: Vec<Examples> = (0..most as u32).map(|at| Examples { positive: at % 2, negative: 1 }).collect();
     let mut measured = Measured::default();
     start.wait();
     for (batch, count) in batches.iter().zip(1..) {
@@ -392,6 +424,11 @@ fn train(
         for (part, seconds) in measured.parts.iter_mut().zip([deduplication, lookup, expansion, sum, update]) {
             part.push(seconds.as_secs_f64());
         }
+        if let Some(managed) = managed {
+            let (gradients, rows, examples) = (&sums[..values], &mut rows[..values], &examples[..keys.len()]);
+            let took = managed.train(ManagedBatch { keys, gradients, rows, examples, count })?;
+            measured.managed.push(took.as_secs_f64());
+        }
     }
     Ok(measured)
 }
@@ -425,6 +462,7 @@ fn rates(measured: &[Measured], ids: f64) -> StoreFigures {
         request_keys: 0,
         inserted_rows_per_second: 0.0,
         reopen_seconds: None,
+        managed: None,
         dim: 0,
         rows: 0,
         threads: 0,
@@ -449,6 +487,7 @@ pub(crate) mod tests {
             request: 100,
             request_every: 0,
             shared_memory: None,
+            managed: false,
             json: false,
         }
     }
@@ -465,6 +504,15 @@ pub(crate) mod tests {
         let json = serde_json::to_string(&figures).unwrap();
         let named = ["lookupUpdateIdsPerSecond", "overheadBytesPerRow", "longestRequestSeconds"];
         assert!(named.iter().all(|name| json.contains(name)), "{json}");
+    }
+
+    #[test]
+    fn a_managed_store_has_figures_of_its_own() {
+        let managed = bench_store(&StoreArgs { managed: true, ..args() }).unwrap().managed.unwrap();
+        assert!(managed.speed > 0.0 && managed.store_unique_keys_per_second > 0.0);
+        assert!(managed.rows > 2_000 && managed.rows <= 3_000, "within the budget: {managed:?}");
+        assert!(managed.evicted > 0 && managed.overhead_bytes_per_row > 12.0, "{managed:?}");
+        assert!(bench_store(&args()).unwrap().managed.is_none());
     }
 
     #[test]

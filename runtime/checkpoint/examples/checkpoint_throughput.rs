@@ -34,8 +34,9 @@ fn config(dim: usize) -> StoreConfig {
         life: LifePolicy::KeepAll,
         initializer: Initializer::Uniform { low: -0.01, high: 0.01 },
         zero_columns: 0,
+        share: None,
     };
-    StoreConfig { slots: SLOTS, seed: 1, groups: vec![spec] }
+    StoreConfig { slots: SLOTS, seed: 1, groups: vec![spec], budget: None }
 }
 
 /// The finaliser of SplitMix64: spreads keys over the whole range, as in a job.

@@ -110,8 +110,9 @@ fn config() -> StoreConfig {
         life: LifePolicy::KeepAll,
         initializer: Initializer::Constant(0.5),
         zero_columns: 0,
+        share: None,
     };
-    StoreConfig { slots: 4, seed: 1, groups: vec![spec] }
+    StoreConfig { slots: 4, seed: 1, groups: vec![spec], budget: None }
 }
 
 fn key(number: u64) -> FeatureKey {

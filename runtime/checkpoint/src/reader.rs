@@ -490,8 +490,9 @@ mod tests {
             life: LifePolicy::KeepAll,
             initializer: Initializer::Constant(0.5),
             zero_columns: 0,
+            share: None,
         };
-        let store = Store::new(StoreConfig { slots: 1, seed: 1, groups: vec![spec] }).unwrap();
+        let store = Store::new(StoreConfig { slots: 1, seed: 1, groups: vec![spec], budget: None }).unwrap();
         store.lookup(GroupId(0), &[FeatureKey(7)], Missing::Insert, &mut [0.0]).unwrap();
         let bytes = store.snapshot_slot(Slot(0)).unwrap().into_bytes();
         let length = bytes.len() as u64;

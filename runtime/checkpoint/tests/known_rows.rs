@@ -31,11 +31,13 @@ fn stores(servers: usize) -> Vec<Arc<Store>> {
         life: LifePolicy::KeepAll,
         initializer: Initializer::Constant(1.0),
         zero_columns: 0,
+        share: None,
     };
     let ada_grad = SparseOptimizer::AdaGrad { learning_rate: RATE, initial_accumulator: 0.0, epsilon: 1e-10 };
     let groups = vec![spec(SparseOptimizer::Sgd { learning_rate: RATE }), spec(ada_grad)];
     let store = || {
-        let store = Arc::new(Store::new(StoreConfig { slots: SLOTS, seed: 3, groups: groups.clone() }).unwrap());
+        let store =
+            Arc::new(Store::new(StoreConfig { slots: SLOTS, seed: 3, groups: groups.clone(), budget: None }).unwrap());
         store.track_changes(true);
         store
     };

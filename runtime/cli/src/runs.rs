@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::browser;
 use crate::failure::Failure;
 use crate::history::write_page;
-use crate::human::thousands;
+use crate::human::{number, thousands};
 use crate::output;
 use crate::record::{self, EVENTS};
 
@@ -210,9 +210,9 @@ fn table(records: &[Value]) -> Table {
             text(&record["plan"]["model"]),
             text(&record["mode"]),
             whole(&record["step"]),
-            decimal(&last["auc"], 4),
-            decimal(&last["logLoss"], 4),
-            decimal(&best["logLoss"], 4),
+            number(last["auc"].as_f64(), 4),
+            number(last["logLoss"].as_f64(), 4),
+            number(best["logLoss"].as_f64(), 4),
         ]);
     }
     for place in 4..8 {
@@ -244,12 +244,12 @@ fn figures(records: &[Value]) -> Table {
     for (name, metric) in
         [("AUC", "auc"), ("GAUC", "gauc"), ("log loss", "logLoss"), ("normalized entropy", "normalizedEntropy")]
     {
-        row(&format!("test {name}"), &|record| decimal(&tests(record).0[metric], 5));
+        row(&format!("test {name}"), &|record| number(tests(record).0[metric].as_f64(), 5));
     }
-    row("best test log loss", &|record| decimal(&tests(record).1["logLoss"], 5));
-    row("training loss", &|record| decimal(&record["loss"], 5));
-    row("seconds", &|record| decimal(&summary(record)["seconds"], 1));
-    row("samples/s", &|record| decimal(&summary(record)["samplesPerSecond"], 0));
+    row("best test log loss", &|record| number(tests(record).1["logLoss"].as_f64(), 5));
+    row("training loss", &|record| number(record["loss"].as_f64(), 5));
+    row("seconds", &|record| number(summary(record)["seconds"].as_f64(), 1));
+    row("samples/s", &|record| number(summary(record)["samplesPerSecond"].as_f64(), 0));
     row("embedding rows", &|record| whole(&summary(record)["rows"]));
     row("parameters sha256", &|record| text(&summary(record)["parametersSha256"]));
     table
@@ -261,10 +261,6 @@ fn text(value: &Value) -> String {
 
 fn whole(value: &Value) -> String {
     value.as_u64().map_or("-".to_owned(), thousands)
-}
-
-fn decimal(value: &Value, digits: usize) -> String {
-    value.as_f64().map_or("-".to_owned(), |value| format!("{value:.digits$}"))
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! The events of a job as sentences for a person.
 
 use rectrain_kinds::Role;
-use rectrain_protocol::events::{JobEvent, Summary, TestMetrics};
+use rectrain_protocol::events::{JobEvent, Summary, TableSummary, TestMetrics};
 
 use crate::human::{bytes, list, number, percent, thousands, time_of_seconds};
 
@@ -147,6 +147,7 @@ pub(crate) fn summary_table(summary: &Summary) -> String {
         ("embedding rows", thousands(summary.rows)),
         ("size of the rows", bytes(summary.store_bytes)),
     ]);
+    rows.extend(summary.table.iter().flat_map(row_history));
     if summary.skipped_rows > 0 {
         rows.push(("bad rows skipped", thousands(summary.skipped_rows)));
     }
@@ -176,6 +177,17 @@ fn quality(test: &TestMetrics) -> Vec<(&'static str, String)> {
         ("test rows", thousands(test.samples)),
     ]);
     rows
+}
+
+/// The history of rows in tables that do not keep every row.
+fn row_history(table: &TableSummary) -> [(&'static str, String); 5] {
+    [
+        ("rows admitted", thousands(table.admitted)),
+        ("gradients of ids not admitted", thousands(table.turned_away)),
+        ("rows expired", thousands(table.expired)),
+        ("rows evicted", thousands(table.evicted)),
+        ("gradients of removed rows", thousands(table.gradients_dropped)),
+    ]
 }
 
 /// The figures of a run that was more than one mode in one process.
@@ -219,6 +231,14 @@ mod tests {
         let summary = Summary { steps: 1234, parameters_sha256: "abc".to_owned(), ..Summary::default() };
         let table = summary_table(&summary);
         assert!(table.contains("1,234") && table.contains("abc") && !table.contains("AUC"), "{table}");
+    }
+
+    #[test]
+    fn the_table_shows_evictions_where_there_is_a_budget() {
+        let table = Some(TableSummary { evicted: 1200, ..TableSummary::default() });
+        let shown = |table| summary_table(&Summary { table, ..Summary::default() });
+        assert!(shown(table).contains("rows evicted") && shown(table).contains("1,200"), "{}", shown(table));
+        assert!(!shown(None).contains("evicted"));
     }
 
     #[test]

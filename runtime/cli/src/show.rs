@@ -25,6 +25,8 @@ pub(crate) struct Display {
     course: Course,
     /// Warnings that wait until the job has started: a job that cannot start has one error instead.
     pending: Vec<String>,
+    /// The line of JSON with the addresses. It waits, too: `started` stays the first event.
+    serving: Option<Serving>,
     /// The best AUC of an evaluation so far, and its step.
     best: Option<(f64, u64)>,
     /// Why the summary is not on standard output, in a sentence.
@@ -49,11 +51,11 @@ struct Line<'a> {
 
 /// The addresses of a job, as `--json` prints them.
 #[derive(Serialize)]
-struct Serving<'a> {
+struct Serving {
     event: &'static str,
-    page: &'a str,
-    metrics: &'a str,
-    control: &'a str,
+    page: String,
+    metrics: String,
+    control: String,
     at: f64,
 }
 
@@ -78,7 +80,18 @@ impl Display {
         let course = Course::new(outlook);
         let lines = !json && !terminal;
         let history = History::default();
-        Self { json, bar, lines, last_line: None, course, pending: warnings, best: None, unwritten: None, history }
+        Self {
+            json,
+            bar,
+            lines,
+            last_line: None,
+            course,
+            pending: warnings,
+            serving: None,
+            best: None,
+            unwritten: None,
+            history,
+        }
     }
 
     /// Records every event in this history, too.
@@ -95,13 +108,16 @@ impl Display {
 
     /// The job has started: tells where it can be watched and controlled, and prints the warnings.
     pub(crate) fn addresses(&mut self, addresses: &Addresses<'_>) {
-        let Addresses { page, metrics, control } = *addresses;
+        let [page, metrics, control] = [addresses.page, addresses.metrics, addresses.control].map(str::to_owned);
         if self.json {
-            let line = Serving { event: "serving", page, metrics, control, at: now() };
-            let _reader_gone = print_json(&line);
-        } else {
-            self.note(&format!("the job on {page}, its metrics on {metrics}, control at {control}"));
+            self.serving = Some(Serving { event: "serving", page, metrics, control, at: 0.0 });
+            return;
         }
+        self.note(&format!("the job on {page}, its metrics on {metrics}, control at {control}"));
+        self.warn_of_pending();
+    }
+
+    fn warn_of_pending(&mut self) {
         for warning in std::mem::take(&mut self.pending) {
             self.warn(&warning);
         }
@@ -113,11 +129,11 @@ impl Display {
     }
 
     pub(crate) fn show(&mut self, event: &JobEvent) {
-        self.history.record(event);
         if let JobEvent::Summary(summary) = event {
-            self.conclude(summary);
+            self.conclude(event, summary);
             return;
         }
+        self.history.record(event);
         if let JobEvent::Resumed { .. } | JobEvent::Restarting { .. } = event {
             self.course.restart();
         }
@@ -125,6 +141,10 @@ impl Display {
         if self.json {
             // If the reader has gone, the job continues, and its exit code tells the result.
             let _reader_gone = self.show_json(event);
+            if let Some(serving) = self.serving.take() {
+                let _reader_gone = print_json(&Serving { at: now(), ..serving });
+                self.warn_of_pending();
+            }
             return;
         }
         match (event, progress) {
@@ -177,16 +197,14 @@ impl Display {
     }
 
     /// Shows the end of a job that is done.
-    fn conclude(&mut self, summary: &Summary) {
+    fn conclude(&mut self, event: &JobEvent, summary: &Summary) {
         self.bar.finish_and_clear();
         if let Some(doubt) = summary.test.as_ref().and_then(doubt) {
             self.warn(&doubt);
         }
-        let written = if self.json {
-            self.show_json(&JobEvent::Summary(Box::new(summary.clone())))
-        } else {
-            output::write(format_args!("{}\n", summary_table(summary)))
-        };
+        self.history.record(event);
+        let written =
+            if self.json { self.show_json(event) } else { output::write(format_args!("{}\n", summary_table(summary))) };
         self.unwritten = written.err().map(|error| not_written(summary, &error));
     }
 }

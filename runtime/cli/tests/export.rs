@@ -60,9 +60,10 @@ fn job(settings: ModelSettings) -> Job {
         life: LifePolicy::KeepAll,
         initializer: Initializer::Uniform { low: -0.5, high: 0.5 },
         zero_columns: usize::from(linear),
+        share: None,
     };
     let groups = vec![spec(ValueType::F32), spec(ValueType::Bf16)];
-    let store = Arc::new(Store::new(StoreConfig { slots: SLOTS, seed: 9, groups }).unwrap());
+    let store = Arc::new(Store::new(StoreConfig { slots: SLOTS, seed: 9, groups, budget: None }).unwrap());
     store.track_changes(true);
     let options = TowerOptions { seed: 3, rank: 0, threads: 1, device: ComputeDevice::Cpu, precision: Precision::Fp32 };
     let mut tower = Tower::new(model, Tasks::single(BinaryCrossEntropy), DenseOptimizer::adam(0.01), options).unwrap();

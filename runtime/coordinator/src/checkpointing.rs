@@ -172,7 +172,8 @@ impl Coordinator {
 
     /// Waits until a loader has reported the training files, and compares them with the files of
     /// the checkpoint. If other files follow at the end of an epoch, the state restarts at that
-    /// epoch.
+    /// epoch. If nothing is left to train, the files may differ, and the state keeps the list of
+    /// the checkpoint.
     ///
     /// # Errors
     /// [`RoleError::Input`] if the files differ within an epoch, or if another run has trained all
@@ -188,7 +189,14 @@ impl Coordinator {
                 from.state.as_new_job(&self.plan)
             )));
         }
-        let Some((next, difference)) = from.state.with_files(&self.plan, &found)? else { return Ok(()) };
+        let Some((next, difference)) = from.state.with_files(&self.plan, &found)? else {
+            let is_all_trained = from.state.is_all_trained(&self.plan);
+            let trained_on = from.state.files.clone().filter(|_| is_all_trained);
+            return self.change(|state| {
+                state.keep_files(trained_on);
+                Ok(())
+            });
+        };
         let epoch = next.training.epoch;
         warn_all(
             &self.events,

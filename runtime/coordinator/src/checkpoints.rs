@@ -437,8 +437,8 @@ pub(super) enum RowsRestored {
     Damaged(String),
 }
 
-/// Makes every parameter server restore the rows of its slots from a checkpoint of this job, or take
-/// them over from another job's.
+/// Makes every parameter server restore the rows of its slots from a checkpoint of this job, or
+/// take them over from another job's.
 pub(super) async fn restore_rows(from: &v1::Restore, servers: &[Channel]) -> Result<RowsRestored, RoleError> {
     let request = v1::RestoreRows { checkpoint: from.checkpoint.clone(), from: from.from };
     let calls = servers.iter().map(|server| message::call(server, request.clone(), Vec::new(), WHOLE_JOB));

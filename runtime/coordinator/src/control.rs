@@ -16,7 +16,7 @@ use tokio_rustls::server::TlsStream;
 use tonic::{Request, Response, Status};
 
 use super::Coordinator;
-use super::refused::{ResizeRefused, SwitchRefused};
+use super::refused::{BudgetRefused, ResizeRefused, SwitchRefused};
 use rectrain_protocol::error::RoleError;
 
 /// Serves [`Control`] for one coordinator.
@@ -69,6 +69,16 @@ impl Control for ControlService {
             Ok(from) => Ok(Response::new(v1::ScaleReply { from })),
             Err(ResizeRefused::Number(reason)) => Err(Status::invalid_argument(reason)),
             Err(ResizeRefused::Now(reason)) => Err(Status::failed_precondition(reason)),
+        }
+    }
+
+    async fn set_budget(&self, request: Request<v1::SetBudgetRequest>) -> Result<Response<v1::SetBudgetReply>, Status> {
+        let requested = self.coordinator.set_budget(request.into_inner().budget.unwrap_or_default());
+        self.coordinator.journaled().await;
+        match requested {
+            Ok(from) => Ok(Response::new(v1::SetBudgetReply { from: Some(from) })),
+            Err(refused @ BudgetRefused::Budget(_)) => Err(Status::invalid_argument(refused.to_string())),
+            Err(refused @ BudgetRefused::Ended) => Err(Status::failed_precondition(refused.to_string())),
         }
     }
 

@@ -166,7 +166,8 @@ impl Coordinator {
     }
 
     fn attempt(&self, _request: v1::AttemptRequest) -> Frame {
-        message::reply::<v1::AttemptRequest>(&v1::Attempt { attempt: self.attempt }, Vec::new())
+        let budget = self.lock().budget;
+        message::reply::<v1::AttemptRequest>(&v1::Attempt { attempt: self.attempt, budget }, Vec::new())
     }
 
     async fn map(&self, _request: v1::MapRequest) -> Result<Frame, RoleError> {

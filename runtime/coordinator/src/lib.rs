@@ -10,6 +10,7 @@
 mod as_bytes;
 mod auto_mode;
 mod batch_index;
+mod budget;
 mod checkpointing;
 mod checkpoints;
 mod commands;
@@ -305,9 +306,11 @@ impl Coordinator {
             // Once a member has failed, the others end, and calls to them fail. The first failure
             // is the cause.
             result = summarizing => result.map_err(|error| self.cause_of(error)),
-            superseded = self.run_journal() => Err(superseded),
-            never = self.poll_server_progress() => never,
-            error = self.keep_lease() => Err(error),
+            // Boxed, because the futures of a job's roles are together in one.
+            superseded = Box::pin(self.run_journal()) => Err(superseded),
+            never = Box::pin(self.poll_server_progress()) => never,
+            never = Box::pin(self.spread_budget()) => never,
+            error = Box::pin(self.keep_lease()) => Err(error),
             error = Box::pin(self.save_by_time()) => Err(error),
         };
         if let Err(RoleError::Superseded) = &result {
@@ -504,7 +507,8 @@ impl Coordinator {
 
     /// The present status of the job.
     pub fn status(&self) -> v1::JobStatus {
-        v1::JobStatus { recovered: self.is_recovered, ..self.lock().status() }
+        let status = self.lock().status();
+        v1::JobStatus { recovered: self.is_recovered, budget: self.budget(), ..status }
     }
 
     /// Follows all events from the first one. The caller that started the job follows them to start

@@ -17,6 +17,7 @@ use tokio::task::{JoinError, JoinSet};
 
 use super::Coordinator;
 use super::servers::ResizeToBegin;
+use super::snapshot::Counted;
 use rectrain_protocol::connect;
 use rectrain_protocol::deadline::CALL_DEADLINE;
 use rectrain_protocol::error::RoleError;
@@ -193,9 +194,8 @@ impl Migrations {
         try_join_all(new.iter().map(tell)).await.map(drop)
     }
 
-    /// Makes every server adopt the map. Returns the gradients that each has applied under the map
-    /// before.
-    async fn adopt(&mut self, orders: Vec<Order>) -> Result<BTreeMap<u16, v1::Applied>, RoleError> {
+    /// Makes every server adopt the map. Returns the counts of each under the map before.
+    async fn adopt(&mut self, orders: Vec<Order>) -> Result<BTreeMap<u16, Counted>, RoleError> {
         let active = self.active.as_ref().ok_or_else(no_migration)?;
         let adopt = |order: &Order| {
             let Order::Adopt { server, map, ended } = order.clone() else { return None };
@@ -203,14 +203,15 @@ impl Migrations {
             Some(async move { Ok::<_, RoleError>((server, adopt(place?, &map, ended).await?)) })
         };
         let adopted = try_join_all(orders.iter().filter_map(adopt)).await?;
-        let mut applied = BTreeMap::new();
+        let mut counted = BTreeMap::new();
         for (server, adopted) in adopted {
-            let v1::AdoptedMap { epoch, ended, applied: own } = adopted;
+            let v1::AdoptedMap { epoch, ended, applied, table } = adopted;
             let (orders, _) = self.machine.adopted(server, Epoch(epoch), MigrationId(ended));
             self.carry_out(orders)?;
-            applied.insert(server, own.unwrap_or_default());
+            let (applied, table) = (applied.unwrap_or_default(), table.unwrap_or_default());
+            counted.insert(server, Counted { applied, table });
         }
-        Ok(applied)
+        Ok(counted)
     }
 }
 
@@ -390,7 +391,7 @@ impl Coordinator {
         let resting = Instant::now();
         let orders = migrations.seal().await?;
         let map = migrations.machine.map().clone();
-        let applied = migrations.adopt(orders).await?;
+        let counted = migrations.adopt(orders).await?;
         let active = migrations.active()?;
         let (seconds, rest_seconds) = (active.started.elapsed().as_secs_f64(), resting.elapsed().as_secs_f64());
         active.flipped = Some((seconds, rest_seconds));
@@ -403,12 +404,10 @@ impl Coordinator {
         self.metrics.moved_slots.inc_by(migrations.active()?.slots as u64);
         self.metrics.migration_time.observe(seconds);
         self.metrics.flip_time.observe(rest_seconds);
-        // A server that was in no map before reports gradients of an earlier life. They do not
-        // count.
-        let applied: Vec<v1::Applied> =
-            before.servers().iter().filter_map(|server| applied.get(server).cloned()).collect();
+        // A server that was in no map before reports counts of an earlier life. They do not count.
+        let counted: Vec<Counted> = before.servers().iter().filter_map(|server| counted.get(server).copied()).collect();
         self.change(|state| {
-            state.servers_changed(placement.map.clone(), &placement.addresses, &applied);
+            state.servers_changed(placement.map.clone(), &placement.addresses, &counted);
             state.training().flipped(placement.epoch().0, placement.servers.len() as u32)
         })
     }

@@ -22,6 +22,17 @@ pub(crate) enum SwitchRefused {
     Now(String),
 }
 
+/// Why a command to change the memory budget is refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum BudgetRefused {
+    /// The job cannot have this budget.
+    #[error("{0}")]
+    Budget(String),
+    /// Training has ended.
+    #[error("training has ended")]
+    Ended,
+}
+
 /// Why there is no checkpoint for a caller that asked for one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SaveRefused {

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::files::FileList;
 use crate::state::StreamSnapshot;
 use rectrain_protocol::error::RoleError;
-use rectrain_protocol::events::TestMetrics;
+use rectrain_protocol::events::{TableSummary, TestMetrics};
 use rectrain_protocol::plan::JobPlan;
 use rectrain_protocol::token_counts::TokenCounts;
 
@@ -106,6 +106,22 @@ pub(super) struct AppliedGradients {
     pub(super) staleness_max: u64,
 }
 
+/// The counts of a parameter server under one slot map.
+#[derive(Clone, Copy)]
+pub(super) struct Counted {
+    /// The gradients that it has applied to its dense partition.
+    pub(super) applied: v1::Applied,
+    /// The history of its rows.
+    pub(super) table: v1::TableCounts,
+}
+
+/// The counts of the run that this one resumed, and of servers under earlier slot maps.
+#[derive(Clone, Copy)]
+pub(super) struct Before {
+    pub(super) applied: AppliedGradients,
+    pub(super) table: TableSummary,
+}
+
 impl TrainingSnapshot {
     pub(super) fn rows(&self) -> RowCounts {
         let Self { trained_rows, dropped_rows, dropped_batches, .. } = *self;
@@ -183,10 +199,7 @@ impl Snapshot {
         let epoch_batches = self.epoch_rows.map(|rows| rows.div_ceil(plan.global_batch_rows.max(1)));
         let all = match plan.length {
             TrainingLength::Steps(steps) => Some(steps),
-            TrainingLength::Epochs(epochs) => epoch_batches.map(|batches| {
-                let passes = u64::from(epochs.saturating_sub(self.first_pass.epoch));
-                batches.saturating_mul(passes).saturating_add(self.first_pass.batch)
-            }),
+            TrainingLength::Epochs(epochs) => self.first_pass.batches_of_run(epochs, epoch_batches),
         };
         all.is_some_and(|all| self.training.batch >= all)
     }

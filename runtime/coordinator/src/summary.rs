@@ -32,10 +32,12 @@ impl Coordinator {
             () = self.choose_modes() => return Err(RoleError::Stopped),
         };
         let mut summary = result.summary;
-        let applied_before = self.lock().applied_before();
+        let before = self.lock().counted_before();
         let placement = self.placement()?;
+        // Boxed, because the futures of a job's roles are together in one.
+        let collecting = Box::pin(digest::of_model(&self.plan, &result.dense_digest, &placement, before, &mut summary));
         tokio::select! {
-            digest = digest::of_model(&self.plan, &result.dense_digest, &placement, applied_before, &mut summary) => {
+            digest = collecting => {
                 digest?;
             }
             // Only a failure ends this wait, for instance of a server that restarted without its

@@ -19,6 +19,7 @@ fn criteo_schema() -> Schema {
         table: format!("C{i}"),
         multi_value: None,
         missing: MissingValue::Token,
+        hash_buckets: None,
     });
     let dense =
         (1..=13).map(|i| DenseField { name: format!("I{i}"), transform: Transform::Log1p, missing: 0.0, limit: 1e15 });
@@ -27,6 +28,7 @@ fn criteo_schema() -> Schema {
         dense: dense.collect(),
         label: LabelField::of_numbers("label", None),
         group: None,
+        time: None,
     }
 }
 

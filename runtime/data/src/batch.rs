@@ -155,6 +155,9 @@ pub struct Batch {
     /// The hashed group of each row, for grouped AUC, or [`NO_GROUP`](rectrain_kinds::NO_GROUP).
     /// `None` if the schema names no group.
     pub groups: Option<Vec<u64>>,
+    /// The event time of each row, in whole seconds since 1970. `None` if the schema names no
+    /// column of times.
+    pub times: Option<Vec<u64>>,
     /// One column for each of [`SourceConfig::carried`](crate::SourceConfig::carried).
     pub carried: Vec<TextColumn>,
 }
@@ -163,11 +166,12 @@ impl Batch {
     /// A batch of no rows of this schema.
     pub fn of_schema(schema: &Schema) -> Self {
         let variable: Vec<bool> = schema.sparse.iter().map(SparseField::is_variable).collect();
-        Self::empty(&variable, schema.dense.len(), schema.group.is_some())
+        let times = schema.time.is_some().then(Vec::new);
+        Self { times, ..Self::empty(&variable, schema.dense.len(), schema.group.is_some()) }
     }
 
-    /// A batch of no rows. `variable` says for each sparse field whether the number of keys varies
-    /// between samples.
+    /// A batch of no rows and without times. `variable` says for each sparse field whether the
+    /// number of keys varies between samples.
     pub fn empty(variable: &[bool], dense_width: usize, grouped: bool) -> Self {
         Self {
             samples: 0,
@@ -176,6 +180,7 @@ impl Batch {
             dense: Vec::new(),
             labels: Vec::new(),
             groups: grouped.then(Vec::new),
+            times: None,
             carried: Vec::new(),
         }
     }
@@ -190,6 +195,7 @@ impl Batch {
             dense: self.dense[rows.start * width..rows.end * width].to_vec(),
             labels: self.labels[rows.clone()].to_vec(),
             groups: self.groups.as_ref().map(|g| g[rows.clone()].to_vec()),
+            times: self.times.as_ref().map(|times| times[rows.clone()].to_vec()),
             carried: self.carried.iter().map(|c| c.pick(rows.clone())).collect(),
         }
     }
@@ -212,11 +218,8 @@ impl Batch {
         for (mine, theirs) in self.carried.iter_mut().zip(&other.carried) {
             mine.append(theirs, rows.clone());
         }
-        match (&mut self.groups, &other.groups) {
-            (None, None) => {}
-            (Some(mine), Some(theirs)) => mine.extend_from_slice(&theirs[rows]),
-            _ => panic!("batches of different schemas cannot be joined"),
-        }
+        append_words(&mut self.groups, other.groups.as_deref(), rows.clone());
+        append_words(&mut self.times, other.times.as_deref(), rows);
     }
 
     /// All rows of all batches, in order. An empty list gives an empty batch without columns.
@@ -249,8 +252,14 @@ impl Batch {
             dense,
             labels: order.iter().map(|&r| self.labels[r as usize]).collect(),
             groups: self.groups.as_deref().map(pick),
+            times: self.times.as_deref().map(pick),
             carried: self.carried.iter().map(|c| c.pick(order.iter().map(|&row| row as usize))).collect(),
         }
+    }
+
+    /// The latest event time of the rows, in seconds since 1970. 0 without times or rows.
+    pub fn latest(&self) -> u64 {
+        self.times.iter().flatten().copied().max().unwrap_or(0)
     }
 
     /// Sum of the labels. If it is 0 or the number of samples over a whole epoch, all labels are
@@ -270,7 +279,7 @@ impl Batch {
         let sparse = self.sparse.iter().map(|c| c.keys.len() * 8 + offsets(c) * 4);
         sparse.sum::<usize>()
             + (self.dense.len() + self.labels.len()) * 4
-            + self.groups.as_ref().map_or(0, Vec::len) * 8
+            + (self.groups.as_ref().map_or(0, Vec::len) + self.times.as_ref().map_or(0, Vec::len)) * 8
     }
 
     /// Makes room for `rows` more rows of one key a feature.
@@ -283,8 +292,8 @@ impl Batch {
         }
         self.dense.reserve(rows * self.dense_width);
         self.labels.reserve(rows);
-        if let Some(groups) = &mut self.groups {
-            groups.reserve(rows);
+        for words in [&mut self.groups, &mut self.times].into_iter().flatten() {
+            words.reserve(rows);
         }
     }
 
@@ -296,11 +305,20 @@ impl Batch {
         }
         self.dense.truncate(samples * self.dense_width);
         self.labels.truncate(samples);
-        if let Some(groups) = &mut self.groups {
-            groups.truncate(samples);
+        for words in [&mut self.groups, &mut self.times].into_iter().flatten() {
+            words.truncate(samples);
         }
         self.carried.iter_mut().for_each(|column| column.truncate(samples));
         self.samples = samples;
+    }
+}
+
+/// Appends words of rows that both batches have or both lack. Panics otherwise.
+fn append_words(mine: &mut Option<Vec<u64>>, theirs: Option<&[u64]>, rows: Range<usize>) {
+    match (mine, theirs) {
+        (None, None) => {}
+        (Some(mine), Some(theirs)) => mine.extend_from_slice(&theirs[rows]),
+        _ => panic!("batches of different schemas cannot be joined"),
     }
 }
 
@@ -313,7 +331,7 @@ mod tests {
     type Row = (u64, Vec<u64>, Vec<f32>, f32, u64);
 
     fn batch_of(rows: &[Row]) -> Batch {
-        let mut batch = Batch::empty(&[false, true], 2, true);
+        let mut batch = Batch { times: Some(Vec::new()), ..Batch::empty(&[false, true], 2, true) };
         for (one, many, dense, label, group) in rows {
             batch.sparse[0].keys.push(*one);
             batch.sparse[1].keys.extend(many);
@@ -322,6 +340,7 @@ mod tests {
             batch.dense.extend(dense);
             batch.labels.push(*label);
             batch.groups.as_mut().unwrap().push(*group);
+            batch.times.as_mut().unwrap().push(group / 2);
             batch.samples += 1;
         }
         batch
@@ -383,6 +402,12 @@ mod tests {
         let row = |label| (1, vec![], vec![0.0, 0.0], label, 1);
         assert_eq!(batch_of(&[row(0.0), row(0.0)]).label_sum(), 0.0);
         assert_eq!(batch_of(&[row(1.0), row(0.0)]).label_sum(), 1.0);
+    }
+
+    #[test]
+    fn the_latest_row_times_a_batch() {
+        let rows = [9, 41, 20].map(|group| (1, vec![], vec![0.0, 0.0], 1.0, group));
+        assert_eq!((batch_of(&rows).latest(), Batch::empty(&[], 0, false).latest()), (20, 0));
     }
 
     #[test]

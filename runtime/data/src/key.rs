@@ -14,7 +14,12 @@
 //!   million strings, and 2.7 % for a billion. The same bound holds for a string against an
 //!   integer, and for the values of different tables against each other.
 //! - The top bits are as uniform as the low ones. They choose the slot of a key.
+//! - In a hashed table of n rows, the key of a value is the key of the integer `key mod n`
+//!   ([`TableKeys`]). So the table has at most n keys, which are as uniform as all others.
 
+use std::num::NonZeroU64;
+
+use rectrain_kinds::SparseField;
 use rectrain_random::mix;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
@@ -65,6 +70,64 @@ impl TableSeed {
     }
 }
 
+/// The keys of the values of one table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TableKeys {
+    seed: TableSeed,
+    /// The rows of a hashed table; `None` if every value has a key of its own.
+    buckets: Option<NonZeroU64>,
+}
+
+impl TableKeys {
+    /// The keys of the table `table`. With `buckets`, it is a hashed one of this many rows, at
+    /// least 1.
+    pub fn new(table: &str, buckets: Option<u64>) -> Self {
+        Self { seed: TableSeed::of(table), buckets: buckets.and_then(NonZeroU64::new) }
+    }
+
+    /// The keys of a feature's table.
+    pub fn of(field: &SparseField) -> Self {
+        Self::new(&field.table, field.hash_buckets)
+    }
+
+    /// The key of an integer value.
+    #[inline]
+    pub fn integer(self, value: i64) -> u64 {
+        self.within(self.seed.integer(value))
+    }
+
+    /// The key of a text, by the rules of the module. The bytes need not be UTF-8.
+    #[inline]
+    pub fn text(self, value: &[u8]) -> u64 {
+        self.within(self.seed.text(value))
+    }
+
+    /// The key of an id: of an integer, or a hash of the bytes of a text.
+    #[inline]
+    pub(crate) fn id(self, id: IdValue<'_>) -> u64 {
+        self.within(self.seed.id(id))
+    }
+
+    /// The key of an unsigned value: the key of its decimal text.
+    pub fn unsigned(self, value: u64) -> u64 {
+        self.within(self.seed.unsigned(value))
+    }
+
+    /// The key of a missing value if it has one (`MissingValue::Token`): the key of the empty text.
+    pub fn missing(self) -> u64 {
+        self.within(self.seed.missing())
+    }
+
+    #[inline]
+    fn within(self, key: u64) -> u64 {
+        match self.buckets {
+            None => key,
+            // Below 2⁶³ for every number of rows that a manifest allows. Beyond it, the bits wrap.
+            Some(buckets) => self.seed.integer((key % buckets) as i64),
+        }
+    }
+}
+
 /// The inverse of [`mix`].
 pub fn unmix(word: u64) -> u64 {
     let word = (word ^ (word >> 31) ^ (word >> 62)).wrapping_mul(0x3196_42b2_d24d_8ec3);
@@ -89,6 +152,19 @@ mod tests {
         }
         let keys: HashSet<u64> = (-50_000..50_000).map(|v| seed.integer(v)).collect();
         assert_eq!(keys.len(), 100_000);
+    }
+
+    #[test]
+    fn a_hashed_table_has_no_more_keys_than_rows() {
+        let (hashed, seed) = (TableKeys::new("item", Some(100)), TableSeed::of("item"));
+        let of_integers = (0..5_000).map(|value| hashed.integer(value));
+        let of_texts = (0..5_000).map(|value| hashed.text(format!("t{value}").as_bytes()));
+        let keys: HashSet<u64> = of_integers.chain(of_texts).chain([hashed.missing()]).collect();
+        let rows: HashSet<u64> = (0..100).map(|row| seed.integer(row)).collect();
+        assert_eq!(keys, rows);
+        assert_eq!((hashed.unsigned(7), hashed.text(b"7")), (hashed.integer(7), hashed.integer(7)));
+        let whole = TableKeys::new("item", None);
+        assert_eq!((whole.integer(7), whole.missing()), (seed.integer(7), seed.missing()));
     }
 
     #[test]

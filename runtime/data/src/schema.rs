@@ -4,7 +4,7 @@ use rectrain_kinds::{DenseField, LabelField, NO_GROUP, Schema, SparseField, Tran
 
 use crate::batch::{Batch, TextColumn};
 use crate::error::DataError;
-use crate::key::TableSeed;
+use crate::key::TableKeys;
 use crate::null::{NullValues, may_be_marker};
 use crate::remarks::Remarks;
 use crate::spelling::{Id, IdValue, Spelling, trim};
@@ -118,6 +118,10 @@ pub(crate) fn check(schema: &Schema) -> Result<(), DataError> {
     }
 }
 
+/// Cells of the column of event times, for an error message.
+pub(crate) const EVENT_TIMES: &str = "a time: a number in the `unit` of spec.data.timeColumn, or a date such as \
+                                      2026-11-03T10:00:00Z (with `order` if its year comes last)";
+
 /// The schema, prepared for the row loop: seeds hashed, separators encoded.
 #[derive(Debug)]
 pub(crate) struct Encoder {
@@ -134,7 +138,7 @@ pub(crate) struct Encoder {
 /// The encoder of a column of ids.
 #[derive(Debug)]
 pub(crate) struct SparseEncoder {
-    pub(crate) seed: TableSeed,
+    pub(crate) table: TableKeys,
     nulls: NullValues,
     /// The separator's bytes; `None` for a single-valued feature.
     pub(crate) separator: Option<Vec<u8>>,
@@ -161,13 +165,13 @@ impl Encoder {
 
 impl SparseEncoder {
     fn new(field: &SparseField, nulls: &NullValues) -> Self {
-        let seed = TableSeed::of(&field.table);
+        let table = TableKeys::of(field);
         let has_token = !field.is_variable();
         Self {
-            seed,
+            table,
             nulls: nulls.clone(),
             separator: field.multi_value.as_ref().map(|separator| separator.as_bytes().to_vec()),
-            missing: has_token.then(|| seed.missing()),
+            missing: has_token.then(|| table.missing()),
             remarks: Remarks::new(&field.name),
         }
     }
@@ -175,7 +179,7 @@ impl SparseEncoder {
     /// The encoder of the column that groups rows. A missing value is no group.
     fn of_group(column: &str, nulls: &NullValues) -> Self {
         Self {
-            seed: TableSeed::of(column),
+            table: TableKeys::new(column, None),
             nulls: nulls.clone(),
             separator: None,
             missing: Some(NO_GROUP),
@@ -238,7 +242,7 @@ impl SparseEncoder {
                 self.remarks.note_marker(text);
             }
         }
-        Some(self.seed.id(id))
+        Some(self.table.id(id))
     }
 }
 
@@ -263,6 +267,8 @@ pub(crate) struct Layout {
     pub(crate) label: Option<usize>,
     pub(crate) group: Option<usize>,
     pub(crate) time: Option<usize>,
+    /// The column of event times.
+    pub(crate) clock: Option<usize>,
     pub(crate) carried: Vec<usize>,
 }
 
@@ -284,6 +290,7 @@ impl Layout {
             label: has_label.then(|| find(&schema.label.name).map_err(name_the_label)).transpose()?,
             group: schema.group.as_deref().map(find).transpose()?,
             time: time.map(find).transpose()?,
+            clock: schema.time.as_ref().map(|time| find(&time.name)).transpose()?,
             carried: encoder.carried.iter().map(|column| find(column)).collect::<Result<_, _>>()?,
             names,
         })
@@ -415,6 +422,7 @@ mod tests {
                 dense: vec![DenseField { name: "x".into(), transform, missing: 0.0, limit: 1e15 }],
                 label: LabelField::of_numbers("y", None),
                 group: None,
+                time: None,
             };
             let message = check(&schema).unwrap_err().to_string();
             assert!(message.starts_with("dense feature `x`"), "{message}");
@@ -468,8 +476,13 @@ mod tests {
     #[test]
     fn each_warning_about_ids_is_given_once_a_column() {
         let noted = |cells: &[&str]| {
-            let field =
-                SparseField { name: "g".into(), table: "g".into(), multi_value: None, missing: MissingValue::Token };
+            let field = SparseField {
+                name: "g".into(),
+                table: "g".into(),
+                multi_value: None,
+                missing: MissingValue::Token,
+                hash_buckets: None,
+            };
             let encoder = SparseEncoder::new(&field, &NullValues::new(&["None".into()]));
             let mut keys = vec![];
             assert!(cells.iter().all(|cell| encoder.push_text(cell.as_bytes(), &mut keys)));
@@ -504,7 +517,7 @@ mod tests {
     fn empty_pieces_of_a_cell_are_not_values() {
         let field = |separator: Option<&str>, missing| {
             let multi_value = separator.map(str::to_owned);
-            SparseField { name: "g".into(), table: "g".into(), multi_value, missing }
+            SparseField { name: "g".into(), table: "g".into(), multi_value, missing, hash_buckets: None }
         };
         let keys = |field: &SparseField, cell: &str| {
             let mut keys = vec![];
@@ -512,7 +525,7 @@ mod tests {
             assert!(SparseEncoder::new(field, &nulls).push_text(cell.as_bytes(), &mut keys));
             keys
         };
-        let seed = TableSeed::of("g");
+        let seed = crate::key::TableSeed::of("g");
         let multi = field(Some("|"), MissingValue::Token);
         assert_eq!(keys(&multi, "a|7||b|"), [seed.text(b"a"), seed.integer(7), seed.text(b"b")]);
         assert!(keys(&multi, "").is_empty() && keys(&multi, "null| NULL ").is_empty());

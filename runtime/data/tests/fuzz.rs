@@ -224,6 +224,7 @@ fn schema() -> Schema {
         table: name.to_owned(),
         multi_value,
         missing,
+        hash_buckets: None,
     };
     Schema {
         sparse: vec![
@@ -238,5 +239,6 @@ fn schema() -> Schema {
         }],
         label: LabelField::of_numbers("y", None),
         group: Some("user".to_owned()),
+        time: None,
     }
 }

@@ -21,14 +21,20 @@ use rectrain_data::{
     MissingValue, Order, Place, Position, ReadPlan, Schema, SourceConfig, Span, SparseField, Split, Start, Subset,
     SyntheticConfig, TimeBound, Transform, Version, chunk_permutation,
 };
-use rectrain_kinds::NO_GROUP;
+use rectrain_kinds::{NO_GROUP, TimeField, TimeUnit};
 use std::io::{BufRead, Write};
 use std::path::Path;
 use std::sync::Arc;
 use tempfile::TempDir;
 
 fn sparse(name: &str, multi_value: Option<char>, missing: MissingValue) -> SparseField {
-    SparseField { name: name.into(), table: name.into(), multi_value: multi_value.map(String::from), missing }
+    SparseField {
+        name: name.into(),
+        table: name.into(),
+        multi_value: multi_value.map(String::from),
+        missing,
+        hash_buckets: None,
+    }
 }
 
 fn dense(name: &str, transform: Transform, missing: f32) -> DenseField {
@@ -46,6 +52,7 @@ fn schema() -> Schema {
         dense: vec![dense("price", Transform::Identity, -1.0)],
         label: LabelField::of_numbers("y", None),
         group: Some("user".into()),
+        time: None,
     }
 }
 
@@ -398,7 +405,8 @@ fn splits_divide_the_rows_and_share_nothing() {
 fn a_split_by_a_date_compares_instants() {
     let folder = Folder::new();
     let file = folder.put("a.csv", "y,day\n0,2026-01-31\n1,2026-02-01\n1,2025-12-31\n");
-    let schema = Schema { sparse: vec![], dense: vec![], label: LabelField::of_numbers("y", None), group: None };
+    let schema =
+        Schema { sparse: vec![], dense: vec![], label: LabelField::of_numbers("y", None), group: None, time: None };
     let split = Split::Time { column: "day".into(), test_from: TimeBound::Date(Date::read("2026-02", None).unwrap()) };
     let config = SourceConfig { split: Some(split), subset: Subset::Train, ..config(&[&file]) };
     let train = Dataset::open(config, schema).unwrap();
@@ -473,6 +481,33 @@ fn a_split_by_nanoseconds_is_exact() {
         assert_eq!(all(&train).unwrap().labels, [0.0; 2]);
         assert_eq!(all(&train.subset(Subset::Test).unwrap()).unwrap().labels, [1.0; 2]);
     }
+}
+
+#[test]
+fn event_times_are_seconds_in_every_kind_of_file() {
+    let folder = Folder::new();
+    let time = |unit| TimeField { name: "at".into(), unit, order: None };
+    let schema = |unit| Schema { time: Some(time(unit)), ..labels_only(None) };
+    let ones = || Arc::new(Int64Array::from(vec![1; 2])) as ArrayRef;
+    let of = |times: ArrayRef| parquet_of(vec![("y", ones()), ("at", times)], 10);
+    let milliseconds: ArrayRef = Arc::new(Int64Array::from(vec![1_700_000_000_500, 1_700_000_001_000]));
+    let texts: ArrayRef = Arc::new(StringArray::from(vec!["2023-11-14T22:13:20Z", "2023-11-14 22:13:21"]));
+    for (file, unit) in [
+        (folder.put("a.csv", "y,at\n1,1700000000500\n1,1700000001000\n"), TimeUnit::Milliseconds),
+        (folder.put("a.parquet", of(milliseconds)), TimeUnit::Milliseconds),
+        (folder.put("b.csv", "y,at\n1,2023-11-14T22:13:20Z\n1,2023-11-14 22:13:21\n"), TimeUnit::Seconds),
+        (folder.put("b.parquet", of(texts)), TimeUnit::Seconds),
+    ] {
+        let batch = all(&Dataset::open(config(&[&file]), schema(unit)).unwrap()).unwrap();
+        assert_eq!(
+            (batch.latest(), batch.times),
+            (1_700_000_001, Some(vec![1_700_000_000, 1_700_000_001])),
+            "{file:?}"
+        );
+    }
+    let wrong = folder.put("c.csv", "y,at\n1,soon\n");
+    let error = all(&Dataset::open(config(&[&wrong]), schema(TimeUnit::Seconds)).unwrap()).unwrap_err().to_string();
+    assert!(error.contains("`at`") && error.contains("spec.data.timeColumn"), "{error}");
 }
 
 /// Pages of such a column refer to a dictionary of its texts.
@@ -553,7 +588,7 @@ fn a_label_is_checked_before_it_is_rounded() {
 
 /// A schema of the label `y` alone.
 fn labels_only(positive_from: Option<f64>) -> Schema {
-    Schema { sparse: vec![], dense: vec![], label: LabelField::of_numbers("y", positive_from), group: None }
+    Schema { sparse: vec![], dense: vec![], label: LabelField::of_numbers("y", positive_from), group: None, time: None }
 }
 
 /// The labels of a column `y` as text, and as Parquet columns of these values.
@@ -568,8 +603,13 @@ fn labels_of(values: &[f64], positive_from: Option<f64>) -> Vec<Result<Vec<f32>,
         folder.put("doubles.parquet", parquet_of(vec![("y", doubles)], 10)),
         folder.put("integers.parquet", parquet_of(vec![("y", integers)], 10)),
     ];
-    let schema =
-        Schema { sparse: vec![], dense: vec![], label: LabelField::of_numbers("y", positive_from), group: None };
+    let schema = Schema {
+        sparse: vec![],
+        dense: vec![],
+        label: LabelField::of_numbers("y", positive_from),
+        group: None,
+        time: None,
+    };
     let read = |file: &Path| -> Result<Vec<f32>, DataError> {
         Ok(all(&Dataset::open(config(&[file]), schema.clone())?)?.labels)
     };
@@ -639,6 +679,7 @@ fn numbers_beyond_32_bits_are_bad_rows_that_say_so() {
             dense: vec![dense("price", transform, 0.0)],
             label: LabelField::of_numbers("y", None),
             group: None,
+            time: None,
         };
         for file in files {
             let error = all(&Dataset::open(config(&[&file]), schema.clone()).unwrap()).unwrap_err();
@@ -968,6 +1009,7 @@ fn parquet_pages_with_a_wrong_checksum_are_an_error() {
         dense: vec![],
         label: LabelField::of_numbers("label", None),
         group: None,
+        time: None,
     };
     let mut flipped = CHECKSUMS.to_vec();
     flipped[3337] ^= 1;
@@ -1191,6 +1233,7 @@ fn lists_may_be_quoted_and_brackets_are_refused() {
             table: "tags".into(),
             multi_value: Some(separator.into()),
             missing: MissingValue::Skip,
+            hash_buckets: None,
         }],
         ..labels_only(None)
     };
@@ -1505,6 +1548,7 @@ fn a_row_may_be_longer_than_a_block() {
         dense: vec![],
         label: LabelField::of_numbers("rating", Some(4.0)),
         group: None,
+        time: None,
     };
     let batch = all(&Dataset::open(config(&[&path]), schema).unwrap()).unwrap();
     assert_eq!((batch.label_sum(), batch.labels), (2.0, vec![1.0, 0.0, 1.0]));
@@ -1519,6 +1563,7 @@ fn criteo_schema() -> Schema {
         dense: (1..=13).map(|i| dense(&format!("I{i}"), Transform::Log1p, 0.0)).collect(),
         label: LabelField::of_numbers("label", None),
         group: Some("C1".into()),
+        time: None,
     }
 }
 

@@ -81,8 +81,8 @@ fn take(left: &mut f64, most: f64) -> f64 {
 mod tests {
     use super::*;
 
-    /// A reply after 1 s: .3 s for the loader, .2 s for earlier steps, .3 s on server 7, .1 s on
-    /// the embedding worker, and .1 s before it read the request.
+    /// A reply after 1 s. The loader took .3 s, earlier steps .2 s, server 7 .3 s, and the
+    /// embedding worker .1 s. It read the request after .1 s.
     fn reply() -> ReplyTime {
         let spent = |role: v1::Role, index, seconds| v1::Spent { role: role.into(), index, seconds };
         let spent = vec![spent(v1::Role::Loader, 1, 0.3), spent(v1::Role::Ps, 7, 0.3)];

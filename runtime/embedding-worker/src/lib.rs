@@ -35,12 +35,14 @@ use tokio::sync::Semaphore;
 
 use crate::pieces::{Piece, Pieces};
 pub use crate::prepared_ids::PreparedIds;
-use crate::rows::{LookedUp, Rows};
+use crate::rows::{LookedUp, RowGradients, Rows};
 use crate::times::ForwardTimes;
 
 /// See the module documentation.
 pub struct EmbeddingWorker {
     layout: Arc<FeatureLayout>,
+    /// By row group: whether gradients carry the examples of each key.
+    counted: Arc<Vec<bool>>,
     compression: Compression,
     pieces: Arc<Pieces>,
     rows: Rows,
@@ -57,6 +59,7 @@ impl EmbeddingWorker {
         let layout = Arc::new(plan.layout.clone());
         Self {
             compression: plan.compression,
+            counted: Arc::new(plan.counts_examples()),
             pieces: Arc::new(Pieces::new(plan, metrics.clone())),
             rows: Rows::new(plan, index, Arc::clone(&layout), metrics.clone()),
             layout,
@@ -144,9 +147,18 @@ impl EmbeddingWorker {
         let mut tensors = tensors.into_iter();
         let gradients = decode_pooled("backward", &mut tensors, samples, &self.layout, self.compression)?;
         let (layout, ids) = (Arc::clone(&self.layout), Arc::clone(&piece));
-        let rows = self.work("scattering of gradients", move || ids.prepared.scatter(&gradients, &layout)).await?;
+        let counted = Arc::clone(&self.counted);
+        let scatter = move || -> Result<RowGradients, RoleError> {
+            let rows = ids.prepared.scatter(&gradients, &layout);
+            let examples = match counted.contains(&true) {
+                true => ids.prepared.examples(ids.labels()?, &counted, &layout),
+                false => vec![Vec::new(); counted.len()],
+            };
+            Ok(RowGradients { rows, examples, moment: ids.moment })
+        };
+        let gradients = self.work("scattering of gradients", scatter).await??;
         let started = Instant::now();
-        let reply = self.rows.update(key, &request, &piece.prepared, rows).await?;
+        let reply = self.rows.update(key, &request, &piece.prepared, gradients).await?;
         self.metrics.update.observe(started.elapsed().as_secs_f64());
         Ok(message::reply::<v1::Backward>(&reply, Vec::new()))
     }

@@ -21,7 +21,7 @@ use rectrain_protocol::message::{self, Request};
 use rectrain_protocol::metrics::EmbeddingWorkerMetrics;
 use rectrain_protocol::plan::JobPlan;
 use rectrain_protocol::remember::Memory;
-use rectrain_wire::{BoxFuture, Frame, Refusal, Tensor};
+use rectrain_wire::{BoxFuture, Frame, Refusal, Tensor, TensorData};
 use tokio::sync::Notify;
 
 use crate::positions::Positions;
@@ -32,6 +32,8 @@ use crate::replies::Replies;
 pub(crate) struct Piece {
     pub(crate) prepared: PreparedIds,
     pub(crate) global_samples: u32,
+    /// The latest event time of the rows, in seconds since 1970. 0 without a clock.
+    pub(crate) moment: u64,
     /// Dense features and labels, and group ids if the data has groups.
     pub(crate) rest: Vec<Tensor>,
     /// The loader that sent it.
@@ -42,9 +44,21 @@ pub(crate) struct Piece {
 }
 
 impl Piece {
+    /// A piece that `request` brought.
     pub(crate) fn new(prepared: PreparedIds, request: &v1::PutBatch, rest: Vec<Tensor>) -> Self {
-        let &v1::PutBatch { global_samples, loader, .. } = request;
-        Self { prepared, global_samples, rest, loader, is_evaluated: AtomicBool::new(false) }
+        let &v1::PutBatch { global_samples, moment, loader, .. } = request;
+        Self { prepared, global_samples, moment, rest, loader, is_evaluated: AtomicBool::new(false) }
+    }
+
+    /// The labels of the rows.
+    ///
+    /// # Errors
+    /// [`RoleError::Inconsistent`] if the piece came without a label for each of its rows.
+    pub(crate) fn labels(&self) -> Result<&[f32], RoleError> {
+        match self.rest.get(1).map(Tensor::data) {
+            Some(TensorData::F32(labels)) if labels.len() == self.prepared.samples() => Ok(labels),
+            _ => Err(RoleError::Inconsistent { message: "put_batch", reason: "the labels are missing".to_owned() }),
+        }
     }
 }
 

@@ -8,10 +8,14 @@
 //! Additions follow the order of a feature's unique ids, which depends on the batch alone. Results
 //! therefore do not depend on the number of embedding workers, parameter servers or threads.
 
+use rectrain_embedding::Examples;
 use rectrain_kinds::Pooling;
 use rectrain_protocol::layout::{FeatureLayout, FeaturePlace, Pooled};
 use rectrain_protocol::unseen::LookUps;
 use rectrain_wire::ids::{SampleIndices, UniqueIds};
+
+/// A sample is a positive example if its label is at least this number.
+const POSITIVE: f32 = 0.5;
 
 #[derive(Debug)]
 struct FeatureIds {
@@ -79,6 +83,32 @@ impl PreparedIds {
             look_ups
         };
         self.features.iter().zip(&layout.features).map(count).collect()
+    }
+
+    /// Counts the positive and negative examples of each key by the samples' labels, for the groups
+    /// that `counted` names. The other groups get empty lists. A value that a cell repeats counts
+    /// once. A key that two features of a sample share counts for each of them.
+    #[must_use]
+    pub fn examples(&self, labels: &[f32], counted: &[bool], layout: &FeatureLayout) -> Vec<Vec<Examples>> {
+        let none =
+            |(keys, counted): (&Vec<u64>, &bool)| vec![Examples::default(); if *counted { keys.len() } else { 0 }];
+        let mut examples: Vec<Vec<Examples>> = self.keys.iter().zip(counted).map(none).collect();
+        let features = self.features.iter().zip(&layout.features).filter(|(_, place)| counted[place.group]);
+        for (feature, place) in features {
+            let group = &mut examples[place.group];
+            let mut last = None;
+            // The samples of a key do not descend, so repetitions are neighbours.
+            feature.for_each(|row, sample, _| {
+                if last.replace((row, sample)) == Some((row, sample)) {
+                    return;
+                }
+                match labels[sample] >= POSITIVE {
+                    true => group[row].positive += 1,
+                    false => group[row].negative += 1,
+                }
+            });
+        }
+        examples
     }
 
     /// Pools looked-up rows. `rows[g]` is `[keys of group g, row dim of g]`.
@@ -284,6 +314,24 @@ mod tests {
             .collect();
         assert_eq!(naive[1], LookUps { ids: 6, unseen: 3 });
         assert_eq!(prepared.count_unseen(&missing, &layout), naive);
+    }
+
+    #[test]
+    fn the_examples_of_a_key_are_the_samples_that_have_it() {
+        let (layout, values) = example();
+        let prepared = prepare(&layout, &values);
+        let labels = [1.0, 0.0, 0.5, 0.25];
+        let examples = prepared.examples(&labels, &[true, false], &layout);
+        let naive = |key: u64| {
+            let has = |feature: usize, sample: usize| u32::from(values[feature][sample].contains(&key));
+            let count =
+                |samples: [usize; 2]| -> u32 { samples.map(|sample| has(0, sample) + has(1, sample)).iter().sum() };
+            (count([0, 2]), count([1, 3]))
+        };
+        let found: Vec<(u32, u32)> = examples[0].iter().map(|of_key| (of_key.positive, of_key.negative)).collect();
+        assert_eq!(found, prepared.keys()[0].iter().map(|key| naive(*key)).collect::<Vec<_>>());
+        // The first sample's cell `7, 50, 7` is one example of 7.
+        assert_eq!((found[1], examples[1].len()), ((1, 1), 0));
     }
 
     /// ⟨pool(rows), gradient⟩ = ⟨rows, scatter(gradient)⟩: scatter is the transpose of pool.

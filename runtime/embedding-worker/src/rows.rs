@@ -6,12 +6,14 @@ use std::time::{Duration, Instant};
 
 use futures::future::try_join_all;
 use parking_lot::{Mutex, MutexGuard};
+use rectrain_embedding::Examples;
 use rectrain_kinds::Compression;
 use rectrain_modes::migration::SlotMap;
 use rectrain_proto::v1;
 use rectrain_protocol::batch::{BatchKey, BatchPosition};
 use rectrain_protocol::compression::TensorCodec;
 use rectrain_protocol::error::{RoleError, is_gone};
+use rectrain_protocol::examples;
 use rectrain_protocol::layout::FeatureLayout;
 use rectrain_protocol::long_wait::reporting_wait;
 use rectrain_protocol::message;
@@ -44,11 +46,23 @@ pub(crate) struct LookedUp {
     pub(crate) servers: Vec<ServerTime>,
 }
 
+/// The gradients of a piece's rows.
+pub(crate) struct RowGradients {
+    /// By row group: `[keys, row dim]`.
+    pub(crate) rows: Vec<Vec<f32>>,
+    /// By row group: the examples of each key. Empty for a group whose policy needs none.
+    pub(crate) examples: Vec<Vec<Examples>>,
+    /// The latest event time of the piece's rows, in seconds since 1970. 0 without a clock.
+    pub(crate) moment: u64,
+}
+
 /// The parameter servers, with the slot map that this embedding worker knows.
 pub(crate) struct Rows {
     /// The index of this embedding worker.
     index: u32,
     layout: Arc<FeatureLayout>,
+    /// By row group: whether gradients carry the examples of each key.
+    counted: Vec<bool>,
     compression: Compression,
     patience: Duration,
     directory: OnceCell<Directory>,
@@ -62,6 +76,7 @@ impl Rows {
         Self {
             index,
             layout,
+            counted: plan.counts_examples(),
             compression: plan.compression,
             patience: plan.patience(),
             directory: OnceCell::new(),
@@ -189,21 +204,26 @@ impl Rows {
         key: BatchKey,
         request: &v1::Backward,
         prepared: &PreparedIds,
-        rows: Vec<Vec<f32>>,
+        gradients: RowGradients,
     ) -> Result<v1::BackwardReply, RoleError> {
+        let RowGradients { rows, examples, moment } = gradients;
         let placement = self.placement().await?;
         let (runs, map_epoch) = (runs(&placement.map, prepared), placement.epoch().0);
         let mut calls = Vec::with_capacity(placement.servers.len());
         for (server, channel) in placement.servers.iter().enumerate() {
             let push = request.push.as_ref().map(|push| token_push_to(push, server)).transpose()?;
-            let update = v1::Update { step: request.step.unwrap_or_default(), piece: key.piece, push, map_epoch };
-            let (rows, runs) = (&rows, &runs);
+            let step = request.step.unwrap_or_default();
+            let update = v1::Update { step, piece: key.piece, push, map_epoch, moment };
+            let (rows, examples, runs) = (&rows, &examples, &runs);
             let tensors = move || {
-                let mut tensors = Vec::with_capacity(3 * rows.len());
+                let mut tensors = Vec::with_capacity(4 * rows.len());
                 for (group, dim) in self.layout.group_dims.iter().enumerate() {
                     let own = &runs[group][server];
                     tensors.push(Tensor::from(gather(&prepared.keys()[group], own, 1)));
                     tensors.extend(self.compression.encode_gradients(gather(&rows[group], own, *dim), *dim)?);
+                    if self.counted[group] {
+                        tensors.push(Tensor::from(examples::encode(&gather(&examples[group], own, 1))));
+                    }
                 }
                 Ok(tensors)
             };

@@ -57,8 +57,9 @@ impl Store {
 
     /// Restores a snapshot of a store with other row groups, seed or initial values than this
     /// one's. `groups` has, for each group of the other store, this store's group that takes its
-    /// rows. The rows of a group without one are dropped. Otherwise as [`Self::restore_slot`]. The
-    /// snapshot gives the counts, so dropped rows are included.
+    /// rows. The rows of a group without one are dropped, and so are the sightings of keys without
+    /// a row. Otherwise as [`Self::restore_slot`]. The snapshot gives the counts, so dropped rows
+    /// are included.
     ///
     /// # Errors
     /// [`StoreError::Snapshot`], with the cause: as for `restore_slot`. Also if a group cannot take
@@ -102,10 +103,11 @@ impl Store {
             let expected = self.config.groups.get(usize::from(group.0));
             let expected = expected
                 .ok_or(SnapshotError::Groups { found: usize::from(group.0) + 1, expected: self.config.groups.len() })?;
-            // Only new rows get initial values. A side table counts keys of one group, so the rows
-            // of a policy that has one stay where they are.
-            let same_start = RowSpec { initializer: expected.initializer, ..*spec };
-            if !expected.continues(&same_start) || spec.life != LifePolicy::KeepAll {
+            // Only new rows get initial values. Rows of a store that keeps all of them begin their
+            // life here, with a word of 0.
+            let life = if spec.life == LifePolicy::KeepAll { expected.life } else { spec.life };
+            let same_start = RowSpec { initializer: expected.initializer, life, ..*spec };
+            if !expected.continues(&same_start) {
                 let (found, expected) = (Box::new(*spec), Box::new(*expected));
                 return Err(SnapshotError::Spec { group, found, expected });
             }

@@ -20,6 +20,11 @@ pub enum StoreError {
     BufferLength { what: &'static str, group: GroupId, keys: usize, expected: usize, actual: usize },
     #[error("an update was asked for with update count 0; counts start at 1 with the first update")]
     UpdateCountZero,
+    #[error(
+        "an update of {keys} rows of row group {group} came with the examples of {found} keys; give one item for each \
+         key, or none"
+    )]
+    Examples { group: GroupId, keys: usize, found: usize },
     #[error("cannot restore a slot: {0}")]
     Snapshot(#[from] SnapshotError),
     #[error("the store is being saved already; complete or abandon that save first")]

@@ -21,7 +21,8 @@ pub(crate) struct Group {
     pub(crate) side: Option<SideGroup>,
     /// The vector unit for rows of this dimension.
     pub(crate) simd: Simd,
-    seed: u64,
+    /// Seed of the initial values, and of the draws of policies.
+    pub(crate) seed: u64,
 }
 
 /// The shape of a group's side tables, and the memory that they share.

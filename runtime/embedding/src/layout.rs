@@ -179,6 +179,7 @@ mod tests {
             life: LifePolicy::KeepAll,
             initializer: Initializer::Constant(0.0),
             zero_columns: 0,
+            share: None,
         })
     }
 

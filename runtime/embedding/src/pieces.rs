@@ -146,7 +146,7 @@ mod tests {
     use crate::{Missing, RowSpec, Store, StoreConfig};
 
     fn store(slots: u32) -> Store {
-        Store::new(StoreConfig { slots, seed: 1, groups: vec![RowSpec::plain(1)] }).unwrap()
+        Store::new(StoreConfig { slots, seed: 1, groups: vec![RowSpec::plain(1)], budget: None }).unwrap()
     }
 
     fn keys(count: u64) -> Vec<FeatureKey> {

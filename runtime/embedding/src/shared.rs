@@ -3,6 +3,8 @@
 //!
 //! - a file of rows for each group;
 //! - a file of side tables for each group whose [policy](crate::life) has one;
+//! - a file of [marks](crate::trimming) if the policy of a group removes rows;
+//! - a file of [counts](crate::life_counts) of what policies did;
 //! - an [`UpdateLog`].
 //!
 //! A killed process leaves all rows behind. The next process [opens](Store::in_shared_memory) the
@@ -16,8 +18,10 @@ use crate::arena::Arena;
 use crate::block_file::FoundBlock;
 use crate::group::{Group, GroupMemory};
 use crate::layout::RowLayout;
+use crate::life_counts::SharedLifeCounts;
 use crate::log::{Part, UpdateLog};
 use crate::table::{FoundTable, Table};
+use crate::trimming::Trimming;
 use crate::{SharedMemoryError, Slot, Store, StoreConfig, StoreError};
 use std::fs::DirBuilder;
 use std::path::{Path, PathBuf};
@@ -76,7 +80,11 @@ impl Store {
         for slot in 0..config.slots {
             tables.push(adopt_slot(Slot(slot), &groups, &mut found)?);
         }
-        let store = Self::of_tables(config, groups, tables);
+        let mut store = Self::of_tables(config, groups, tables);
+        if store.removes_rows {
+            store.trimming = Trimming::open(&directory.join("trimming"), store.config.slots)?;
+        }
+        store.life_counts = SharedLifeCounts::open(&directory.join("counts"), store.groups.len())?;
         store.groups.iter().for_each(|group| group.keep_dropped(false));
         let longest = store.groups.iter().map(Group::longest).max();
         let mut log = UpdateLog::open(&directory.join("update"), longest.unwrap_or(0))?;
@@ -85,6 +93,7 @@ impl Store {
             let mut state = cell.lock();
             state.tables.iter_mut().zip(&store.groups).for_each(|(table, group)| table.reopened(group));
         }
+        store.complete_trimming()?;
         let reopened = Reopened { rows: store.rows(), repaired_rows };
         Ok((store, log, reopened))
     }
@@ -144,9 +153,10 @@ mod tests {
     use super::*;
     use crate::log::RowLog;
     use crate::{
-        AdmitAfter, FeatureKey, GroupId, Initializer, LifePolicy, Missing, RowSpec, SparseOptimizer, UpdateCounts,
-        ValueType,
+        Admission, AdmitAfter, Budget, BudgetUnit, Examples, FeatureKey, GroupId, Initializer, LifePolicy, Managed,
+        Missing, Moment, Priority, RowSpec, ScoreRule, Seen, SparseOptimizer, UpdateCounts, ValueType,
     };
+    use std::num::NonZeroU64;
 
     const GROUP: GroupId = GroupId(0);
 
@@ -158,8 +168,9 @@ mod tests {
             life: LifePolicy::KeepAll,
             initializer: Initializer::Constant(0.5),
             zero_columns: 0,
+            share: None,
         };
-        StoreConfig { slots: 2, seed: 1, groups: vec![group] }
+        StoreConfig { slots: 2, seed: 1, groups: vec![group], budget: None }
     }
 
     fn directory(name: &str) -> PathBuf {
@@ -253,7 +264,8 @@ mod tests {
         while let Some(range) = UPDATES.get(dying.log.update() as usize) {
             let (keys, count) = (&keys[range.clone()], u64::from(dying.log.update()) + 1);
             dying.log.begin();
-            store.update_through(GROUP, keys, &vec![0.25; 4 * keys.len()], count, dying).unwrap();
+            let gradients = vec![0.25; 4 * keys.len()];
+            store.update_through(GROUP, keys, &gradients, count, Seen::default(), dying).unwrap();
             dying.log.finish();
         }
     }
@@ -288,6 +300,124 @@ mod tests {
             kills += 1;
         }
         assert!(kills > 150, "{kills}");
+    }
+
+    /// Two groups that score their rows: one counts keys before it admits them, one has a share.
+    fn managed(budget: u64) -> StoreConfig {
+        let rule = ScoreRule::Score { decay_per_day_millionths: 100_000, positive_weight_thousandths: 3_000 };
+        let counting = Managed {
+            admission: Admission::Count { count: 2, counters: 42 },
+            expire_after: NonZeroU64::new(86_400),
+            score: rule,
+            priority: Priority::Low,
+        };
+        let always = Managed { admission: Admission::Always, ..counting };
+        let group = |life, share| RowSpec { life: LifePolicy::Managed(life), share, ..config().groups[0] };
+        let groups = vec![group(counting, None), group(always, Some(500_000))];
+        StoreConfig { groups, budget: Some(Budget { unit: BudgetUnit::Rows, limit: budget }), ..config() }
+    }
+
+    /// Steps of both groups, each an update of the log. They begin 5 hours apart.
+    const STEPS: u64 = 6;
+
+    fn score(store: &Store, keys: &[FeatureKey], dying: &mut Dying) {
+        while u64::from(dying.log.update()) < STEPS {
+            let number = u64::from(dying.log.update()) + 1;
+            let keys = &keys[number as usize..number as usize + 20];
+            let examples: Vec<Examples> =
+                (0..20).map(|at| Examples { positive: (at + number as u32) % 3, negative: 1 }).collect();
+            let seen = Seen { now: Moment(1_700_000_000 + number * 5 * 3_600), examples: &examples };
+            store.lookup(GroupId(1), keys, Missing::Insert, &mut [0.0; 80]).unwrap();
+            dying.log.begin();
+            for group in [GroupId(0), GroupId(1)] {
+                store.update_through(group, keys, &[0.25; 80], number, seen, dying).unwrap();
+            }
+            dying.log.finish();
+        }
+    }
+
+    fn spread_keys(count: u64) -> Vec<FeatureKey> {
+        (1..=count).map(|key| FeatureKey(rectrain_random::mix(key))).collect()
+    }
+
+    #[test]
+    fn a_killed_update_counts_examples_once() {
+        let keys = spread_keys(40);
+        let directory = directory("scores");
+        let open = || Store::in_shared_memory(managed(1_000), &directory).unwrap();
+        let (own, log, _) = open();
+        score(&own, &keys, &mut Dying { log, steps_left: usize::MAX });
+        let expected = own.digests(0..2).unwrap();
+        drop(own);
+        std::fs::remove_dir_all(&directory).unwrap();
+        for kill in (0..).step_by(7) {
+            let (store, log, _) = open();
+            let mut dying = Dying { log, steps_left: kill };
+            let killed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| score(&store, &keys, &mut dying)));
+            drop((store, dying));
+            let (store, log, _) = open();
+            score(&store, &keys, &mut Dying { log, steps_left: usize::MAX });
+            assert_eq!(store.digests(0..2).unwrap(), expected, "killed at step {kill}");
+            drop(store);
+            std::fs::remove_dir_all(&directory).unwrap();
+            if killed.is_ok() {
+                assert!(kill > 300, "{kill}");
+                break;
+            }
+        }
+    }
+
+    /// A slot that was killed while it was trimmed may be within its budget again. It is trimmed to
+    /// the end all the same.
+    #[test]
+    fn a_killed_trimming_ends_the_same_when_repeated() {
+        let keys = spread_keys(700);
+        let directory = directory("trimming");
+        let now = Moment(1_700_000_000 + 86_400);
+        let open = || Store::in_shared_memory(managed(600), &directory).unwrap();
+        let fill = |store: &Store| {
+            for (group, part) in [(0, 0..450), (1, 300..700)] {
+                let (group, keys) = (GroupId(group), &keys[part]);
+                for (number, &key) in (1..).zip(keys) {
+                    let seen = Seen { now: Moment(now.0 - number % 30 * 3_600), examples: &[] };
+                    store.lookup(group, &[key], Missing::Insert, &mut [0.0; 4]).unwrap();
+                    for update in [1, 2 + number % 3] {
+                        store.update_seen(group, &[key], &[0.5; 4], update, seen).unwrap();
+                    }
+                }
+            }
+        };
+        let keep = |store: &Store, steps: usize| {
+            let mut left = steps;
+            for slot in [Slot(0), Slot(1)] {
+                let mut step = || {
+                    assert!(left > 0, "killed");
+                    left -= 1;
+                };
+                store.keep_budget_through(slot, now, &mut step).unwrap();
+            }
+        };
+        let (own, _, _) = open();
+        fill(&own);
+        keep(&own, usize::MAX);
+        let (expected, counts) = (own.digests(0..2).unwrap(), own.life_counts());
+        assert!(counts[0].expired > 20 && counts[0].evicted > 5 && counts[1].evicted > 5, "{counts:?}");
+        drop(own);
+        std::fs::remove_dir_all(&directory).unwrap();
+        for kill in (0..).step_by(3) {
+            let (store, _, _) = open();
+            fill(&store);
+            let killed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| keep(&store, kill)));
+            drop(store);
+            let (store, _, _) = open();
+            keep(&store, usize::MAX);
+            assert_eq!(store.digests(0..2).unwrap(), expected, "killed at step {kill}");
+            drop(store);
+            std::fs::remove_dir_all(&directory).unwrap();
+            if killed.is_ok() {
+                break;
+            }
+        }
     }
 
     /// A process releases no block before it has found all of them.

@@ -152,11 +152,6 @@ impl Slab {
         self.chunks.set_owner_bit(chunk, place, true);
     }
 
-    /// One more than the highest number ever handed out.
-    pub(crate) fn end(&self) -> u32 {
-        self.used
-    }
-
     /// Live rows.
     pub(crate) fn rows(&self) -> usize {
         self.rows

@@ -23,16 +23,24 @@ pub struct RowSpec {
     /// This many leading columns start at 0, whatever the initializer: the first-order weights of
     /// factorization machines and linear models. `0 ..= dim`.
     pub zero_columns: usize,
+    /// The most that the rows of this group may take of the store's [budget](StoreConfig::budget),
+    /// in millionths: `1 ..= 1_000_000`.
+    pub share: Option<u32>,
 }
 
 impl RowSpec {
     /// Whether rows that were made under the spec `earlier` may continue under this one. Everything
-    /// must be equal but the learning rate, which may follow a schedule or be lowered for
-    /// fine-tuning. FTRL's learning rate may not change either, because its weights are a function
-    /// of its state *and* that rate.
+    /// must be equal but three things. The learning rate may follow a schedule or be lowered for
+    /// fine-tuning. FTRL's learning rate may not change, because its weights are a function of its
+    /// state *and* that rate. The share and the priority of the rows may change, as the budget may.
     #[must_use]
     pub fn continues(&self, earlier: &Self) -> bool {
-        let neutral = |spec: &Self| Self { optimizer: spec.optimizer.without_learning_rate(), ..*spec };
+        let neutral = |spec: &Self| Self {
+            optimizer: spec.optimizer.without_learning_rate(),
+            life: spec.life.without_changeable(),
+            share: None,
+            ..*spec
+        };
         neutral(self) == neutral(earlier)
     }
 
@@ -43,9 +51,36 @@ impl RowSpec {
         if self.zero_columns > self.dim {
             return Err(SpecError::ZeroColumns { found: self.zero_columns, dim: self.dim });
         }
+        if let Some(share) = self.share.filter(|share| !(1..=1_000_000).contains(share)) {
+            return Err(SpecError::Share { found: share });
+        }
         self.optimizer.validate()?;
         self.life.validate()?;
         self.initializer.validate()
+    }
+}
+
+/// The number that a budget limits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BudgetUnit {
+    /// Rows.
+    Rows,
+    /// Bytes of memory of rows: values, optimizer state, and 22 bytes for the row's key, word and
+    /// index entry. It does not cover the counters of [`Admission::Count`](crate::Admission).
+    Bytes,
+}
+
+/// The most that the rows of the whole job may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Budget {
+    pub unit: BudgetUnit,
+    /// At least 1. Each slot may keep one row, so a lower limit than that counts as that.
+    pub limit: u64,
+}
+
+impl Budget {
+    pub(crate) fn validate(self) -> Result<(), SpecError> {
+        if self.limit == 0 { Err(SpecError::Budget) } else { Ok(()) }
     }
 }
 
@@ -60,6 +95,9 @@ pub struct StoreConfig {
     pub seed: u64,
     /// The row groups, by [`GroupId`].
     pub groups: Vec<RowSpec>,
+    /// The most that the rows of the whole job may take. No part of a snapshot. See
+    /// [`Store::keep_budget`](crate::Store::keep_budget).
+    pub budget: Option<Budget>,
 }
 
 impl StoreConfig {
@@ -74,6 +112,7 @@ impl StoreConfig {
         if self.groups.is_empty() || self.groups.len() > MAX_GROUPS {
             return Err(SpecError::Groups { found: self.groups.len() });
         }
+        self.budget.map_or(Ok(()), Budget::validate)?;
         for (position, spec) in self.groups.iter().enumerate() {
             spec.validate()
                 .map_err(|source| SpecError::InGroup { group: GroupId(position as u16), source: Box::new(source) })?;
@@ -93,6 +132,7 @@ impl RowSpec {
             life: LifePolicy::KeepAll,
             initializer: Initializer::Constant(0.5),
             zero_columns: 0,
+            share: None,
         }
     }
 }
@@ -109,13 +149,14 @@ mod tests {
             life: LifePolicy::KeepAll,
             initializer: Initializer::Normal { standard_deviation: 0.01 },
             zero_columns: 1,
+            share: None,
         }
     }
 
     fn refused(change: impl FnOnce(&mut RowSpec)) -> String {
         let mut changed = spec();
         change(&mut changed);
-        let config = StoreConfig { slots: 4, seed: 0, groups: vec![spec(), changed] };
+        let config = StoreConfig { slots: 4, seed: 0, groups: vec![spec(), changed], budget: None };
         config.validate().unwrap_err().to_string()
     }
 
@@ -124,6 +165,8 @@ mod tests {
         assert!(refused(|s| s.dim = 0).starts_with("row group 1: dim"));
         assert!(refused(|s| s.dim = MAX_DIM + 1).contains("dim"));
         assert!(refused(|s| s.zero_columns = 9).contains("zero_columns"));
+        assert!(refused(|s| s.share = Some(0)).contains("share"));
+        assert!(refused(|s| s.share = Some(1_000_001)).contains("share"));
         assert!(refused(|s| s.initializer = Initializer::Constant(f32::NAN)).contains("initializer"));
         assert!(refused(|s| s.initializer = Initializer::Uniform { low: 1.0, high: -1.0 }).contains("initializer"));
         assert!(
@@ -139,7 +182,7 @@ mod tests {
 
     #[test]
     fn slots_and_groups_have_ranges() {
-        let config = |slots, groups| StoreConfig { slots, seed: 0, groups };
+        let config = |slots, groups| StoreConfig { slots, seed: 0, groups, budget: None };
         assert!(config(0, vec![spec()]).validate().is_err());
         assert!(config(MAX_SLOTS + 1, vec![spec()]).validate().is_err());
         assert!(config(1, vec![]).validate().is_err());

@@ -20,6 +20,10 @@ pub enum SpecError {
     Dim { found: usize },
     #[error("zero_columns is {found} but a row has {dim} columns; give at most that many")]
     ZeroColumns { found: usize, dim: usize },
+    #[error("share is {found} millionths of the budget; give a number from 1 to 1000000")]
+    Share { found: u32 },
+    #[error("the budget is 0; give at least one row or byte for each slot, or no budget")]
+    Budget,
     #[error("the initializer's {name} is {found}; it must be {expected}")]
     Initializer { name: &'static str, found: f32, expected: &'static str },
     #[error("the optimizer's {name} is {found}; it must be {expected}")]

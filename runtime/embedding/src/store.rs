@@ -4,17 +4,20 @@
 //! The calls on whole slots are in [`contents`](crate::contents), [`moving`](crate::moving) and
 //! [`frozen`](crate::frozen).
 
+use crate::budget::removes_rows;
 use crate::counts::{LookupCounts, Missing, UpdateCounts};
 use crate::group::{Group, GroupMemory};
 use crate::layout::RowLayout;
 use crate::life::with_life;
+use crate::life_counts::{LifeCounts, SharedLifeCounts};
 use crate::log::{NoLog, RowLog, UpdateLog};
 use crate::optimizer::RowOptimizer;
 use crate::pieces::Piece;
 use crate::saves::Saves;
 use crate::slot::{SlotCell, Slots};
 use crate::table::{GradientRun, KeyRun, Table};
-use crate::{FeatureKey, GroupId, Moment, RowSpec, Slot, StoreConfig, StoreError, Sweep, Swept, slot_of};
+use crate::trimming::Trimming;
+use crate::{Budget, FeatureKey, GroupId, LifePolicy, RowSpec, Seen, Slot, StoreConfig, StoreError, slot_of};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
@@ -44,6 +47,12 @@ pub struct Store {
     pub(crate) saves: Mutex<Saves>,
     /// Whether removals are recorded; see [`Store::track_changes`].
     pub(crate) tracking: AtomicBool,
+    /// The budget, which may change while the store is in use.
+    pub(crate) budget: Mutex<Option<Budget>>,
+    /// Whether the policy of some group removes rows.
+    pub(crate) removes_rows: bool,
+    pub(crate) trimming: Trimming,
+    pub(crate) life_counts: SharedLifeCounts,
     /// See [`Store::work_done`].
     work: AtomicU64,
 }
@@ -73,6 +82,10 @@ impl Store {
         Self {
             layouts: groups.iter().map(|group| group.layout).collect(),
             slots: Slots::new(tables, groups.len()),
+            budget: Mutex::new(config.budget),
+            removes_rows: config.groups.iter().any(|spec| removes_rows(spec.life)),
+            trimming: Trimming::default(),
+            life_counts: SharedLifeCounts::new(groups.len()),
             config,
             groups,
             saves: Mutex::default(),
@@ -134,6 +147,7 @@ impl Store {
                 counts += table.lookup(life, group, KeyRun { keys: &keys[run], hashes }, missing, out);
             });
         });
+        self.count_life(id, LifeCounts { admitted: counts.inserted, ..LifeCounts::default() });
         Ok(counts)
     }
 
@@ -175,7 +189,23 @@ impl Store {
         gradients: &[f32],
         update_count: u64,
     ) -> Result<UpdateCounts, StoreError> {
-        self.update_through(group, keys, gradients, update_count, &mut NoLog)
+        self.update_seen(group, keys, gradients, update_count, Seen::default())
+    }
+
+    /// Like [`Self::update`], with the event time and the examples of the keys, for a policy that
+    /// scores rows. `seen.examples` is empty or has one item for each key.
+    ///
+    /// # Errors
+    /// As [`Self::update`]; [`StoreError::Examples`] if there is another number of examples.
+    pub fn update_seen(
+        &self,
+        group: GroupId,
+        keys: &[FeatureKey],
+        gradients: &[f32],
+        update_count: u64,
+        seen: Seen<'_>,
+    ) -> Result<UpdateCounts, StoreError> {
+        self.update_through(group, keys, gradients, update_count, seen, &mut NoLog)
     }
 
     /// Like [`Self::update`], but as a part of the update that `log` has under way. If an earlier
@@ -192,7 +222,24 @@ impl Store {
         update_count: u64,
         log: &mut UpdateLog,
     ) -> Result<UpdateCounts, StoreError> {
-        self.update_through(group, keys, gradients, update_count, log)
+        self.update_seen_logged(group, keys, gradients, update_count, Seen::default(), log)
+    }
+
+    /// Like [`Self::update_logged`] and [`Self::update_seen`]. A killed update scores each row
+    /// once.
+    ///
+    /// # Errors
+    /// As [`Self::update_seen`].
+    pub fn update_seen_logged(
+        &self,
+        group: GroupId,
+        keys: &[FeatureKey],
+        gradients: &[f32],
+        update_count: u64,
+        seen: Seen<'_>,
+        log: &mut UpdateLog,
+    ) -> Result<UpdateCounts, StoreError> {
+        self.update_through(group, keys, gradients, update_count, seen, log)
     }
 
     /// See [`Self::update_logged`].
@@ -201,28 +248,37 @@ impl Store {
         group: GroupId,
         keys: &[FeatureKey],
         gradients: &[f32],
-        update_count: u64,
+        update: u64,
+        seen: Seen<'_>,
         log: &mut L,
     ) -> Result<UpdateCounts, StoreError> {
         let id = group;
         let group = self.group_for("an update", id, keys.len(), gradients.len())?;
-        if update_count == 0 {
-            return Err(StoreError::UpdateCountZero);
-        }
+        check_update(id, keys.len(), update, seen)?;
         let dim = group.layout.dim();
-        let step = group.spec.optimizer.step(update_count);
-        let now = Moment::default();
+        let step = group.spec.optimizer.step(update);
         let mut scratch = vec![0.0; dim];
         let mut counts = UpdateCounts::default();
         with_life!(group.spec.life, life => {
             self.slots.each_piece(id, keys, group.layout.stride(), |table, Piece { slot, keys: run, hashes }| {
                 let gradients = &gradients[run.start * dim..run.end * dim];
-                let run = GradientRun { keys: KeyRun { keys: &keys[run], hashes }, gradients, step, now };
+                let seen = seen.of_keys(run.clone());
+                let run = GradientRun { keys: KeyRun { keys: &keys[run], hashes }, gradients, step, update, seen };
                 log.at(id, slot);
                 counts += table.update(life, group, run, &mut scratch, log);
             });
         });
+        let UpdateCounts { admitted, turned_away, missing, .. } = counts;
+        self.count_life(id, LifeCounts { admitted, turned_away, gradients_dropped: missing, ..LifeCounts::default() });
         Ok(counts)
+    }
+
+    /// Adds to the counts of a group that exists. Groups that keep every key have none.
+    fn count_life(&self, group: GroupId, counts: LifeCounts) {
+        let position = usize::from(group.0);
+        if self.groups[position].spec.life != LifePolicy::KeepAll {
+            self.life_counts.add(position, counts);
+        }
     }
 
     /// Removes a row, and returns whether there was one. A later look-up of the key reads its
@@ -245,24 +301,6 @@ impl Store {
         self.group(group)?;
         let state = self.slots.of_key(key).lock();
         Ok(state.tables[usize::from(group.0)].contains(key))
-    }
-
-    /// Sweeps up to `most` rows of a slot and group, from the row number `from` on. A sweep removes
-    /// the rows that the group's [policy](crate::LifePolicy) finds expired. This call locks the
-    /// slot for its own rows only. It does nothing if the policy keeps every row.
-    ///
-    /// # Errors
-    /// [`StoreError::UnknownGroup`], [`StoreError::UnknownSlot`].
-    pub fn sweep(&self, group: GroupId, slot: Slot, sweep: Sweep, from: u32, most: u32) -> Result<Swept, StoreError> {
-        let life = self.group(group)?.spec.life;
-        let cell = self.cell(slot)?;
-        if !life.uses_row_word() {
-            return Ok(Swept::default());
-        }
-        let rows = from..from.saturating_add(most);
-        let record = self.tracking.load(Ordering::Relaxed);
-        let table = &mut cell.lock().tables[usize::from(group.0)];
-        Ok(with_life!(life, life => table.sweep(life, sweep, rows, record)))
     }
 
     /// The number of times that a slot was cleared, restored, saved or digested. Such work on all
@@ -342,6 +380,17 @@ impl Store {
     pub(crate) fn cell(&self, slot: Slot) -> Result<&SlotCell, StoreError> {
         let slots = self.config.slots;
         self.slots.get(slot).ok_or(StoreError::UnknownSlot { slot, slots })
+    }
+}
+
+fn check_update(group: GroupId, keys: usize, update: u64, seen: Seen<'_>) -> Result<(), StoreError> {
+    if update == 0 {
+        return Err(StoreError::UpdateCountZero);
+    }
+    match seen.examples.len() {
+        0 => Ok(()),
+        found if found == keys => Ok(()),
+        found => Err(StoreError::Examples { group, keys, found }),
     }
 }
 

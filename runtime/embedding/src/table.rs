@@ -14,13 +14,12 @@ use crate::group::Group;
 use crate::index::{Hash, Index, IndexAddress};
 use crate::key::{key_of, key_of_bytes};
 use crate::layout::META_WORD;
-use crate::life::{Refusal, RowLife, Side, SightedKey, with_life};
+use crate::life::{Rank, Refusal, RowLife, Side, SightedKey, Touch, with_life};
 use crate::log::{Part, RowLog};
 use crate::optimizer::Step;
 use crate::side_table::SideTable;
 use crate::slab::Slab;
-use crate::{FeatureKey, Moment, Slot, Sweep, Swept, prefetch};
-use std::ops::Range;
+use crate::{FeatureKey, Moment, Seen, Slot, prefetch};
 use std::sync::Arc;
 
 /// Keys of a batch with their hashes.
@@ -30,12 +29,21 @@ pub(crate) struct KeyRun<'a> {
     pub(crate) hashes: &'a [Hash],
 }
 
-/// Gradients of a batch, keys × dim, with the step to apply them by and their event time.
+/// Gradients of a batch, keys × dim, with the step to apply them by and the number of the update.
 pub(crate) struct GradientRun<'a> {
     pub(crate) keys: KeyRun<'a>,
     pub(crate) gradients: &'a [f32],
     pub(crate) step: Step,
-    pub(crate) now: Moment,
+    pub(crate) update: u64,
+    pub(crate) seen: Seen<'a>,
+}
+
+/// A row as an eviction sees it.
+#[derive(Clone, Copy)]
+pub(crate) struct RankedRow {
+    pub(crate) rank: Rank,
+    pub(crate) key: FeatureKey,
+    pub(crate) age_seconds: u64,
 }
 
 impl KeyRun<'_> {
@@ -50,6 +58,8 @@ pub(crate) struct Table {
     slab: Slab,
     side: Option<Box<SideTable>>,
     removed: Removed,
+    /// No row expires before this moment. 0 if that is not known.
+    due: Moment,
 }
 
 /// The blocks that a file holds of one table.
@@ -77,7 +87,7 @@ impl Table {
     pub(crate) fn new(group: &Group, slot: Slot) -> Self {
         let slab = Slab::new(&group.memory, slot.0, group.layout.stride());
         let index = Index::for_rows(&group.indexes, 0);
-        Self { index, slab, side: empty_side(group, slot), removed: Removed::default() }
+        Self { index, slab, side: empty_side(group, slot), removed: Removed::default(), due: Moment(0) }
     }
 
     /// The table whose rows and side table were found in the files behind the group's memory.
@@ -98,7 +108,7 @@ impl Table {
         for (row, words) in slab.iter() {
             index.insert(Hash::of(key_of(words)), row);
         }
-        Some(Self { index, slab, side, removed: Removed::default() })
+        Some(Self { index, slab, side, removed: Removed::default(), due: Moment(0) })
     }
 
     /// Completes the admissions that a killed process left half-done; see [`RowLife::reopened`].
@@ -132,7 +142,7 @@ impl Table {
         for (row, bytes) in rows.chunks_exact(stride * size_of::<u32>()).enumerate() {
             index.insert(Hash::of(key_of_bytes(bytes)), row as u32);
         }
-        Some(Self { index, slab, side: empty_side(group, slot), removed: Removed::default() })
+        Some(Self { index, slab, side: empty_side(group, slot), removed: Removed::default(), due: Moment(0) })
     }
 
     pub(crate) fn rows(&self) -> usize {
@@ -244,17 +254,18 @@ impl Table {
     ) -> UpdateCounts {
         let mut counts = UpdateCounts::default();
         let (layout, simd) = (group.layout, group.simd);
-        let GradientRun { keys, gradients, step, now } = run;
-        for ((key, hash), gradient) in keys.iter().zip(gradients.chunks_exact(layout.dim())) {
+        let GradientRun { keys, gradients, step, update, seen } = run;
+        for (at, ((key, hash), gradient)) in keys.iter().zip(gradients.chunks_exact(layout.dim())).enumerate() {
             let is_to_do = log.is_to_do();
             let found = match self.find(hash, key) {
                 Some(row) => Ok(row),
                 None if is_to_do => {
-                    let sighted = self.sight(life, group, SightedKey { key, hash }, scratch, log);
+                    let sighted = SightedKey { key, hash, seed: group.seed, update };
+                    let sighted = self.sight(life, group, sighted, scratch, log);
                     counts.admitted += u64::from(sighted.is_ok());
                     sighted
                 }
-                None => Err(L::REFUSAL),
+                None => Err(life.refusal()),
             };
             let row = match found {
                 Ok(row) => row,
@@ -273,7 +284,10 @@ impl Table {
             }
             let words = self.slab.row_mut(row);
             log.changing(Part::Rows, row, words);
-            life.touched(&mut words[META_WORD], now);
+            life.touched(&mut words[META_WORD], Touch { key, update, now: seen.now, examples: seen.examples_of(at) });
+            if L::USES_ROW_WORD {
+                self.due = self.due.min(life.due(words[META_WORD], seen.now));
+            }
             layout.modify(words, scratch, |values, state| {
                 simd.apply(&step, values, state, gradient);
             });
@@ -304,37 +318,38 @@ impl Table {
             return Err(refusal);
         }
         group.read_initial(sighted.key, values);
-        let row = self.insert(group, sighted.hash, sighted.key, values).ok_or(L::REFUSAL)?;
+        let row = self.insert(group, sighted.hash, sighted.key, values).ok_or(life.refusal())?;
         life.admitted(sighted, &mut Side { table: self.side.as_deref_mut(), log });
         log.keep();
         Ok(row)
     }
 
-    /// Sweeps the rows of these numbers: removes those that have expired or whose score is below
-    /// the floor. With `record` the removals are among the changes since the last mark.
-    pub(crate) fn sweep<L: RowLife>(&mut self, life: L, sweep: Sweep, rows: Range<u32>, record: bool) -> Swept {
-        let mut swept = Swept::default();
-        if !L::USES_ROW_WORD {
-            return swept;
+    /// The keys of the rows that have expired. The next call before a row is due costs nothing.
+    pub(crate) fn expired<L: RowLife>(&mut self, life: L, now: Moment) -> Vec<FeatureKey> {
+        let mut expired = Vec::new();
+        if !L::USES_ROW_WORD || now < self.due || now == Moment(0) {
+            return expired;
         }
-        let end = rows.end.min(self.slab.end());
-        for row in rows.start..end {
-            if !self.slab.is_live(row) {
-                continue;
-            }
-            let words = self.slab.row(row);
-            let (key, word) = (key_of(words), words[META_WORD]);
-            if life.is_expired(word, sweep.now) {
-                swept.expired += 1;
-            } else if life.score(word, sweep.now).is_some_and(|score| score < sweep.floor) {
-                swept.evicted += 1;
+        let mut due = Moment(u64::MAX);
+        for (_, words) in self.slab.iter() {
+            if life.is_expired(words[META_WORD], now) {
+                expired.push(key_of(words));
             } else {
-                continue;
+                due = due.min(life.due(words[META_WORD], now));
             }
-            self.remove(key, record);
         }
-        swept.next = (end < self.slab.end()).then_some(end);
-        swept
+        self.due = due;
+        expired
+    }
+
+    /// The rows that may be evicted, in no particular order.
+    pub(crate) fn ranked<L: RowLife>(&self, life: L, now: Moment) -> impl Iterator<Item = RankedRow> {
+        let rows = L::USES_ROW_WORD.then(|| self.slab.iter()).into_iter().flatten();
+        rows.filter_map(move |(_, words)| {
+            let (key, word) = (key_of(words), words[META_WORD]);
+            let age_seconds = life.age_seconds(word, now);
+            life.rank(word, now).map(|rank| RankedRow { rank, key, age_seconds })
+        })
     }
 
     /// Removes a key's row; returns whether there was one. With `record` the removal is one of the
@@ -363,6 +378,7 @@ impl Table {
         };
         bytemuck::cast_slice_mut(self.slab.row_mut(row)).copy_from_slice(bytes);
         self.slab.publish(row);
+        self.due = Moment(0);
         Some(())
     }
 
@@ -455,7 +471,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn group_of(spec: RowSpec) -> Group {
-        let config = StoreConfig { slots: 1, seed: 1, groups: vec![spec] };
+        let config = StoreConfig { slots: 1, seed: 1, groups: vec![spec], budget: None };
         Group::new(spec, &config, GroupMemory::default())
     }
 
@@ -479,7 +495,7 @@ mod tests {
         let keys: Vec<_> = keys.iter().copied().map(FeatureKey).collect();
         let run = KeyRun { keys: &keys, hashes: &hashes(&keys) };
         let step = group.spec.optimizer.step(count);
-        let run = GradientRun { keys: run, gradients, step, now: Moment::default() };
+        let run = GradientRun { keys: run, gradients, step, update: count, seen: Seen::default() };
         table.update(KeepAll, group, run, &mut vec![0.0; group.layout.dim()], &mut NoLog)
     }
 

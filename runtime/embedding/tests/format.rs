@@ -37,6 +37,7 @@ fn specs() -> Vec<RowSpec> {
                 life: LifePolicy::KeepAll,
                 initializer,
                 zero_columns: number % 3,
+                share: None,
             });
         }
     }
@@ -78,7 +79,7 @@ fn sha256_of_slots(frozen: &FrozenStore) -> String {
 
 #[test]
 fn snapshots_and_digests_keep_their_bytes() {
-    let store = Arc::new(Store::new(StoreConfig { slots: SLOTS, seed: 11, groups: specs() }).unwrap());
+    let store = Arc::new(Store::new(StoreConfig { slots: SLOTS, seed: 11, groups: specs(), budget: None }).unwrap());
     store.track_changes(true);
     train(&store, 1..6);
     let frozen = store.freeze(SaveId(1), SaveScope::Everything).unwrap();

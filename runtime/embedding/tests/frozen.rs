@@ -23,12 +23,18 @@ fn spec(optimizer: SparseOptimizer) -> RowSpec {
         life: LifePolicy::KeepAll,
         initializer: Initializer::Normal { standard_deviation: 0.1 },
         zero_columns: 0,
+        share: None,
     }
 }
 
 fn config() -> StoreConfig {
     let adam = SparseOptimizer::Adam { learning_rate: 0.01, beta1: 0.9, beta2: 0.999, epsilon: 1e-8 };
-    StoreConfig { slots: SLOTS, seed: 1, groups: vec![spec(adam), spec(SparseOptimizer::Sgd { learning_rate: 0.1 })] }
+    StoreConfig {
+        slots: SLOTS,
+        seed: 1,
+        groups: vec![spec(adam), spec(SparseOptimizer::Sgd { learning_rate: 0.1 })],
+        budget: None,
+    }
 }
 
 fn store() -> Arc<Store> {

@@ -18,8 +18,9 @@ fn store() -> Store {
         life: LifePolicy::KeepAll,
         initializer,
         zero_columns: 1,
+        share: None,
     };
-    Store::new(StoreConfig { slots: 2, seed: 3, groups: vec![group(4), group(2)] }).unwrap()
+    Store::new(StoreConfig { slots: 2, seed: 3, groups: vec![group(4), group(2)], budget: None }).unwrap()
 }
 
 fn train(store: &Store, group: u16, keys: &[u64], step: u64) {

@@ -6,9 +6,9 @@
 
 use proptest::prelude::*;
 use rectrain_embedding::{
-    AdmitAfter, FeatureKey, FrozenStore, GroupId, Initializer, LifePolicy, Missing, Moment, RowSpec, SaveId, SaveScope,
-    Slot, SlotContent, SlotSnapshot, SnapshotError, SparseOptimizer, SpecError, Store, StoreConfig, StoreError, Sweep,
-    Swept, UpdateCounts, ValueType,
+    AdmitAfter, Budget, BudgetUnit, FeatureKey, FrozenStore, GroupId, Initializer, Kept, LifePolicy, Missing, Moment,
+    RowSpec, SaveId, SaveScope, Slot, SlotContent, SlotSnapshot, SnapshotError, SparseOptimizer, SpecError, Store,
+    StoreConfig, StoreError, UpdateCounts, ValueType,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -33,11 +33,12 @@ fn spec(life: LifePolicy) -> RowSpec {
         life,
         initializer: Initializer::Normal { standard_deviation: 0.1 },
         zero_columns: 0,
+        share: None,
     }
 }
 
 fn config_of(groups: Vec<RowSpec>) -> StoreConfig {
-    StoreConfig { slots: SLOTS, seed: 7, groups }
+    StoreConfig { slots: SLOTS, seed: 7, groups, budget: None }
 }
 
 fn config() -> StoreConfig {
@@ -208,17 +209,14 @@ fn a_key_that_repeats_in_a_batch_is_seen_each_time() {
 }
 
 #[test]
-fn a_sweep_removes_no_row_of_these_policies() {
-    let store = store();
+fn a_budget_removes_no_row_of_these_policies() {
+    let store = Store::new(StoreConfig { budget: Some(Budget { unit: BudgetUnit::Rows, limit: 1 }), ..config() });
+    let store = store.unwrap();
     train_all(&store, 1..5);
     let rows = store.rows();
-    let sweep = Sweep { now: Moment(u64::MAX), floor: u16::MAX };
-    for group in (0..4).map(GroupId) {
-        assert_eq!(store.sweep(group, Slot(0), sweep, 0, u32::MAX).unwrap(), Swept::default());
-    }
+    assert_eq!(store.keep_budget(Slot(0), Moment(u64::MAX)).unwrap(), Kept::default());
     assert_eq!(store.rows(), rows);
-    assert!(matches!(store.sweep(GroupId(4), Slot(0), sweep, 0, 1), Err(StoreError::UnknownGroup { .. })));
-    assert!(matches!(store.sweep(ALL, Slot(SLOTS), sweep, 0, 1), Err(StoreError::UnknownSlot { .. })));
+    assert!(matches!(store.keep_budget(Slot(SLOTS), Moment(1)), Err(StoreError::UnknownSlot { .. })));
 }
 
 // ---- a naive reference -------------------------------------------------------------------------

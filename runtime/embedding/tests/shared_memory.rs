@@ -30,12 +30,13 @@ fn config() -> StoreConfig {
         life: LifePolicy::KeepAll,
         initializer: Initializer::Uniform { low: -0.1, high: 0.1 },
         zero_columns: 0,
+        share: None,
     };
     let sgd = SparseOptimizer::Sgd { learning_rate: 0.1 };
     let half = RowSpec { dim: 5, value_type: ValueType::F16, optimizer: sgd, ..keeping };
     let life = LifePolicy::AdmitAfter(AdmitAfter { count: 3, counters: 8_000 });
     let admitting = RowSpec { dim: 6, life, ..keeping };
-    StoreConfig { slots: 16, seed: 7, groups: vec![keeping, half, admitting] }
+    StoreConfig { slots: 16, seed: 7, groups: vec![keeping, half, admitting], budget: None }
 }
 
 const GROUPS: usize = 3;

@@ -36,6 +36,7 @@ fn spec(dim: usize, value_type: ValueType, optimizer: SparseOptimizer) -> RowSpe
         life: LifePolicy::KeepAll,
         initializer: Initializer::Normal { standard_deviation: 0.1 },
         zero_columns: 1,
+        share: None,
     }
 }
 
@@ -47,7 +48,7 @@ fn all_specs() -> Vec<RowSpec> {
 }
 
 fn store_with(slots: u32, groups: Vec<RowSpec>) -> Store {
-    Store::new(StoreConfig { slots, seed: SEED, groups }).unwrap()
+    Store::new(StoreConfig { slots, seed: SEED, groups, budget: None }).unwrap()
 }
 
 /// Key number `i` of a well-mixed sequence.
@@ -497,7 +498,8 @@ fn initial_values_depend_on_seed_and_key_alone() {
         assert_eq!(read(&first, GROUP, key(i)), read(&second, GroupId(1), key(i)));
     }
     let other_seed =
-        Store::new(StoreConfig { slots: 1, seed: SEED + 1, groups: vec![spec(8, ValueType::F32, SGD)] }).unwrap();
+        Store::new(StoreConfig { slots: 1, seed: SEED + 1, groups: vec![spec(8, ValueType::F32, SGD)], budget: None })
+            .unwrap();
     assert_ne!(read(&first, GROUP, key(0)), read(&other_seed, GROUP, key(0)));
 }
 
@@ -572,6 +574,7 @@ fn threads_that_commute_give_the_digest_of_one_thread() {
         life: LifePolicy::KeepAll,
         initializer: Initializer::Constant(0.0),
         zero_columns: 0,
+        share: None,
     };
     let work = |store: &Store, worker: u64| {
         for round in 0..60 {
@@ -684,7 +687,7 @@ fn requests_that_do_not_fit_are_refused_and_change_nothing() {
     assert!(store.digests(0..SLOTS + 1).is_err());
     assert_eq!(digests(&store), before);
     let groups = vec![];
-    let refused = Store::new(StoreConfig { slots: 1, seed: 0, groups });
+    let refused = Store::new(StoreConfig { slots: 1, seed: 0, groups, budget: None });
     assert!(matches!(refused, Err(StoreError::Spec(_))));
 }
 
@@ -736,7 +739,7 @@ fn rows_move_to_other_groups_of_another_store() {
     // The third group is left out, and the second group of the target is new.
     let other_start = RowSpec { initializer: Initializer::Constant(0.5), ..specs[0] };
     let own = vec![specs[1], spec(7, ValueType::F32, SGD), other_start];
-    let target = Store::new(StoreConfig { slots: SLOTS, seed: SEED + 1, groups: own }).unwrap();
+    let target = Store::new(StoreConfig { slots: SLOTS, seed: SEED + 1, groups: own, budget: None }).unwrap();
     let groups = [Some(GroupId(2)), Some(GroupId(0)), None];
     for slot in (0..SLOTS).map(Slot) {
         let snapshot = source.snapshot_slot(slot).unwrap();

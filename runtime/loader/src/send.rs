@@ -108,10 +108,10 @@ impl Loader {
         own: Range<usize>,
     ) -> Result<(), RoleError> {
         let rows = rows.slice(own);
-        let samples = rows.samples as u32;
+        let (samples, moment) = (rows.samples as u32, rows.latest());
         let tensors = blocking("removal of duplicate ids", move || tensors_of(rows)).await??;
         let (batch, global_samples) = (Some(key.write()), global_samples as u32);
-        let put = v1::PutBatch { batch, samples, global_samples, loader: self.index };
+        let put = v1::PutBatch { batch, samples, global_samples, loader: self.index, moment };
         // If the job no longer has this embedding worker, the piece is a repeat and already
         // trained: skip it. A present worker accepts the piece once training is near enough.
         self.peers.embedding_workers.call_if_present(embedding_worker, put, tensors, WHOLE_JOB).await.map(drop)

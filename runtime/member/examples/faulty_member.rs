@@ -1,9 +1,10 @@
 //! A faulty member: it has the job's certificate and sends the job's only parameter server bad
-//! gradients until it is ended. The gradients belong to rows that do not exist, or are not finite.
-//! Used by trials of the alerts on such gradients. The mode of the job must be `async`.
+//! gradients until it is ended. The gradients belong to rows that do not exist, are not finite, or
+//! are of more ids than a budget has rows for. Used by trials of the alerts on such gradients. The
+//! mode of the job must be `async`, and its eviction `lru`, if it has a budget.
 //!
 //!     cargo run --release -p rectrain-member --example faulty_member -- tcp://HOST:7000
-//!     CERTIFICATES missing|not-finite
+//!     CERTIFICATES missing|not-finite|crowds
 
 use std::path::Path;
 use std::time::Duration;
@@ -25,13 +26,17 @@ const RANK: u32 = 1 << 20;
 /// The first row of the batches; the data has no such row.
 const FIRST_ROW: u64 = 1 << 40;
 
+/// The event time of the first push, in seconds since 1970.
+const EVENT_TIME: u64 = 1_700_000_000;
+
 type Failure = Box<dyn std::error::Error>;
 
 fn main() -> Result<(), Failure> {
     let [server, certificates, fault] = std::env::args().skip(1).collect::<Vec<_>>().try_into().map_err(|_| USAGE)?;
-    let is_missing = match fault.as_str() {
-        "missing" => true,
-        "not-finite" => false,
+    let (is_missing, gradient) = match fault.as_str() {
+        "missing" => (true, 1.0),
+        "not-finite" => (false, f32::NAN),
+        "crowds" => (false, 1.0),
         _ => return Err(USAGE.into()),
     };
     let config = TcpConfig { credentials: Some(Credentials::read(Path::new(&certificates))?), ..TcpConfig::default() };
@@ -46,7 +51,6 @@ fn main() -> Result<(), Failure> {
             if !is_missing {
                 look_up(&server, &keys, widths.len()).await?;
             }
-            let gradient = if is_missing { 1.0 } else { f32::NAN };
             push(&server, number, &keys, &widths, gradient).await?;
             tokio::time::sleep(PAUSE).await;
         }
@@ -54,7 +58,7 @@ fn main() -> Result<(), Failure> {
     })
 }
 
-const USAGE: &str = "expected: tcp://HOST:PORT CERTIFICATES missing|not-finite";
+const USAGE: &str = "expected: tcp://HOST:PORT CERTIFICATES missing|not-finite|crowds";
 
 /// The width of a row of each group.
 async fn widths(server: &Channel) -> Result<Vec<usize>, Failure> {
@@ -77,7 +81,7 @@ async fn look_up(server: &Channel, keys: &[u64], groups: usize) -> Result<Vec<Te
 async fn push(server: &Channel, number: u64, keys: &[u64], widths: &[usize], gradient: f32) -> Result<(), Failure> {
     let push =
         v1::TokenPush { rank: RANK, first_row: FIRST_ROW + number, rows: 1, pulled_at: vec![0], ..Default::default() };
-    let request = v1::Update { push: Some(push), ..v1::Update::default() };
+    let request = v1::Update { push: Some(push), moment: EVENT_TIME + number, ..v1::Update::default() };
     let of_group = |width: &usize| [Tensor::from(keys.to_vec()), Tensor::from(vec![gradient; keys.len() * width])];
     call(server, "update", &request, widths.iter().flat_map(of_group).collect()).await.map(drop)
 }

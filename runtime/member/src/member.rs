@@ -121,7 +121,7 @@ impl Member {
     async fn participate(&self, coordinator: &CoordinatorChannel) -> Result<(), RoleError> {
         let rows = self.rows(coordinator).await?;
         let (place, attempt) = rows.as_ref().and_then(Rows::place).unwrap_or_default();
-        let incarnation = self.incarnation(coordinator).await?;
+        let incarnation = self.incarnation(rows.as_ref(), coordinator).await?;
         let bind = self.bind_address(place)?.of_process(incarnation);
         let (work, service) = self.service(rows)?;
         if let (Work::Ps(server), true) = (&work, attempt != 0) {
@@ -152,12 +152,15 @@ impl Member {
     /// The incarnation ID that peers send in their greeting. With it, they never reach an earlier
     /// or later process at the same address. Such a process has other batches and parameters. A
     /// restarted parameter server has the state of its predecessor, so its ID is the attempt of the
-    /// job.
-    async fn incarnation(&self, coordinator: &CoordinatorChannel) -> Result<u64, RoleError> {
-        Ok(match self.role {
-            Role::Ps => coordinator.call(v1::AttemptRequest {}, Vec::new(), WHOLE_JOB).await?.0.attempt,
-            Role::Coordinator | Role::EmbeddingWorker | Role::DenseWorker | Role::Loader => coordinator.caller_id(),
-        })
+    /// job. The rows of a parameter server then also keep the present memory budget of the job.
+    async fn incarnation(&self, rows: Option<&Rows>, coordinator: &CoordinatorChannel) -> Result<u64, RoleError> {
+        let Some(rows) = rows else { return Ok(coordinator.caller_id()) };
+        let (v1::Attempt { attempt, budget }, _) =
+            coordinator.call(v1::AttemptRequest {}, Vec::new(), WHOLE_JOB).await?;
+        if let Some(budget) = budget {
+            rows.set_budget(budget)?;
+        }
+        Ok(attempt)
     }
 
     /// The rows of a parameter server; `None` for other roles.

@@ -1,5 +1,6 @@
-//! Jobs that begin with another job's model. In `sync` they continue to the bit, with any numbers of
-//! members. In every mode they train every row once. All attempts begin with the same checkpoint.
+//! Jobs that begin with another job's model. In `sync` they continue to the bit, with any numbers
+//! of members. In every mode they train every row once. All attempts begin with the same
+//! checkpoint.
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 

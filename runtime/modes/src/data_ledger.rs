@@ -79,6 +79,18 @@ pub struct FirstPass {
     pub rows: u64,
 }
 
+impl FirstPass {
+    /// The global batches of a run of `epochs` epochs. `epoch_batches` is the number in an epoch
+    /// over the present files. `None` if the run needs that number, and it is not known.
+    #[must_use]
+    pub fn batches_of_run(&self, epochs: u32, epoch_batches: Option<u64>) -> Option<u64> {
+        match u64::from(epochs.saturating_sub(self.epoch)) {
+            0 => Some(self.batch),
+            passes => Some(epoch_batches?.saturating_mul(passes).saturating_add(self.batch)),
+        }
+    }
+}
+
 /// The answer to a loader that requests data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lease {
@@ -287,8 +299,7 @@ impl<C: Chunks> DataLedger<C> {
             TrainingLength::Steps(steps) => Some(GlobalStep(self.end_of_stream().map_or(steps, |end| end.min(steps)))),
             TrainingLength::Epochs(_) if !self.chunks.repeats() => self.end_of_stream().map(GlobalStep),
             TrainingLength::Epochs(epochs) => {
-                let passes = u64::from(epochs.saturating_sub(self.first_pass.epoch));
-                Some(GlobalStep(self.first_pass.batch + self.pass_batches()? * passes))
+                self.first_pass.batches_of_run(epochs, self.pass_batches()).map(GlobalStep)
             }
         }
     }
@@ -465,6 +476,19 @@ mod tests {
         for (batch, epoch, epoch_rows) in [(9, 1, Some(6)), (2, 1, Some(6)), (4, 0, Some(6)), (3, 1, None)] {
             let position = DataPosition { batch, epoch, epoch_rows };
             assert_eq!(DataLedger::resume(plan, position).unwrap_err(), LedgerError::NoSuchBatch(position));
+        }
+    }
+
+    /// A run that waits for the end of an epoch that no loader reads never ends.
+    #[test]
+    fn a_run_of_fewer_epochs_than_earlier_files_had_ends_at_once() {
+        let first_pass = FirstPass { epoch: 2, batch: 6, rows: 11 };
+        let position = DataPosition { batch: 7, epoch: 2, epoch_rows: None };
+        for (epochs, total) in [(1, Some(GlobalStep(6))), (2, Some(GlobalStep(6))), (3, None)] {
+            let plan = plan(2, 2, TrainingLength::Epochs(epochs));
+            let mut ledger = DataLedger::resume_after(plan, position, first_pass).unwrap();
+            assert_eq!(ledger.total_steps(), total, "{epochs}");
+            assert_eq!(ledger.lease() == Lease::Finished, total.is_some(), "{epochs}");
         }
     }
 

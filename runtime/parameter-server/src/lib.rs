@@ -16,6 +16,7 @@ mod look_up_replies;
 mod partition;
 mod shared;
 mod slots;
+mod table_life;
 #[cfg(all(test, target_os = "linux"))]
 #[allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 mod tests;
@@ -26,7 +27,7 @@ use std::time::Instant;
 
 use futures::{StreamExt, TryStreamExt};
 use parking_lot::Mutex;
-use rectrain_embedding::{FeatureKey, GroupId, LookupCounts, Missing, Slot};
+use rectrain_embedding::{Examples, FeatureKey, GroupId, LookupCounts, Missing, Slot};
 use rectrain_kinds::Compression;
 use rectrain_modes::barrier::SparseGradients;
 use rectrain_modes::migration::NotServed;
@@ -36,6 +37,7 @@ use rectrain_proto::v1;
 use rectrain_protocol::blocking::blocking;
 use rectrain_protocol::compression::TensorCodec;
 use rectrain_protocol::error::RoleError;
+use rectrain_protocol::examples;
 use rectrain_protocol::message::{self, Request};
 use rectrain_protocol::metrics::PsMetrics;
 use rectrain_protocol::plan::JobPlan;
@@ -53,6 +55,7 @@ use self::kept::{Left, Standing};
 use self::look_up_replies::LookUpReplies;
 use self::shared::{Shared, TrackedStore, as_keys};
 use self::slots::Slots;
+use self::table_life::{TableLife, set_budget};
 
 /// The number of slots that are digested at once. Each digest copies the rows of its slot.
 const DIGESTS: usize = 4;
@@ -73,6 +76,8 @@ pub struct ParameterServer {
     began: Mutex<Option<(TrainingMode, Boundary)>>,
     saving: Saving,
     compression: Compression,
+    /// By row group: whether gradients carry the examples of each key.
+    counted: Vec<bool>,
     journal_copy: JournalCopy,
 }
 
@@ -102,9 +107,11 @@ impl ParameterServer {
             readiness: Readiness::default(),
             began: Mutex::new(None),
             compression: plan.compression,
+            counted: plan.counts_examples(),
             journal_copy: JournalCopy::default(),
             shared: Arc::new(Shared {
                 plan: Arc::clone(plan),
+                life: TableLife::new(plan, &store),
                 store,
                 slots,
                 partition: parking_lot::RwLock::default(),
@@ -242,8 +249,8 @@ impl ParameterServer {
     }
 
     async fn update(&self, request: v1::Update, tensors: Vec<Tensor>) -> Result<Frame, RoleError> {
-        let contribution = self.gradients_of(tensors)?;
-        self.shared.slots.admit_update(request.map_epoch, contribution.iter().map(|group| &*group.keys))?;
+        let contribution = self.gradients_of(tensors, request.moment)?;
+        self.shared.slots.admit_update(request.map_epoch, contribution.groups.iter().map(|group| &*group.keys))?;
         let v1::Update { step, piece, push, .. } = request;
         let half = self.half_or_refuse("update")?;
         let reply = half.update(&self.shared, RowGradients { step, piece, push, contribution }).await?;
@@ -340,7 +347,8 @@ impl ParameterServer {
         let digests: Vec<_> = futures::stream::iter(digests).buffered(DIGESTS).try_collect().await?;
         let slots = digests.len();
         let applied = Some(self.shared.read_partition().applied());
-        let reply = v1::StoreDigests { rows: self.shared.store.rows(), bytes: self.shared.bytes(), applied };
+        let table = Some(TableLife::since_taken(&self.shared.store));
+        let reply = v1::StoreDigests { rows: self.shared.store.rows(), bytes: self.shared.bytes(), applied, table };
         let digests: Vec<u8> = digests.into_iter().flatten().collect();
         let tensor = Tensor::new(&[slots, 32], digests)?;
         Ok(message::reply::<v1::StoreDigestRequest>(&reply, vec![tensor]))
@@ -354,10 +362,10 @@ impl ParameterServer {
         tensors.into_iter().map(|tensor| Ok(as_keys(tensor.expect_u64("keys")?))).collect()
     }
 
-    fn gradients_of(&self, tensors: Vec<Tensor>) -> Result<Contribution, RoleError> {
+    fn gradients_of(&self, tensors: Vec<Tensor>, moment: u64) -> Result<Contribution, RoleError> {
         let mut tensors = tensors.into_iter();
-        let mut contribution = Vec::with_capacity(self.shared.group_dims().len());
-        for dim in self.shared.group_dims() {
+        let mut contribution = Contribution { moment, ..Contribution::default() };
+        for (dim, counted) in self.shared.group_dims().iter().zip(&self.counted) {
             let keys = message::next("update", &mut tensors)?.expect_u64("keys")?;
             let values = self.compression.decode("update", &mut tensors, *dim)?;
             if values.len() != keys.len() * dim || !keys.is_sorted_by(|a, b| a < b) {
@@ -368,7 +376,11 @@ impl ParameterServer {
                 );
                 return Err(RoleError::Inconsistent { message: "update", reason });
             }
-            contribution.push(SparseGradients { keys, values });
+            contribution.examples.push(match counted {
+                true => read_examples(&mut tensors, keys.len())?,
+                false => Vec::new(),
+            });
+            contribution.groups.push(SparseGradients { keys, values });
         }
         Ok(contribution)
     }
@@ -436,6 +448,12 @@ impl Service for ParameterServer {
                     message::read::<v1::WorkRequest>(frame)?;
                     Ok(message::reply::<v1::WorkRequest>(&v1::Work { done: self.shared.store.work_done() }, Vec::new()))
                 }
+                v1::SetBudget::KIND => {
+                    let (request, _) = message::read::<v1::SetBudget>(frame)?;
+                    set_budget(&self.shared.store, request.budget.unwrap_or_default())?;
+                    self.shared.count_store();
+                    Ok(message::done::<v1::SetBudget>())
+                }
                 v1::PutJournal::KIND => {
                     let (request, tensors) = message::read::<v1::PutJournal>(frame)?;
                     self.put_journal(request, tensors)
@@ -481,6 +499,7 @@ impl ParameterServer {
                         kept.move_to(&self.shared.slots.map());
                     }
                     adopted.applied = Some(self.shared.write_partition().take_applied());
+                    adopted.table = Some(TableLife::take(&self.shared.store));
                     self.keep_partition();
                 }
                 self.shared.count_store();
@@ -494,6 +513,12 @@ impl ParameterServer {
             kind => Err(message::refuse_kind("parameter server", kind)),
         }
     }
+}
+
+/// Reads the examples of a group's keys.
+fn read_examples(tensors: &mut impl Iterator<Item = Tensor>, keys: usize) -> Result<Vec<Examples>, RoleError> {
+    let bytes = message::next("update", tensors)?.expect_u8("examples")?;
+    examples::decode("update", &bytes, keys)
 }
 
 /// The rows of a look-up.

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
-use rectrain_embedding::{FeatureKey, GroupId, LookupCounts, Missing, Store, UpdateCounts, UpdateLog};
+use rectrain_embedding::{
+    Examples, FeatureKey, GroupId, LookupCounts, Missing, Moment, Store, UpdateCounts, UpdateLog,
+};
 use rectrain_modes::GlobalStep;
 use rectrain_protocol::error::RoleError;
 use rectrain_protocol::metrics::PsMetrics;
@@ -14,6 +16,7 @@ use rectrain_protocol::plan::JobPlan;
 use crate::kept::Kept;
 use crate::partition::Partition;
 use crate::slots::Slots;
+use crate::table_life::{TableLife, Touched};
 
 /// See the module documentation.
 pub(crate) struct Shared {
@@ -25,6 +28,7 @@ pub(crate) struct Shared {
     pub(crate) dense_since: AtomicU64,
     /// `None` if the rows end with the process.
     pub(crate) kept: Option<Arc<Kept>>,
+    pub(crate) life: TableLife,
     pub(crate) metrics: PsMetrics,
 }
 
@@ -35,7 +39,8 @@ impl Shared {
     }
 
     pub(crate) fn tracked_store(&self) -> TrackedStore<'_> {
-        TrackedStore { store: &self.store, slots: &self.slots }
+        let removes_rows = self.plan.removes_rows();
+        TrackedStore { store: &self.store, slots: &self.slots, metrics: &self.metrics, removes_rows }
     }
 
     pub(crate) fn read_partition(&self) -> RwLockReadGuard<'_, Partition> {
@@ -75,13 +80,31 @@ impl Shared {
     pub(crate) fn count_store(&self) {
         self.metrics.rows_held.set(self.store.rows() as i64);
         self.metrics.bytes.set(self.bytes() as i64);
+        self.life.report(&self.store, &self.metrics);
     }
+}
+
+/// The gradients of a row group, summed over the pieces of a step.
+pub(crate) struct GroupUpdate<'g> {
+    pub(crate) group: GroupId,
+    /// In ascending order, without duplicates.
+    pub(crate) keys: &'g [FeatureKey],
+    /// `[keys, row dim]`.
+    pub(crate) gradients: &'g [f32],
+    /// Of each key. Empty if the group's policy needs none.
+    pub(crate) examples: &'g [Examples],
+    pub(crate) step: GlobalStep,
+    /// The latest event time of the step.
+    pub(crate) now: Moment,
 }
 
 /// The store, with a record of the rows that change while their slot moves.
 pub(crate) struct TrackedStore<'s> {
     store: &'s Store,
     slots: &'s Slots,
+    metrics: &'s PsMetrics,
+    /// Whether rows expire or are evicted.
+    removes_rows: bool,
 }
 
 impl TrackedStore<'_> {
@@ -109,18 +132,37 @@ impl TrackedStore<'_> {
     /// process continues after the last updated row.
     pub(crate) fn update(
         &self,
-        group: GroupId,
-        keys: &[FeatureKey],
-        gradients: &[f32],
-        step: GlobalStep,
+        update: &GroupUpdate<'_>,
         log: Option<&mut UpdateLog>,
     ) -> Result<UpdateCounts, RoleError> {
+        let GroupUpdate { group, keys, gradients, examples, step, now } = *update;
+        let seen = rectrain_embedding::Seen { now, examples };
         let counts = match log {
-            Some(log) => self.store.update_logged(group, keys, gradients, step.0 + 1, log)?,
-            None => self.store.update(group, keys, gradients, step.0 + 1)?,
+            Some(log) => self.store.update_seen_logged(group, keys, gradients, step.0 + 1, seen, log)?,
+            None => self.store.update_seen(group, keys, gradients, step.0 + 1, seen)?,
         };
         self.slots.changed(group, keys);
         Ok(counts)
+    }
+
+    /// The number of slots of the job.
+    pub(crate) fn slot_count(&self) -> u32 {
+        self.store.config().slots
+    }
+
+    /// Removes the expired rows, and those beyond the budget, from the slots of `keys`, which a
+    /// step has updated. This is a part of applying the step: a replacement of this process repeats
+    /// it, and it then removes the rest.
+    ///
+    /// One slot is locked at a time. Requests for the others are served meanwhile.
+    pub(crate) fn keep_budget(&self, touched: &Touched, now: Moment) -> Result<(), RoleError> {
+        if !self.removes_rows {
+            return Ok(());
+        }
+        for slot in touched.slots() {
+            TableLife::note(&self.slots.keep_budget(slot, now)?, now, self.metrics);
+        }
+        Ok(())
     }
 }
 

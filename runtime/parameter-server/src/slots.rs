@@ -2,13 +2,13 @@
 //! their moves between servers during training. The coordinator decides which slots move. The
 //! servers send the rows to each other directly.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::{Mutex, MutexGuard};
 use rectrain_checkpoint::SlotSet;
-use rectrain_embedding::{FeatureKey, GroupId, Slot, SlotSnapshot, Store, slot_of};
+use rectrain_embedding::{FeatureKey, GroupId, Kept as KeptRows, Moment, Slot, SlotSnapshot, Store, slot_of};
 use rectrain_modes::migration::{Changes, Epoch, HolderError, MigrationId, Receipt, SlotHolder, SlotMap};
 use rectrain_proto::v1;
 use rectrain_wire::{Channel, Tensor, Transport};
@@ -40,6 +40,8 @@ pub(super) struct Slots {
     map: Mutex<Arc<SlotMap>>,
     /// Whether changes of rows must be recorded. Read on every update.
     moving: AtomicBool,
+    /// Held while rows of a slot are removed, and while a copy of a slot begins.
+    removing: Mutex<()>,
     /// Keys looked up since the map changed, by slot.
     look_ups: Box<[AtomicU64]>,
     /// The channels to servers that slots move to.
@@ -66,6 +68,7 @@ impl Slots {
             look_ups: (0..map.slots()).map(|_| AtomicU64::new(0)).collect(),
             map: Mutex::new(Arc::new(map)),
             moving: AtomicBool::new(false),
+            removing: Mutex::default(),
             targets: Mutex::default(),
             transport,
             package_bytes: PACKAGE_BYTES,
@@ -132,6 +135,32 @@ impl Slots {
         }
     }
 
+    /// Removes the expired rows of a slot, and those beyond its budget, as the store decides at
+    /// `now`. The removed rows of a moving slot are noted as changes. Call it when an update has
+    /// changed the slot.
+    pub(super) fn keep_budget(&self, slot: Slot, now: Moment) -> Result<KeptRows, RoleError> {
+        // The copy of the slot begins before this call or after it. So it has the removed rows, or
+        // their names are noted.
+        let _removing = self.removing.lock();
+        if !self.lock().is_leaving(slot) {
+            return Ok(self.store.keep_budget(slot, now)?);
+        }
+        let before = self.names(slot)?;
+        let kept = self.store.keep_budget(slot, now)?;
+        if kept.expired + kept.evicted > 0 {
+            let after: BTreeSet<RowName> = self.names(slot)?.into_iter().collect();
+            self.lock().changed(slot, before.into_iter().filter(|name| !after.contains(name)));
+        }
+        Ok(kept)
+    }
+
+    /// The names of the rows of a slot.
+    fn names(&self, slot: Slot) -> Result<Vec<RowName>, RoleError> {
+        let mut names = Vec::new();
+        self.store.for_each_row(slot, |group, key, _, _| names.push((group, key)))?;
+        Ok(names)
+    }
+
     /// The cost of each slot: the keys looked up since the map changed, and the bytes.
     pub(super) async fn measure(&self) -> Result<Vec<Tensor>, RoleError> {
         let (own, store, slots) = (self.own(), Arc::clone(&self.store), self.look_ups.len());
@@ -153,14 +182,20 @@ impl Slots {
         let to =
             u16::try_from(to).map_err(|_| inconsistent("copy_slot", format!("there is no parameter server {to}")))?;
         self.lock_targets().insert(to, connect(&*self.transport, &address)?);
-        self.lock().begin_copy(migration, slot, to).map_err(|error| refused("copy_slot", error))?;
-        // Set this before the copy. An update that locks the slot after the copy then sees the
-        // flag.
-        self.moving.store(true, Ordering::Release);
+        self.begin_copy(migration, slot, to)?;
         let (store, most) = (Arc::clone(&self.store), self.package_bytes);
         let parts = blocking("copying of a slot", move || store.snapshot_slot_in_parts(slot, most)).await??;
         self.lock().cut(migration, slot, parts.len() as u64);
         self.send(to, migration, (0..).zip(parts).collect()).await
+    }
+
+    fn begin_copy(&self, migration: MigrationId, slot: Slot, to: u16) -> Result<(), RoleError> {
+        let _removing = self.removing.lock();
+        self.lock().begin_copy(migration, slot, to).map_err(|error| refused("copy_slot", error))?;
+        // Set this before the copy. An update that locks the slot after the copy then sees the
+        // flag.
+        self.moving.store(true, Ordering::Release);
+        Ok(())
     }
 
     /// Stops serving these slots and sends their last changes.
@@ -215,7 +250,8 @@ impl Slots {
             let abandoned =
                 holder.adopt(&map, MigrationId(request.ended)).map_err(|error| refused("adopt_map", error))?;
             self.moving.store(holder.is_source(), Ordering::Release);
-            let adopted = v1::AdoptedMap { epoch: holder.epoch().0, ended: holder.ended().0, applied: None };
+            let adopted =
+                v1::AdoptedMap { epoch: holder.epoch().0, ended: holder.ended().0, ..v1::AdoptedMap::default() };
             (adopted, abandoned, holder.epoch() != before)
         };
         if is_new {
@@ -371,8 +407,9 @@ mod tests {
             life: rectrain_embedding::LifePolicy::KeepAll,
             initializer,
             zero_columns: 1,
+            share: None,
         };
-        let config = StoreConfig { slots: 2, seed: 3, groups: vec![group(4), group(2)] };
+        let config = StoreConfig { slots: 2, seed: 3, groups: vec![group(4), group(2)], budget: None };
         let store = Arc::new(Store::new(config).unwrap());
         let metrics = PsMetrics::of(&RoleMetrics::new(Registry::new()).unwrap(), index);
         let slots = Slots::new(index, SlotMap::even(2, 1), &store, transport(), metrics);

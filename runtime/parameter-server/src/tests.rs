@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use prometheus::Registry;
-use rectrain_embedding::FeatureKey;
+use rectrain_embedding::{Examples, FeatureKey};
 use rectrain_proto::v1;
 use rectrain_wire::{Address, Frame, InProcess, InProcessConfig, Peer, Service, Tensor, Transport, WireCounters};
 use sha2::{Digest, Sha256};
@@ -15,6 +15,7 @@ use sha2::{Digest, Sha256};
 use super::{ParameterServer, Rows};
 use rectrain_protocol::blocking::{await_task, blocking};
 use rectrain_protocol::deadline::CALL_DEADLINE;
+use rectrain_protocol::examples;
 use rectrain_protocol::message::{self, Request};
 use rectrain_protocol::metrics::{PsMetrics, RoleMetrics};
 use rectrain_protocol::plan::{JobPlan, small_plan};
@@ -24,12 +25,13 @@ const PARAMETERS: usize = 40;
 const BATCHES: u64 = 70;
 const ROWS: u32 = 8;
 
-fn plan(mode: &str) -> Arc<JobPlan> {
-    Arc::new(small_plan(&[
-        &format!("spec.training.mode={mode}"),
-        "spec.training.localBatchSize=8",
-        "spec.roles.denseWorker.replicas=3",
-    ]))
+/// One row in each slot, with scores.
+const BUDGET: &[&str] = &["spec.features.memory.maxRows=1024"];
+
+fn plan(mode: &str, changes: &[&str]) -> Arc<JobPlan> {
+    let mode = format!("spec.training.mode={mode}");
+    let usual = [&*mode, "spec.training.localBatchSize=8", "spec.roles.denseWorker.replicas=3"];
+    Arc::new(small_plan(&[&usual[..], changes].concat()))
 }
 
 /// A server under test, and the steps that its callers know from its replies.
@@ -50,7 +52,11 @@ impl Tried {
     }
 
     async fn begin(mode: &str, directory: &Path) -> Self {
-        let plan = plan(mode);
+        Self::begin_with(mode, &[], directory).await
+    }
+
+    async fn begin_with(mode: &str, changes: &[&str], directory: &Path) -> Self {
+        let plan = plan(mode, changes);
         let server = Self::open(&plan, directory, None);
         server.serves_at("local://ps-0");
         let optimizer = plan.dense_optimizer;
@@ -91,27 +97,40 @@ impl Tried {
 
     /// In a mode with a barrier: pushes the gradients of a piece of `step`.
     async fn push_piece(&self, step: u64, piece: u32, keys: &[u64]) {
-        let gradients = |dim: usize| numbers(step + u64::from(piece), keys.len() * dim);
-        let of_group = |dim: &usize| [Tensor::from(keys.to_vec()), Tensor::from(gradients(*dim))];
-        let tensors = self.server.shared.group_dims().iter().flat_map(of_group).collect();
+        let tensors = self.gradients(keys, |_| step + u64::from(piece));
         let map_epoch = self.server.shared.slots.map().epoch().0;
-        let update = v1::Update { step, piece, map_epoch, ..v1::Update::default() };
+        let update = v1::Update { step, piece, map_epoch, moment: 86_400 * (step + 1), ..v1::Update::default() };
         self.server.update(update, tensors).await.unwrap();
     }
 
     async fn push_rows(&mut self, push: &v1::TokenPush, keys: &[u64]) -> i32 {
         let push = v1::TokenPush { pulled_at: vec![self.row_step.min(push.pulled_at[0])], ..push.clone() };
-        let mut tensors = Vec::new();
-        for dim in self.server.shared.group_dims() {
-            tensors.push(Tensor::from(keys.to_vec()));
-            tensors.push(Tensor::from(numbers(push.first_row + *dim as u64, keys.len() * dim)));
-        }
+        let tensors = self.gradients(keys, |dim| push.first_row + dim as u64);
         let map_epoch = self.server.shared.slots.map().epoch().0;
-        let update = v1::Update { push: Some(push), map_epoch, ..v1::Update::default() };
+        let moment = 86_400 * (push.token + 1);
+        let update = v1::Update { push: Some(push), map_epoch, moment, ..v1::Update::default() };
         let reply = self.server.update(update, tensors).await.unwrap();
         let reply: v1::UpdateReply = prost::Message::decode(reply.meta).unwrap();
         self.row_step = reply.step;
         reply.outcome
+    }
+
+    /// The tensors of an update of these keys in every group, with gradients from these seeds. Each
+    /// key has one example. It is positive for every third key.
+    fn gradients(&self, keys: &[u64], seed: impl Fn(usize) -> u64) -> Vec<Tensor> {
+        let mut tensors = Vec::new();
+        for (dim, counted) in self.plan.layout.group_dims.iter().zip(self.plan.counts_examples()) {
+            tensors.push(Tensor::from(keys.to_vec()));
+            tensors.push(Tensor::from(numbers(seed(*dim), keys.len() * dim)));
+            if counted {
+                let example = |key: &u64| match (key >> 52).is_multiple_of(3) {
+                    true => Examples { positive: 1, negative: 0 },
+                    false => Examples { positive: 0, negative: 1 },
+                };
+                tensors.push(Tensor::from(examples::encode(&keys.iter().map(example).collect::<Vec<_>>())));
+            }
+        }
+        tensors
     }
 
     async fn push_dense(&mut self, push: &v1::TokenPush) -> i32 {
@@ -224,6 +243,41 @@ async fn a_server_killed_between_calls_ends_like_one_that_lives() {
     }
 }
 
+/// Rows are evicted as a part of each step.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_within_a_budget_ends_alike_when_it_is_killed() {
+    for mode in ["sync", "gba"] {
+        let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+        let mut lives = Tried::begin_with(mode, BUDGET, folders[0].path()).await;
+        let mut dies = Tried::begin_with(mode, BUDGET, folders[1].path()).await;
+        for number in 0..BATCHES {
+            let (push, keys) = batch(number);
+            let (step, piece) = (number / 3, (number % 3) as u32);
+            for server in [&mut lives, &mut dies] {
+                if mode == "gba" {
+                    server.look_up(&keys).await;
+                    server.push_rows(&push, &keys).await;
+                } else {
+                    server.look_up_for(step, &keys).await;
+                    server.push_piece(step, piece, &keys).await;
+                }
+            }
+            if number % 4 == 0 {
+                dies.is_killed(folders[1].path());
+            }
+        }
+        assert_eq!(lives.standing().await, dies.standing().await, "{mode}");
+        let counts = |server: &Tried| super::table_life::TableLife::since_taken(&server.server.shared.store);
+        assert_eq!(counts(&lives), counts(&dies), "{mode}: counts outlive the process");
+        let store = &lives.server.shared.store;
+        assert!(
+            super::table_life::totals(&store.life_counts()).evicted > 0 && store.rows() <= 1024,
+            "{mode}: {} rows",
+            store.rows()
+        );
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn parameters_and_counts_survive_a_switch_to_a_barrier_and_back() {
     let folder = tempfile::tempdir().unwrap();
@@ -307,7 +361,7 @@ async fn in_sync_no_reply_has_rows_that_its_step_has_changed() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_truncated_file_prevents_recovery() {
     let folder = tempfile::tempdir().unwrap();
-    let (directory, plan) = (folder.path(), plan("gba"));
+    let (directory, plan) = (folder.path(), plan("gba", &[]));
     let begin = async || {
         let mut server = Tried::begin("gba", directory).await;
         for number in 0..4 {

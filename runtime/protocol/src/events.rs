@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
 use rectrain_kinds::Role;
+use rectrain_proto::v1;
 
 use crate::failure::{Divergence, JobFailure};
 
@@ -314,6 +315,9 @@ pub struct Summary {
     pub rows: u64,
     /// Bytes of the embedding store.
     pub store_bytes: u64,
+    /// The history of the tables' rows, if some table does not keep every row.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub table: Option<TableSummary>,
     /// Bad rows of data that were skipped.
     pub skipped_rows: u64,
     /// The training mode at the end.
@@ -353,6 +357,42 @@ pub struct Summary {
     /// Digest of all dense parameters and of all rows in key order. Two trained models are equal if
     /// and only if their digests are.
     pub parameters_sha256: String,
+}
+
+/// The history of rows in tables that do not keep every row. It lacks the counts of earlier
+/// attempts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TableSummary {
+    /// Rows at the end.
+    pub rows: u64,
+    /// Bytes of the store at the end.
+    pub bytes: u64,
+    /// Rows made for ids that an admission admitted.
+    pub admitted: u64,
+    /// Gradients dropped because their id was not admitted.
+    pub turned_away: u64,
+    /// Rows removed because they were not updated for `expireAfter`.
+    pub expired: u64,
+    /// Rows removed because the tables were beyond their budget.
+    pub evicted: u64,
+    /// Gradients dropped because their row had been removed.
+    pub gradients_dropped: u64,
+}
+
+impl TableSummary {
+    /// Adds the counts of a parameter server.
+    #[must_use]
+    pub fn plus(self, counts: v1::TableCounts) -> Self {
+        Self {
+            admitted: self.admitted + counts.admitted,
+            turned_away: self.turned_away + counts.turned_away,
+            expired: self.expired + counts.expired,
+            evicted: self.evicted + counts.evicted,
+            gradients_dropped: self.gradients_dropped + counts.gradients_dropped,
+            ..self
+        }
+    }
 }
 
 impl From<JobFailure> for JobEvent {

@@ -100,6 +100,7 @@ requests! {
     53 "files_found" FilesFound => Done;
     54 "put_journal" PutJournal => Done;
     55 "claim_journal" ClaimJournal => v1::JournalHead;
+    56 "set_budget" SetBudget => Done;
     60 "waiting" Waiting => Done;
     61 "stream_found" StreamFound => v1::StreamKnown;
 }

@@ -38,6 +38,34 @@ impl FeatureShares {
     }
 }
 
+/// Counters of one replica, one for each row group, with the label `table`.
+#[derive(Clone)]
+pub struct TableCounters {
+    family: IntCounterVec,
+    replica: String,
+}
+
+impl TableCounters {
+    /// Adds to the counter of a row group, which its tables name.
+    pub fn inc_by(&self, table: &str, count: u64) {
+        self.family.with_label_values(&[self.replica.as_str(), table]).inc_by(count);
+    }
+}
+
+/// Gauges of one replica, one for each row group, with the label `table`.
+#[derive(Clone)]
+pub struct TableGauges {
+    family: IntGaugeVec,
+    replica: String,
+}
+
+impl TableGauges {
+    /// Sets the gauge of a row group, which its tables name.
+    pub fn set(&self, table: &str, value: i64) {
+        self.family.with_label_values(&[self.replica.as_str(), table]).set(value);
+    }
+}
+
 macro_rules! metrics {
     ($($(#[$doc:meta])* $owner:ident { $($field:ident: $kind:ident = $name:expr, $help:literal;)* })*) => {
         $(
@@ -81,13 +109,19 @@ macro_rules! metrics {
     (@single gauge) => { IntGauge };
     (@single ratio) => { Gauge };
     (@single shares) => { FeatureShares };
+    (@single table_counter) => { TableCounters };
+    (@single table_gauge) => { TableGauges };
     (@family seconds) => { HistogramVec };
     (@family steps) => { HistogramVec };
     (@family counter) => { IntCounterVec };
     (@family gauge) => { IntGaugeVec };
     (@family ratio) => { GaugeVec };
     (@family shares) => { GaugeVec };
+    (@family table_counter) => { IntCounterVec };
+    (@family table_gauge) => { IntGaugeVec };
     (@of shares, $family:expr, $replica:expr) => { FeatureShares { family: $family.clone(), replica: $replica.clone() } };
+    (@of table_counter, $family:expr, $replica:expr) => { TableCounters { family: $family.clone(), replica: $replica.clone() } };
+    (@of table_gauge, $family:expr, $replica:expr) => { TableGauges { family: $family.clone(), replica: $replica.clone() } };
     (@of $kind:ident, $family:expr, $replica:expr) => { $family.with_label_values(&[$replica.as_str()]) };
     (@new seconds, $name:expr, $help:literal) => {
         HistogramVec::new(HistogramOpts::new($name, $help).buckets(SECONDS.to_vec()), &["replica"])
@@ -98,6 +132,10 @@ macro_rules! metrics {
     (@new counter, $name:expr, $help:literal) => { IntCounterVec::new(Opts::new($name, $help), &["replica"]) };
     (@new gauge, $name:expr, $help:literal) => { IntGaugeVec::new(Opts::new($name, $help), &["replica"]) };
     (@new ratio, $name:expr, $help:literal) => { GaugeVec::new(Opts::new($name, $help), &["replica"]) };
+    (@new table_counter, $name:expr, $help:literal) => {
+        IntCounterVec::new(Opts::new($name, $help), &["replica", "table"])
+    };
+    (@new table_gauge, $name:expr, $help:literal) => { IntGaugeVec::new(Opts::new($name, $help), &["replica", "table"]) };
     (@new shares, $name:expr, $help:literal) => { GaugeVec::new(Opts::new($name, $help), &["replica", "feature"]) };
 }
 
@@ -140,6 +178,15 @@ metrics! {
         repeated_gradients: counter = "rectrain_ps_repeated_gradients_total", "Gradients with a barrier that arrived twice because an embedding worker died. They were applied once.";
         rows_held: gauge = "rectrain_ps_rows", "Rows in the embedding store of this server.";
         bytes: gauge = metric_names::PS_BYTES, "Bytes of the embedding store, including its index.";
+        budget_rows: gauge = "rectrain_ps_budget_rows", "Rows that the tables of the whole job may have, by spec.features.memory.maxRows; 0 without such a budget.";
+        budget_bytes: gauge = "rectrain_ps_budget_bytes", "Bytes that the tables of the whole job may use, by spec.features.memory.maxBytes or auto; 0 without such a budget.";
+        table_rows: table_gauge = "rectrain_ps_table_rows", "Rows of tables that do not keep every row, by the label `table`. Tables of equal settings are one.";
+        admitted: table_counter = "rectrain_ps_admitted_rows_total", "Rows made for ids that the table's admission admitted, by the label `table`.";
+        turned_away: table_counter = "rectrain_ps_turned_away_gradients_total", "Gradients dropped because their id was not admitted yet, by the label `table`.";
+        expired: table_counter = "rectrain_ps_expired_rows_total", "Rows removed because they were not updated for `expireAfter`, by the label `table`.";
+        evicted: table_counter = "rectrain_ps_evicted_rows_total", "Rows removed because the tables were beyond their budget, by the label `table`.";
+        dropped_gradients: table_counter = "rectrain_ps_dropped_gradients_total", "Gradients dropped because their row had been removed since the look-up, by the label `table`.";
+        young_evictions: counter = "rectrain_ps_young_evictions_total", "Evictions that removed a row updated less than an hour of event time before. The budget is then too small for the ids in use.";
         slots: gauge = "rectrain_ps_slots", "Slots that this server owns.";
         kept_rows: gauge = "rectrain_ps_kept_rows", "Rows that this process found in shared memory when it replaced one that died; otherwise 0.";
         repaired_rows: gauge = "rectrain_ps_repaired_rows", "Rows among these whose update was interrupted by the death. They were restored, and the update is repeated.";
@@ -296,7 +343,8 @@ fn tabulate(text: &mut String, metrics: &[(&str, &str, &str)]) {
     for (name, kind, help) in metrics {
         let kind = match *kind {
             "seconds" | "steps" => "histogram",
-            "shares" | "ratio" => "gauge",
+            "shares" | "ratio" | "table_gauge" => "gauge",
+            "table_counter" => "counter",
             kind => kind,
         };
         text.push_str(&format!("| `{name}` | {kind} | {help} |\n"));
@@ -324,7 +372,7 @@ mod tests {
         assert!(all.encode().unwrap().contains("rectrain_ps_rows{replica=\"3\"} 7"));
         for (name, kind, help) in REFERENCE {
             assert!(name.starts_with("rectrain_") && help.ends_with('.'), "{name}");
-            assert_eq!(*kind == "counter", name.ends_with("_total"), "{name}");
+            assert_eq!(kind.ends_with("counter"), name.ends_with("_total"), "{name}");
             assert_eq!(*kind == "seconds", name.ends_with("_seconds"), "{name}");
             assert_eq!(*kind == "steps", name.ends_with("_steps"), "{name}");
         }

@@ -179,6 +179,77 @@ const COMPARED: &[Compared] = &[
     ),
     Compared("spec.features.group", FILES, &[], &["spec.features.group=C1"], "spec.features.group"),
     Compared(
+        "spec.features.eviction.policy",
+        FILES,
+        BUDGET,
+        &["spec.features.eviction.policy=lfu"],
+        "rows.groups.0.life.score",
+    ),
+    Compared(
+        "spec.features.eviction.decayPerDay",
+        FILES,
+        BUDGET,
+        &["spec.features.eviction.decayPerDay=0.2"],
+        "rows.groups.0.life.score",
+    ),
+    Compared(
+        "spec.features.eviction.positiveWeight",
+        FILES,
+        BUDGET,
+        &["spec.features.eviction.positiveWeight=5"],
+        "rows.groups.0.life.score",
+    ),
+    Compared(
+        "spec.features.sparse.admission.probability",
+        FILES,
+        &["spec.features.sparse[0].admission.probability=0.5"],
+        &["spec.features.sparse[0].admission.probability=0.25"],
+        "rows.groups.0.life.admission",
+    ),
+    Compared(
+        "spec.features.sparse.admission.count",
+        FILES,
+        &["spec.features.sparse[0].admission.count=3"],
+        &["spec.features.sparse[0].admission.count=4"],
+        "rows.groups.0.life.admission",
+    ),
+    Compared(
+        "spec.features.sparse.expireAfter",
+        FILES,
+        &["spec.data.timeColumn.name=time", "spec.features.sparse[0].expireAfter=48h"],
+        &["spec.features.sparse[0].expireAfter=24h"],
+        "rows.groups.0.life.expireAfterSeconds",
+    ),
+    Compared(
+        "spec.features.sparse.priority",
+        FILES,
+        BUDGET,
+        &["spec.features.sparse[0].priority=high"],
+        "features.1.group",
+    ),
+    Compared(
+        "spec.features.sparse.hashBuckets",
+        FILES,
+        &[],
+        &["spec.features.sparse[0].hashBuckets=100"],
+        "spec.features.sparse.C1.hashBuckets",
+    ),
+    Compared("spec.data.timeColumn.name", FILES, BUDGET, &["spec.data.timeColumn.name=time"], "spec.data.timeColumn"),
+    Compared(
+        "spec.data.timeColumn.unit",
+        FILES,
+        CLOCK,
+        &["spec.data.timeColumn.unit=milliseconds"],
+        "spec.data.timeColumn.unit",
+    ),
+    Compared(
+        "spec.data.timeColumn.order",
+        FILES,
+        CLOCK,
+        &["spec.data.timeColumn.order=dayFirst"],
+        "spec.data.timeColumn.order",
+    ),
+    Compared(
         "spec.features.initializer.kind",
         FILES,
         &[],
@@ -399,6 +470,8 @@ const COLUMNS: &[&str] = &["spec.data.csv.columns={label,C1,C2,I1}"];
 const TIME: &[&str] = &["spec.data.split.time.column=time", "spec.data.split.time.testFrom=7"];
 const SKIP: &[&str] = &["spec.data.badRows.action=skip"];
 const MONTH_FIRST: &str = "spec.data.split.time.order=monthFirst";
+const BUDGET: &[&str] = &["spec.features.memory.maxRows=500"];
+const CLOCK: &[&str] = &["spec.features.memory.maxRows=500", "spec.data.timeColumn.name=time"];
 const FTRL: &[&str] = &["spec.training.optimizer.sparse.kind=ftrl"];
 
 /// Fields, with all fields below them, that the identity leaves out, and why.
@@ -407,6 +480,11 @@ const LEFT_OUT: &[(&str, &str)] = &[
     ("spec.data.shuffle.windowRows", "the coordinator's state in the checkpoint has it and is compared"),
     ("spec.data.train.paths", "the coordinator's state in the checkpoint has the list of files and is compared"),
     ("spec.data.source.paths", "the coordinator's state in the checkpoint has the list of files and is compared"),
+    ("spec.features.memory", "a budget may change: the next steps evict the rows beyond it"),
+    (
+        "spec.features.sparse.share",
+        "a share may change as the budget does; whether there is one is compared as a group",
+    ),
     ("spec.data.test.paths", "the test changes no parameter"),
     ("spec.data.synthetic.testRows", "the test rows follow the training rows and change no parameter"),
     ("spec.data.badRows.limit", "it says when reading ends with an error, not which rows are good"),
@@ -525,6 +603,13 @@ fn fields_that_may_change_make_no_difference() {
     let limit = difference(FILES, SKIP, &["spec.features.dense[0].limit=9"]).unwrap().to_string();
     assert!(limit.starts_with("spec.features.dense.I1.limit is `") && limit.ends_with("`9.0` in the job"), "{limit}");
     assert_eq!(difference(SYNTHETIC, &[], &["spec.data.synthetic.testRows=9"]), None);
+    assert_eq!(difference(FILES, BUDGET, &["spec.features.memory.maxRows=400"]), None);
+    assert_eq!(
+        difference(FILES, BUDGET, &["spec.features.memory.maxRows=null", "spec.features.memory.maxBytes=1Gi"]),
+        None
+    );
+    let gained = difference(FILES, &[], BUDGET).unwrap().to_string();
+    assert!(gained.starts_with("rows.groups.0.life is missing in the checkpoint"), "{gained}");
 }
 
 /// The sections of version 0.1.

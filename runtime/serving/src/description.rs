@@ -50,6 +50,8 @@ struct LimitSection {
 struct CellSection {
     multi_value: Option<SeparatorSection>,
     missing: Option<MissingValue>,
+    #[serde(default)]
+    hash_buckets: Option<u64>,
 }
 
 #[derive(Deserialize)]
@@ -151,13 +153,15 @@ fn schema(sections: &Sections<'_>, features: &[FeatureIdentity]) -> Result<Schem
             table: feature.table.clone(),
             multi_value: cell.multi_value.as_ref().map(|several| several.separator.clone()),
             missing: cell.missing.unwrap_or_default(),
+            hash_buckets: cell.hash_buckets,
         })
     });
     let dense = dense.into_iter().map(|DenseSection { name, transform, missing }| {
         let limit = limits.get(&name).map_or(DENSE_LIMIT as f32, |section| section.limit);
         DenseField { name, transform, missing, limit }
     });
-    Ok(Schema { sparse: sparse.collect::<Result<_, ServingError>>()?, dense: dense.collect(), label, group: None })
+    let sparse = sparse.collect::<Result<_, ServingError>>()?;
+    Ok(Schema { sparse, dense: dense.collect(), label, group: None, time: None })
 }
 
 fn layout(
@@ -191,8 +195,10 @@ fn store(rows: RowsSection) -> StoreConfig {
         life: LifePolicy::KeepAll,
         initializer: group.initializer,
         zero_columns: group.zero_columns,
+        share: None,
     };
-    StoreConfig { slots: rows.slots, seed: rows.seed, groups: rows.groups.into_iter().map(spec).collect() }
+    let groups = rows.groups.into_iter().map(spec).collect();
+    StoreConfig { slots: rows.slots, seed: rows.seed, groups, budget: None }
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! Predicts batches of rows, on the code paths of training: ids without duplicates as the loader
-//! sends them, pooling as the embedding worker does it, the tower of the dense workers.
+//! Predicts batches of rows, on the code paths of training. Ids have no duplicates, as the loader
+//! sends them. Pooling is the embedding worker's, and the tower is the dense workers'.
 
 use rectrain_data::Batch;
 use rectrain_dense::tasks::BinaryCrossEntropy;

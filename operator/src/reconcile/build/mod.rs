@@ -14,6 +14,7 @@ use kube::{Resource, ResourceExt};
 use rectrain_crds::{AttemptReplicas, AttemptStatus, RecTrainingJob, RecTrainingJobSpec, ResolvedJob, Role};
 use serde::Serialize;
 
+use crate::budget;
 use crate::certificates::JobCertificate;
 use crate::config::OperatorConfig;
 use crate::members;
@@ -60,7 +61,10 @@ impl<'a> Plan<'a> {
         let attempt = decision.status.attempt.clone().unwrap_or_default();
         let mode = attempt.mode.as_ref().map_or_else(|| wanted_mode(job), |mode| mode.started);
         let replicas = attempt.replicas.unwrap_or_else(|| members::starting(job.status.as_ref(), resolved, None));
-        let spec = with_replicas(in_mode(&job.spec, mode), |role| replicas.get(role).map(|r| r.started));
+        let mut spec = with_replicas(in_mode(&job.spec, mode), |role| replicas.get(role).map(|r| r.started));
+        if let Some(budget) = attempt.budget {
+            spec.features.memory = Some(budget::for_pods(budget));
+        }
         // No other resolved setting depends on these.
         let mut resolved = resolved.clone();
         resolved.training.mode = mode;

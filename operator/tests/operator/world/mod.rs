@@ -20,7 +20,7 @@ use k8s_openapi::api::core::v1::Secret;
 use kube::Client;
 use kube_runtime::controller::Action;
 use parking_lot::{Mutex, MutexGuard};
-use rectrain_crds::{CheckpointStatus, JobSummary, Mode, Phase, RecTrainingJob, Role};
+use rectrain_crds::{BudgetStatus, CheckpointStatus, JobSummary, Mode, Phase, RecTrainingJob, Role};
 use rectrain_operator::certificates::{JobCertificate, Root};
 use rectrain_operator::config::OperatorConfig;
 use rectrain_operator::coordinator_client::{CoordinatorClient, CoordinatorEndpoint, RequestError};
@@ -101,6 +101,10 @@ pub struct Scripts {
     pub saved: Option<Result<String, String>>,
     /// The time of the last decision to rebalance, by pod and its restarts.
     slots_decided: HashMap<String, u64>,
+    /// The memory budgets that they were asked for.
+    pub asked_budgets: Vec<BudgetStatus>,
+    /// By pod and its restarts: the budget since the last request for one.
+    budgets: HashMap<String, BudgetStatus>,
     /// The reasons of requests.
     pub reasons: Vec<String>,
     /// The certificate that each coordinator demands.
@@ -117,6 +121,14 @@ impl Scripts {
             self.switches += usize::from(self.modes.insert(run.clone(), mode) != Some(mode));
         }
         answer
+    }
+
+    /// The coordinator is asked for a memory budget.
+    fn set_budget(&mut self, ip: IpAddr, budget: BudgetStatus) -> Result<(), RequestError> {
+        let run = self.runs.get(&ip).ok_or_else(|| refused("no coordinator"))?;
+        self.budgets.insert(run.clone(), budget);
+        self.asked_budgets.push(budget);
+        Ok(())
     }
 
     /// The coordinator is asked for `wanted` members of a role.
@@ -386,7 +398,9 @@ impl CoordinatorClient for ScriptedCoordinators {
         let slots_decided_seconds = run.and_then(|run| scripts.slots_decided.get(run)).copied().unwrap_or(0);
         let view = match view.unwrap_or(CoordinatorView::Silent) {
             CoordinatorView::Live(report) => {
-                CoordinatorView::Live(Report { mode, members, slots_decided_seconds, ..report })
+                let changed = run.and_then(|run| scripts.budgets.get(run)).copied().map(Box::new);
+                let budget = changed.or(report.budget);
+                CoordinatorView::Live(Report { mode, members, slots_decided_seconds, budget, ..report })
             }
             other => other,
         };
@@ -437,6 +451,16 @@ impl CoordinatorClient for ScriptedCoordinators {
         Box::pin(std::future::ready(answer))
     }
 
+    fn set_budget<'a>(
+        &'a self,
+        at: &'a CoordinatorEndpoint,
+        budget: BudgetStatus,
+    ) -> BoxFuture<'a, Result<(), RequestError>> {
+        let mut scripts = self.0.lock();
+        let answer = scripts.set_budget(at.address.ip(), budget);
+        Box::pin(std::future::ready(answer))
+    }
+
     fn save<'a>(&'a self, _: &'a CoordinatorEndpoint) -> BoxFuture<'a, Result<String, RequestError>> {
         let mut scripts = self.0.lock();
         scripts.asked_saves += 1;
@@ -475,6 +499,7 @@ fn report(stage: Stage, step: u64) -> Report {
         slots_decided_seconds: 0,
         slowest: None,
         no_step: None,
+        budget: None,
         stream: None,
         missing: Vec::new(),
         stage,

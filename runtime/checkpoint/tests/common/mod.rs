@@ -28,9 +28,10 @@ pub fn store_config() -> StoreConfig {
         life: LifePolicy::KeepAll,
         initializer: Initializer::Normal { standard_deviation: 0.1 },
         zero_columns: 1,
+        share: None,
     };
     let half = RowSpec { value_type: ValueType::F16, ..spec };
-    StoreConfig { slots: SLOTS, seed: 5, groups: vec![spec, half] }
+    StoreConfig { slots: SLOTS, seed: 5, groups: vec![spec, half], budget: None }
 }
 
 pub fn identity(model: &str) -> Identity {

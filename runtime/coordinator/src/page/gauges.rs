@@ -9,6 +9,9 @@ use rectrain_proto::metric_names;
 use serde::Serialize;
 
 const ROWS: &str = "rectrain_ps_rows";
+const BUDGET_ROWS: &str = "rectrain_ps_budget_rows";
+const BUDGET_BYTES: &str = "rectrain_ps_budget_bytes";
+const EVICTED: &str = "rectrain_ps_evicted_rows_total";
 const STALENESS: &str = "rectrain_ps_dense_gradient_staleness_steps";
 /// The counters whose growth is the throughput of a role.
 const WORK: [(&str, &[&str]); 4] = [
@@ -28,6 +31,14 @@ pub(super) struct Gauges {
     /// Bytes of the embedding stores.
     #[serde(skip_serializing_if = "Option::is_none")]
     bytes: Option<u64>,
+    /// The memory budget of the tables: rows or bytes. Absent without one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    budget_rows: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    budget_bytes: Option<u64>,
+    /// Rows removed for the budget, since the start of the process. Absent without a budget.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    evicted_rows: Option<u64>,
     /// Mean staleness of the dense gradients applied without a barrier, in global steps.
     #[serde(skip_serializing_if = "Option::is_none")]
     mean_staleness: Option<f64>,
@@ -46,6 +57,11 @@ impl Gauges {
             |name: &str| families.iter().find(|family| family.name() == name).map_or(&[][..], MetricFamily::get_metric);
         let servers = per_server(metrics(ROWS), metrics(metric_names::PS_BYTES));
         let sum = |of: fn(&(u64, u64)) -> u64| (!servers.is_empty()).then(|| servers.values().map(of).sum::<u64>());
+        let limit = |name: &str| {
+            let limits = metrics(name).iter().map(|metric| metric.get_gauge().get_value() as u64);
+            limits.max().filter(|limit| *limit > 0)
+        };
+        let evicted = metrics(EVICTED).iter().map(|metric| metric.get_counter().get_value() as u64);
         let mut totals = BTreeMap::new();
         for (role, counters) in WORK {
             let counted: Vec<&Metric> = counters.iter().flat_map(|name| metrics(name)).collect();
@@ -56,6 +72,9 @@ impl Gauges {
         Self {
             rows: sum(|(rows, _)| *rows),
             bytes: sum(|(_, bytes)| *bytes),
+            budget_rows: limit(BUDGET_ROWS),
+            budget_bytes: limit(BUDGET_BYTES),
+            evicted_rows: (!metrics(EVICTED).is_empty()).then(|| evicted.sum()),
             mean_staleness: mean(metrics(STALENESS)),
             totals,
             servers,
@@ -113,6 +132,13 @@ mod tests {
         let found = Gauges::read(all.registry());
         assert_eq!((found.rows, found.bytes, found.mean_staleness), (Some(42), Some(4200), Some(21.0)));
         assert_eq!(found.totals, BTreeMap::from([("ps", 14), ("loader", 9)]));
+        assert_eq!((found.budget_rows, found.budget_bytes, found.evicted_rows), (None, None, None));
+        let server = PsMetrics::of(&all, 2);
+        server.budget_rows.set(50);
+        server.evicted.inc_by("C1", 3);
+        server.evicted.inc_by("C2", 4);
+        let found = Gauges::read(all.registry());
+        assert_eq!((found.budget_rows, found.budget_bytes, found.evicted_rows), (Some(50), None, Some(7)));
         assert_eq!(found.servers, BTreeMap::from([(0, (30, 3000)), (2, (12, 1200))]));
     }
 }

@@ -184,6 +184,11 @@ function results(run) {
     hasEnded(run) && mean ? result("samples per second", count(mean), "mean of the run") : result("samples per second", count(run.record.samplesPerSecond ?? rates.at(-1)), "last seconds")];
 }
 
+// A figure, and its limit if there is one.
+function within(shown, figure, limit) {
+  return limit ? `${shown(figure)} of ${shown(limit)}` : shown(figure);
+}
+
 function facts(run) {
   const { record, summary } = run, { plan = {}, state = {} } = record;
   const stale = summary?.tokensIssued ? `mean ${fixed(summary.meanStaleness, 2)}, most ${count(summary.maxStaleness)} steps`
@@ -193,7 +198,9 @@ function facts(run) {
     ["model", plan.model], ["global batch", plan.globalBatchRows && `${count(plan.globalBatchRows)} rows`],
     ["learning rate, dense", rate(plan.denseOptimizer)],
     ["learning rate, rows", rate(plan.rowOptimizer)],
-    ["embedding rows", count(state.rows ?? summary?.rows)], ["embedding memory", bytes(state.bytes ?? summary?.storeBytes)],
+    ["embedding rows", within(count, state.rows ?? summary?.rows, state.budgetRows)],
+    ["embedding memory", within(bytes, state.bytes ?? summary?.storeBytes, state.budgetBytes)],
+    ["rows evicted", count(summary?.table?.evicted ?? state.evictedRows)],
     ["staleness", stale], ["all-reduce", record.allReduceSeconds ? duration(record.allReduceSeconds) : null],
     ["last checkpoint", record.lastCheckpoint], ["started", isKnown(run.startedAt) ? day(run.startedAt) : null],
     ["version", record.version], ["run", record.title], ["command", record.command],

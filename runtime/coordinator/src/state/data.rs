@@ -57,6 +57,10 @@ pub(super) struct Data {
     /// Counts of each chunk, by first batch, from the first chunk that a later run may read again.
     /// Empty without checkpoints.
     pub(super) reads: BTreeMap<u64, ChunkRead>,
+    /// The files of the checkpoint that the job resumed from, if nothing is left to train. They may
+    /// differ from the ones found now, and the position counts their rows.
+    #[serde(default)]
+    pub(super) trained_on: Option<FileList>,
 }
 
 impl Data {
@@ -72,6 +76,7 @@ impl Data {
             labels: Labels { sum, rows },
             skipped_rows: saved.map_or(0, |saved| saved.skipped_rows),
             reads: BTreeMap::new(),
+            trained_on: None,
         }
     }
 }
@@ -103,6 +108,11 @@ impl State {
         }
         if self.training.restoring() || !self.is_active_loader(loader) {
             return (Lease::Wait, (0, 0));
+        }
+        if self.training.data_mut().complete() {
+            // A resumed run that has nothing left to train may lie within a chunk. It does not read
+            // that chunk: the files may have changed.
+            return (Lease::Finished, (0, 0));
         }
         let lease = self.data.ledger.lease();
         let Lease::Chunk(chunk) = lease else { return (lease, (0, 0)) };
@@ -144,6 +154,17 @@ impl State {
     /// The training files, once a loader has reported them.
     pub(crate) fn training_files(&self) -> Option<FileList> {
         self.data.files.map(|_| self.data.listed.clone().unwrap_or_default())
+    }
+
+    /// Nothing is left to train after a checkpoint on these files. Later checkpoints list them, and
+    /// not the files found now.
+    pub(crate) fn keep_files(&mut self, trained_on: Option<FileList>) {
+        self.data.trained_on = trained_on;
+    }
+
+    /// The files for the list in a checkpoint.
+    pub(super) fn files_to_save(&self) -> Option<FileList> {
+        self.data.trained_on.as_ref().or(self.data.listed.as_ref()).cloned()
     }
 
     /// Assigns pieces to embedding workers, in training or in the evaluation at a step.
@@ -276,6 +297,23 @@ mod tests {
         assert!(error.is_user_error() && error.to_string().contains("loader 1 finds 13 training files"), "{error}");
         state.reset_to(&plan(), None).unwrap();
         assert!(state.files_found(&found(0, 12, 9)).is_err(), "also after a reset to a checkpoint");
+    }
+
+    /// The position counts the rows of the files that were trained. A list of other files beside it
+    /// would let a later run continue on them in the middle of an epoch.
+    #[test]
+    fn a_checkpoint_lists_the_files_that_were_trained() {
+        let mut state = State::new(&plan(), None).unwrap();
+        let list = |digest| {
+            let summary = Some(v1::FilesSummary { bytes: 5, digest });
+            v1::FilesFound { files: 2000, digest, summary, ..v1::FilesFound::default() }
+        };
+        state.files_found(&list(7)).unwrap();
+        assert_eq!(state.files_to_save(), FileList::read(&list(7)));
+        state.keep_files(FileList::read(&list(3)));
+        assert_eq!(state.files_to_save(), FileList::read(&list(3)));
+        let found = v1::FilesFound { loader: 1, ..list(7) };
+        state.files_found(&found).expect("loaders agree on the files found");
     }
 
     /// The state stays small however rare checkpoints are. Its label counts are as if nothing had

@@ -12,10 +12,10 @@ use crate::incarnations::Incarnations;
 use crate::membership::{Joined, Membership};
 use crate::refused::{DrainRefused, ResizeRefused};
 use crate::servers::{self, ResizeToBegin, Servers};
-use crate::snapshot::AppliedGradients;
+use crate::snapshot::{AppliedGradients, Counted};
 use rectrain_protocol::Role;
 use rectrain_protocol::error::RoleError;
-use rectrain_protocol::events::JobEvent;
+use rectrain_protocol::events::{JobEvent, TableSummary};
 use rectrain_protocol::plan::Replicas;
 use serde::{Deserialize, Serialize};
 
@@ -342,10 +342,13 @@ impl State {
         Ok(self.members.servers.resize_to_begin())
     }
 
-    /// The slots are on the servers of this map, at these addresses. `applied` has the gradients
-    /// that the servers have applied since the map before.
-    pub(crate) fn servers_changed(&mut self, map: SlotMap, addresses: &[String], applied: &[v1::Applied]) {
-        self.progress.applied_before = AppliedGradients::mean_of(applied).plus(self.progress.applied_before);
+    /// The slots are on the servers of this map, at these addresses. `counted` has the counts of
+    /// the servers since the map before.
+    pub(crate) fn servers_changed(&mut self, map: SlotMap, addresses: &[String], counted: &[Counted]) {
+        let applied: Vec<v1::Applied> = counted.iter().map(|server| server.applied).collect();
+        let tables = counted.iter().map(|server| server.table);
+        self.progress.table_before = tables.fold(self.progress.table_before, TableSummary::plus);
+        self.progress.applied_before = AppliedGradients::mean_of(&applied).plus(self.progress.applied_before);
         self.members.servers.changed(&map, addresses);
         self.slots.map = Some(map);
     }

@@ -23,7 +23,7 @@ use self::progress::Progress;
 pub(super) use self::stream::StreamSnapshot;
 use super::as_bytes;
 use super::reply_cache::ReplyCache;
-use super::snapshot::{AppliedGradients, Snapshot};
+use super::snapshot::{AppliedGradients, Before, Snapshot};
 use super::training::Training;
 use rectrain_protocol::error::RoleError;
 use rectrain_protocol::events::{JobEvent, WarmStartOrigin};
@@ -46,6 +46,9 @@ pub(super) struct State {
     slots: Slots,
     pub(super) replies: ReplyCache,
     end: End,
+    /// The memory budget of the tables, if it was changed since the start of the attempt.
+    #[serde(default, with = "as_bytes::optional_message")]
+    pub(super) budget: Option<v1::TableBudget>,
     /// Events that have not been pushed yet.
     pending_events: Vec<JobEvent>,
 }
@@ -141,6 +144,7 @@ impl State {
             slots: Slots::default(),
             replies: ReplyCache::default(),
             end: End::default(),
+            budget: None,
             pending_events: Vec::new(),
         })
     }
@@ -156,6 +160,7 @@ impl State {
         self.data.listed = old.data.listed;
         self.end.traffic = old.end.traffic;
         self.end.failure = old.end.failure;
+        self.budget = old.budget;
         Ok(())
     }
 
@@ -165,7 +170,7 @@ impl State {
         let mut saved = Snapshot::new(plan, self.training.save()?);
         saved.epoch_rows = self.data.ledger.epoch_rows();
         saved.first_pass = self.data.ledger.first_pass();
-        saved.files = self.data.listed.clone();
+        saved.files = self.files_to_save();
         self.save_stream(&mut saved);
         self.forget_reads_before(saved.position())?;
         let again = self.data.reads.values();
@@ -180,9 +185,9 @@ impl State {
         Ok(saved)
     }
 
-    /// Gradients that servers applied in the run that this one resumed.
-    pub(super) fn applied_before(&self) -> AppliedGradients {
-        self.progress.applied_before
+    /// The counts of servers in the run that this one resumed, and of servers that have left.
+    pub(super) fn counted_before(&self) -> Before {
+        Before { applied: self.progress.applied_before, table: self.progress.table_before }
     }
 
     /// The state machine of training.

@@ -17,7 +17,7 @@ use crate::speeds::Speeds;
 use crate::throughput::Throughput;
 use rectrain_protocol::Role;
 use rectrain_protocol::error::RoleError;
-use rectrain_protocol::events::{JobEvent, StreamLag, Summary, WindowQuality};
+use rectrain_protocol::events::{JobEvent, StreamLag, Summary, TableSummary, WindowQuality};
 use rectrain_protocol::failure::Divergence;
 
 /// Members that the status lists as missing, at most.
@@ -65,6 +65,8 @@ pub(super) struct Progress {
     pub(super) speeds: Speeds,
     /// Gradients applied in earlier runs, and by servers that have left.
     pub(super) applied_before: AppliedGradients,
+    /// The history of the rows of tables, under earlier slot maps.
+    pub(super) table_before: TableSummary,
     /// Seconds of training in earlier runs.
     pub(super) seconds_before: f64,
 }
@@ -83,6 +85,7 @@ impl Progress {
             progressed: Instant::now(),
             speeds: Speeds::default(),
             applied_before: saved.map(|saved| saved.applied).unwrap_or_default(),
+            table_before: TableSummary::default(),
             seconds_before: saved.map_or(0.0, |saved| saved.training_seconds),
         }
     }
@@ -271,6 +274,7 @@ impl State {
             missing: self.missing(MOST_MISSING),
             // The coordinator knows, and not its state.
             recovered: false,
+            budget: self.budget,
             unseen: self.highest_unseen_shares(),
             slowest: self.slowest().filter(|_| phase == v1::Phase::Training),
             no_step: self.no_step(now).filter(|_| phase == v1::Phase::Training),

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use rectrain_kinds::{BadRows, CsvFormat, DataFormat, DenseField, LabelField, Position};
+use rectrain_kinds::{BadRows, CsvFormat, DataFormat, DenseField, LabelField, Position, Schema};
 
 use super::{Opening, open_each};
 use crate::batch::Batch;
@@ -15,7 +15,9 @@ use crate::error::{DataError, Place, shown};
 use crate::identity::Identity;
 use crate::null::NullValues;
 use crate::number::{parse_f32, parse_f64};
-use crate::schema::{Encoder, FLOAT_IDS, Layout, NO_BRACKETS, dense_input, expected_label, is_bracketed_list};
+use crate::schema::{
+    EVENT_TIMES, Encoder, FLOAT_IDS, Layout, NO_BRACKETS, dense_input, expected_label, is_bracketed_list,
+};
 use crate::source::{Rows, Source, Tally, View, offset};
 use crate::spelling::trim;
 use crate::storage::{SourceFile, identity_of};
@@ -247,8 +249,8 @@ impl Head {
         Ok(head)
     }
 
-    /// The names of the columns. A file without the label, if that is optional, has one cell less than
-    /// `columns` has names.
+    /// The names of the columns. A file without an optional label has one cell less than `columns`
+    /// has names.
     fn names(&self, file: &SourceFile, format: &CsvFormat, encoder: &Encoder) -> Result<Vec<String>, DataError> {
         let Some(names) = &format.columns else {
             return Ok(self.first.clone());
@@ -586,6 +588,7 @@ impl Row<'_> {
     pub(super) fn append(&self, encoder: &Encoder, batch: &mut Batch) -> Result<(), Fault> {
         let schema = &encoder.schema;
         batch.labels.push(self.label(&schema.label)?);
+        self.append_time(schema, batch)?;
         for (field, &column) in schema.dense.iter().zip(&self.layout.dense) {
             batch.dense.push(self.dense(field, column, &encoder.nulls)?);
         }
@@ -612,6 +615,18 @@ impl Row<'_> {
             into.push(Some(self.cell(column)));
         }
         batch.samples += 1;
+        Ok(())
+    }
+
+    #[inline]
+    fn append_time(&self, schema: &Schema, batch: &mut Batch) -> Result<(), Fault> {
+        let (Some(times), Some(column), Some(field)) = (&mut batch.times, self.layout.clock, &schema.time) else {
+            return Ok(());
+        };
+        match field.seconds_of_text(self.cell(column)) {
+            Some(seconds) => times.push(seconds),
+            None => return self.fault(column, EVENT_TIMES),
+        }
         Ok(())
     }
 

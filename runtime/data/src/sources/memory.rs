@@ -41,7 +41,7 @@ impl Stream {
 
     fn dataset(&self, bad_rows: BadRows) -> Dataset {
         let label = LabelField::of_numbers("y", None);
-        let schema = Schema { sparse: vec![], dense: vec![], label, group: None };
+        let schema = Schema { sparse: vec![], dense: vec![], label, group: None, time: None };
         let config = SourceConfig { bad_rows, ..SourceConfig::default() };
         Dataset::over(Box::new(self.clone()), config, Arc::new(Encoder::new(schema, &[]))).unwrap()
     }

@@ -39,7 +39,7 @@ use crate::error::{DataError, Place, shown};
 use crate::identity::Identity;
 use crate::number::{as_half, as_single};
 use crate::pace;
-use crate::schema::{Encoder, FLOAT_IDS, Layout, SparseEncoder, dense_input, expected_label};
+use crate::schema::{EVENT_TIMES, Encoder, FLOAT_IDS, Layout, SparseEncoder, dense_input, expected_label};
 use crate::source::{Rows, Source, Tally, View, offset};
 use crate::spelling::Id;
 use crate::storage::{FilePlace, Object, SourceFile, identity_of};
@@ -143,7 +143,7 @@ impl ParquetFile {
         }
         let metadata = keep_dictionaries(metadata, &layout, schema);
         let inputs = layout.sparse.iter().chain(&layout.dense).chain(&layout.carried);
-        let roots = inputs.chain(&layout.label).chain(&layout.group).chain(&layout.time);
+        let roots = inputs.chain(&layout.label).chain(&layout.group).chain(&layout.time).chain(&layout.clock);
         let mask = ProjectionMask::roots(metadata.parquet_schema(), roots.copied());
         check_compression(&file, metadata.metadata())?;
         Ok(Some(Self { file, layout, rows, metadata, mask }))
@@ -657,6 +657,11 @@ fn is_time(found: &DataType, bound: &TimeBound) -> bool {
     }
 }
 
+fn is_event_time(found: &DataType) -> bool {
+    let is_text = matches!(found, DataType::Utf8 | DataType::Binary);
+    is_text || found.is_numeric() || matches!(found, DataType::Timestamp(_, _) | DataType::Date32 | DataType::Date64)
+}
+
 fn check_types(
     file: &str,
     layout: &Layout,
@@ -704,6 +709,11 @@ fn check_types(
         && !is_id(types[column])
     {
         return refuse(column, "a group must be integers (also as floats) or text");
+    }
+    if let Some(column) = layout.clock
+        && !is_event_time(types[column])
+    {
+        return refuse(column, "a column of times must be numbers, timestamps, dates or text");
     }
     match (layout.time, time) {
         (Some(column), Some(bound)) if !is_time(types[column], bound) => match bound {
@@ -800,6 +810,7 @@ impl Columns<'_> {
         let dense: Vec<Float32Array> =
             layout.dense.iter().map(|&column| self.floats(column)).collect::<Result<_, _>>()?;
         let (selected, checked) = (self.selected(time)?, self.checked_ids(encoder, dictionaries)?);
+        let clock = self.event_times(schema)?;
         let mut rows = encoder.empty_batch();
         rows.reserve(self.batch.num_rows());
         let (mut places, mut bad) = (Vec::new(), VecDeque::new());
@@ -826,6 +837,10 @@ impl Columns<'_> {
                     continue;
                 }
             };
+            let Some(seconds) = clock.as_ref().map_or(Some(0), |times| times[place]) else {
+                fault(layout.clock.unwrap_or_default(), EVENT_TIMES)?;
+                continue;
+            };
             if let Some((column, expected)) = checked.iter().find_map(|checked| checked.fault(place)) {
                 fault(column, expected)?;
                 continue;
@@ -835,6 +850,7 @@ impl Columns<'_> {
                 continue;
             }
             rows.labels.push(label);
+            rows.times.iter_mut().for_each(|times| times.push(seconds));
             places.push(place);
         }
         rows.samples = places.len();
@@ -948,21 +964,48 @@ impl Columns<'_> {
             return Ok(None);
         };
         let keeps = |moment: Option<Moment>| moment.map(|moment| filter.keeps_moment(moment));
+        match self.moments(column)? {
+            Some(moments) => Ok(Some(moments.into_iter().map(keeps).collect())),
+            None => self.selected_by_value(filter, column).map(Some),
+        }
+    }
+
+    /// The moments of a column of timestamps or dates. `None` for a column of another type.
+    fn moments(&self, column: usize) -> Result<Option<Vec<Option<Moment>>>, DataError> {
         let ticks = |ticks: Option<i64>, per_second| ticks.map(|ticks| Moment::of_ticks(ticks, per_second));
         let per_second = match self.column(column)?.data_type() {
             DataType::Date32 => {
                 let days = self.integers(column)?;
-                let moments = days.iter().map(|days| ticks(days.map(|days| days * 86_400), 1));
-                return Ok(Some(moments.map(keeps).collect()));
+                return Ok(Some(days.iter().map(|days| ticks(days.map(|days| days * 86_400), 1)).collect()));
             }
             DataType::Date64 | DataType::Timestamp(TimeUnit::Millisecond, _) => 1_000,
             DataType::Timestamp(TimeUnit::Second, _) => 1,
             DataType::Timestamp(TimeUnit::Microsecond, _) => 1_000_000,
             DataType::Timestamp(TimeUnit::Nanosecond, _) => 1_000_000_000,
-            _ => return self.selected_by_value(filter, column).map(Some),
+            _ => return Ok(None),
         };
         let moments = self.integers(column)?;
-        Ok(Some(moments.iter().map(|time| keeps(ticks(time, per_second))).collect()))
+        Ok(Some(moments.iter().map(|time| ticks(time, per_second)).collect()))
+    }
+
+    /// The event time of each row in whole seconds since 1970, or `None` for a cell that is not a
+    /// time. Nothing without a column of times.
+    fn event_times(&self, schema: &Schema) -> Result<Option<Vec<Option<u64>>>, DataError> {
+        let (Some(field), Some(column)) = (&schema.time, self.file.layout.clock) else {
+            return Ok(None);
+        };
+        let seconds = |moment: Moment| u64::try_from(moment.seconds).unwrap_or(0);
+        if let Some(moments) = self.moments(column)? {
+            return Ok(Some(moments.into_iter().map(|moment| moment.map(seconds)).collect()));
+        }
+        match self.column(column)?.data_type() {
+            DataType::Utf8 | DataType::Binary | DataType::Dictionary(_, _) => {
+                let times = self.cast(column, &DataType::Binary)?;
+                let times: &BinaryArray = times.as_binary();
+                Ok(Some(times.iter().map(|time| field.seconds_of_text(time?)).collect()))
+            }
+            _ => Ok(Some(self.doubles(column)?.iter().map(|time| field.unit.seconds(time?)).collect())),
+        }
     }
 
     /// For each row whether the filter keeps its text or number, or `None` if it is not a time.
@@ -1200,14 +1243,14 @@ impl Ids {
                 sparse.push_text(values.value(row), keys);
             }
             Self::Integers(values) if values.is_valid(row) => {
-                keys.push(sparse.seed.integer(values.value(row)));
+                keys.push(sparse.table.integer(values.value(row)));
             }
             Self::Unsigned(values) if values.is_valid(row) => {
-                keys.push(sparse.seed.unsigned(values.value(row)));
+                keys.push(sparse.table.unsigned(values.value(row)));
             }
             Self::Floats(values, _) if values.is_valid(row) && !values.value(row).is_nan() => {
                 sparse.remarks.note_floats();
-                keys.push(sparse.seed.integer(values.value(row) as i64));
+                keys.push(sparse.table.integer(values.value(row) as i64));
             }
             _ => keys.extend(sparse.missing),
         }

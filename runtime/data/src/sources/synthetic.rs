@@ -103,14 +103,14 @@ impl SyntheticRows {
         }
         let columns = batch.sparse.iter_mut().zip(&layout.sparse);
         for ((into, &column), sparse) in columns.zip(&self.encoder.sparse) {
-            let key = cell(column).map(|value| sparse.seed.integer(value));
+            let key = cell(column).map(|value| sparse.table.integer(value));
             into.keys.extend(key.or(sparse.missing));
             if let Some(offsets) = &mut into.offsets {
                 offsets.push(offset(into.keys.len(), &layout.names[column])?);
             }
         }
         if let (Some(groups), Some(column), Some(group)) = (&mut batch.groups, layout.group, &self.encoder.group) {
-            groups.extend(cell(column).map(|value| group.seed.integer(value)).or(group.missing));
+            groups.extend(cell(column).map(|value| group.table.integer(value)).or(group.missing));
         }
         for (into, &column) in batch.carried.iter_mut().zip(&layout.carried) {
             into.push(cell(column).map(|value| value.to_string()).as_deref().map(str::as_bytes));

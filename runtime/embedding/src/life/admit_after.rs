@@ -55,7 +55,10 @@ impl AdmitAfter {
 impl RowLife for AdmitAfter {
     const SNAPSHOT_TAG: u8 = 1;
     const USES_ROW_WORD: bool = false;
-    const REFUSAL: Refusal = Refusal::TurnedAway { forgotten: 0 };
+
+    fn refusal(self) -> Refusal {
+        Refusal::TurnedAway { forgotten: 0 }
+    }
 
     fn numbers(self) -> Numbers {
         [u64::from(self.count), self.counters, 0, 0]
@@ -82,7 +85,11 @@ impl RowLife for AdmitAfter {
         false
     }
 
-    fn sighted(self, SightedKey { key, hash }: SightedKey, side: &mut Side<'_, impl RowLog>) -> Result<(), Refusal> {
+    fn sighted(
+        self,
+        SightedKey { key, hash, .. }: SightedKey,
+        side: &mut Side<'_, impl RowLog>,
+    ) -> Result<(), Refusal> {
         let earlier = side.read(hash).map_or(0, |block| sightings(block, key));
         if earlier.saturating_add(1) >= self.count {
             return Ok(());
@@ -91,7 +98,7 @@ impl RowLife for AdmitAfter {
         Err(Refusal::TurnedAway { forgotten: forgotten.unwrap_or(0) })
     }
 
-    fn admitted(self, SightedKey { key, hash }: SightedKey, side: &mut Side<'_, impl RowLog>) {
+    fn admitted(self, SightedKey { key, hash, .. }: SightedKey, side: &mut Side<'_, impl RowLog>) {
         if side.read(hash).is_some_and(|block| sightings(block, key) > 0) {
             side.change(hash, |block| forget(block, key));
         }

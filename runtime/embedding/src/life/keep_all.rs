@@ -11,7 +11,11 @@ pub(crate) struct KeepAll;
 impl RowLife for KeepAll {
     const SNAPSHOT_TAG: u8 = 0;
     const USES_ROW_WORD: bool = false;
-    const REFUSAL: Refusal = Refusal::Missing;
+
+    #[inline(always)]
+    fn refusal(self) -> Refusal {
+        Refusal::Missing
+    }
 
     fn numbers(self) -> Numbers {
         [0; 4]
@@ -28,6 +32,6 @@ impl RowLife for KeepAll {
 
     #[inline(always)]
     fn sighted(self, _sighted: SightedKey, _side: &mut Side<'_, impl RowLog>) -> Result<(), Refusal> {
-        Err(Self::REFUSAL)
+        Err(self.refusal())
     }
 }

@@ -7,6 +7,7 @@
 //! |---|---|---|---|---|
 //! | [`KeepAll`] | at its first training look-up | not used | nothing | never |
 //! | [`AdmitAfter`] | at its `count`-th update | not used | counters of keys without a row | never |
+//! | [`Managed`] | by its [`Admission`] | time and score | counters, if it counts | when it has expired, or over the budget |
 //!
 //! # Where a policy is asked
 //!
@@ -15,13 +16,14 @@
 //! | a training look-up meets a key without a row | [`RowLife::admits_at_look_up`] |
 //! | an update meets a key without a row | [`RowLife::sighted`], then [`RowLife::admitted`] if it gets one |
 //! | an update changes a row | [`RowLife::touched`], with the row's word |
-//! | a sweep reaches a row | [`RowLife::is_expired`] and [`RowLife::score`] |
+//! | a slot keeps its [budget](crate::budget) | [`RowLife::is_expired`] and [`RowLife::rank`] |
 //! | the store opens its shared memory again | [`RowLife::reopened`] |
 //!
 //! Sightings are counted by updates and not by look-ups. A look-up may be repeated: by a retry, by
 //! a replacement of a worker that died, and by each piece of a batch. An update of a step is
 //! applied once, also after a kill ([`UpdateLog`](crate::UpdateLog)). So what a policy counts is a
-//! function of the data alone, for any number of servers and workers.
+//! function of the data alone, for any number of servers and workers. An evaluation admits no key
+//! and scores no row.
 //!
 //! # State
 //!
@@ -30,7 +32,8 @@
 //! into shared memory.
 //!
 //! - *The row's word* ([`USES_ROW_WORD`](RowLife::USES_ROW_WORD)): 4 bytes that every row has, 0 in
-//!   a new row. Kraken (§IV) keeps 16 bits of time and 16 bits of score there.
+//!   a new row. Kraken (§IV) keeps 16 bits of time and 16 bits of score there. The log of an update
+//!   covers the word, so a killed update scores a row once.
 //! - *The side table* ([`SideTable`](crate::side_table::SideTable)): blocks of words beside the
 //!   rows of a (slot, group), for keys that have no row. A key's hash selects its block. Blocks are
 //!   saved, moved, digested and logged whole, so the policy alone decides what they hold: exact
@@ -40,37 +43,27 @@
 //!
 //! The store selects the policy once a batch ([`with_life`]) and calls code that is generic over
 //! it. A hook that a policy does not implement compiles to nothing.
-//!
-//! # Score, expiry and a shared budget
-//!
-//! The seam is made for Kraken's feature score, duration and priority (§III-A), which are not built
-//! yet. They fit as follows:
-//!
-//! - Look-ups and updates get the event time of their batch from their caller and pass it to the
-//!   hooks as [`Moment`]. [`touched`](RowLife::touched) writes time and score into the row's word
-//!   inside the logged change, so a killed update repeats neither. The numbers of positive and
-//!   negative examples of each key become another argument of `touched`.
-//! - [`Store::sweep`](crate::Store::sweep) removes rows in bounded pieces between requests: first
-//!   the expired ones, then those below a floor. Removals are recorded as tombstones for saves of
-//!   changes.
-//! - One budget for several tables is the store's: it samples [`score`](RowLife::score) over all
-//!   groups, chooses the floor at which the rows above it fit, and sweeps each group with it. A
-//!   group of high priority returns no score and keeps its rows.
-//! - A probability of admission needs no state: [`sighted`](RowLife::sighted) draws by seed, key
-//!   and moment.
 
+mod admission;
 mod admit_after;
+mod clock;
 mod keep_all;
-mod sweep;
+mod managed;
+mod score;
+mod seen;
 
 use crate::index::Hash;
 use crate::log::RowLog;
 use crate::side_table::{SideLayout, SideTable};
 use crate::{FeatureKey, SpecError};
 
+pub use admission::Admission;
 pub use admit_after::AdmitAfter;
 pub(crate) use keep_all::KeepAll;
-pub use sweep::{Sweep, Swept};
+pub(crate) use managed::ManagedRows;
+pub use managed::{Managed, Priority, ScoreRule};
+pub(crate) use seen::Touch;
+pub use seen::{Examples, Moment, Seen};
 
 /// The policy of a row group, with its settings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -80,6 +73,8 @@ pub enum LifePolicy {
     KeepAll,
     /// A key gets its row at its n-th update.
     AdmitAfter(AdmitAfter),
+    /// A table that admits, scores, expires and evicts.
+    Managed(Managed),
 }
 
 /// Evaluates an expression with the policy that a [`LifePolicy`] names, as a value of its own type.
@@ -91,14 +86,14 @@ macro_rules! with_life {
                 $value
             }
             $crate::LifePolicy::AdmitAfter($life) => $value,
+            $crate::LifePolicy::Managed(settings) => {
+                let $life = settings.rows();
+                $value
+            }
         }
     };
 }
 pub(crate) use with_life;
-
-/// Event time, in the unit of the data's clock. The store compares moments and never reads a clock.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Moment(pub u64);
 
 /// A policy's settings as a snapshot holds them; those that it does not have are 0.
 pub(crate) type Numbers = [u64; 4];
@@ -125,7 +120,7 @@ pub(crate) trait RowLife: Copy {
 
     /// The outcome for a key without a row in the part of an update that an earlier process
     /// completed.
-    const REFUSAL: Refusal;
+    fn refusal(self) -> Refusal;
 
     /// The settings as a snapshot holds them.
     fn numbers(self) -> Numbers;
@@ -151,17 +146,26 @@ pub(crate) trait RowLife: Copy {
 
     /// An update is about to change the row of this word.
     #[inline(always)]
-    fn touched(self, _word: &mut u32, _now: Moment) {}
+    fn touched(self, _word: &mut u32, _touch: Touch) {}
 
     /// Whether the row of this word has expired.
     fn is_expired(self, _word: u32, _now: Moment) -> bool {
         false
     }
 
-    /// The value of the row of this word to the model; rows of the lowest score are evicted first.
-    /// `None` for a row that is never evicted.
-    fn score(self, _word: u32, _now: Moment) -> Option<u16> {
+    /// A moment before which the row of this word does not expire, unless an update changes it.
+    fn due(self, _word: u32, _now: Moment) -> Moment {
+        Moment(u64::MAX)
+    }
+
+    /// The place of the row of this word in an eviction. `None` for a row that is never evicted.
+    fn rank(self, _word: u32, _now: Moment) -> Option<Rank> {
         None
+    }
+
+    /// Seconds since the last update of the row of this word.
+    fn age_seconds(self, _word: u32, _now: Moment) -> u64 {
+        0
     }
 
     /// Whether a block of a side table, without its number, is one that this policy can have
@@ -180,6 +184,17 @@ pub(crate) trait RowLife: Copy {
 pub(crate) struct SightedKey {
     pub(crate) key: FeatureKey,
     pub(crate) hash: Hash,
+    /// The seed of the store.
+    pub(crate) seed: u64,
+    /// The number of the update in the whole job.
+    pub(crate) update: u64,
+}
+
+/// A row's place in an eviction: the lowest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Rank {
+    pub(crate) priority: Priority,
+    pub(crate) value: u64,
 }
 
 /// A policy's access to the side table during an update.
@@ -202,6 +217,14 @@ impl<L: RowLog> Side<'_, L> {
 }
 
 impl LifePolicy {
+    /// The policy with the settings made equal that may differ between two runs.
+    pub(crate) fn without_changeable(self) -> Self {
+        match self {
+            Self::Managed(managed) => Self::Managed(managed.without_changeable()),
+            other => other,
+        }
+    }
+
     pub(crate) fn validate(self) -> Result<(), SpecError> {
         with_life!(self, life => life.validate())
     }
@@ -230,6 +253,7 @@ impl LifePolicy {
         match tag {
             KeepAll::SNAPSHOT_TAG => Some(Self::KeepAll),
             AdmitAfter::SNAPSHOT_TAG => AdmitAfter::from_numbers(numbers).map(Self::AdmitAfter),
+            ManagedRows::SNAPSHOT_TAG => Managed::from_numbers(numbers).map(Self::Managed),
             _ => None,
         }
     }
@@ -241,7 +265,23 @@ mod tests {
 
     #[test]
     fn a_snapshot_distinguishes_all_policies() {
+        let managed = Managed {
+            admission: Admission::Always,
+            expire_after: None,
+            score: ScoreRule::Lfu,
+            priority: Priority::Low,
+        };
+        let counting = Managed {
+            admission: Admission::Count { count: 3, counters: 1 << 33 },
+            expire_after: std::num::NonZeroU64::new(48 * 3_600),
+            score: ScoreRule::Score { decay_per_day_millionths: 100_000, positive_weight_thousandths: 3_000 },
+            priority: Priority::High,
+        };
+        let drawing = Managed { admission: Admission::Probability { per_2_32: u32::MAX }, ..counting };
         let policies = [
+            LifePolicy::Managed(managed),
+            LifePolicy::Managed(counting),
+            LifePolicy::Managed(Managed { score: ScoreRule::Lru, ..drawing }),
             LifePolicy::KeepAll,
             LifePolicy::AdmitAfter(AdmitAfter { count: 3, counters: 1_000 }),
             LifePolicy::AdmitAfter(AdmitAfter { count: 2, counters: 1 << 33 }),

@@ -69,7 +69,7 @@ pub(crate) fn config_of(bytes: &[u8]) -> Result<StoreConfig, SnapshotError> {
     for _ in 0..groups {
         specs.push(GroupRecord::read(&mut reader)?.spec);
     }
-    let config = StoreConfig { slots, seed, groups: specs };
+    let config = StoreConfig { slots, seed, groups: specs, budget: None };
     config.validate()?;
     Ok(config)
 }

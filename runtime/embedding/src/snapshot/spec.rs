@@ -84,7 +84,7 @@ impl GroupRecord {
             blocks = reader.u64()?;
         }
         let life = LifePolicy::from_snapshot(life, numbers).ok_or_else(|| unknown("row life", life))?;
-        let spec = RowSpec { dim, value_type, optimizer, life, initializer, zero_columns };
+        let spec = RowSpec { dim, value_type, optimizer, life, initializer, zero_columns, share: None };
         Ok(Self { spec, rows, removed, blocks })
     }
 }

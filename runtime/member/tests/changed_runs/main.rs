@@ -167,7 +167,7 @@ impl<'a> Case<'a> {
 
     /// Checks the rows that an attempt has trained.
     fn record(&mut self, settings: &Settings, events: &[JobEvent]) -> Result<(), String> {
-        let counts = trained(self.root, self.files.next_row);
+        let counts = trained(self.root, self.files.next_row)?;
         let files = self.files.in_order();
         let saved = after(self.saved.as_ref(), &files, settings, counts)?;
         let rows = |saved: &Option<Saved>| saved.as_ref().map(Saved::trained_rows);

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::files::File;
-use crate::settings::{BATCH_ROWS, Settings};
+use crate::settings::{BATCH_ROWS, Length, Settings};
 
 /// How often each row was trained.
 pub type Counts = BTreeMap<u64, u64>;
@@ -16,7 +16,8 @@ pub enum Verdict {
     Trains,
     /// It is refused before its first step.
     Refused,
-    /// It trains on other files from the next epoch on, or is refused: at the end of an epoch.
+    /// At the end of an epoch, it trains on other files from the next epoch on, or is refused. If
+    /// nothing is left to train, it ends, or is refused for files that cannot be read.
     Either,
 }
 
@@ -51,12 +52,28 @@ impl Saved {
         ended + self.open.div_ceil(BATCH_ROWS)
     }
 
+    /// Whether a run of this length has nothing left to train.
+    pub fn is_all_trained(&self, length: Length) -> bool {
+        match length {
+            Length::Steps(steps) => self.steps() >= steps,
+            Length::Epochs(epochs) => self.ended.len() as u64 >= epochs,
+        }
+    }
+
     pub fn trained_rows(&self) -> u64 {
         self.counts.values().sum()
     }
 
     pub fn skips_bad_rows(&self) -> bool {
         self.skips_bad_rows
+    }
+
+    /// The state after an attempt that has trained no row. One that ends saves a checkpoint.
+    fn untrained(mut self, attempt: &Settings) -> Self {
+        if attempt.crash.is_none() {
+            self.runs.insert(attempt.run);
+        }
+        self
     }
 
     /// Whether the next epoch is on other files than the last one.
@@ -76,7 +93,7 @@ pub fn verdict(saved: Option<&Saved>, files: &[File], attempt: &Settings) -> Ver
     if !saved.is_on_other_files(files) {
         return Verdict::Trains;
     }
-    if saved.open > 0 { Verdict::Refused } else { Verdict::Either }
+    if saved.open > 0 && !saved.is_all_trained(attempt.length) { Verdict::Refused } else { Verdict::Either }
 }
 
 /// Checks the rows that an attempt on `files` has trained. Returns the state at its last
@@ -98,7 +115,7 @@ pub fn after(
         return Err(format!("row {row} was trained {count} times before, and {:?} times now", counts.get(row)));
     }
     if before.counts == counts && saved.is_some() {
-        return Ok(saved.cloned());
+        return Ok(Some(before.untrained(attempt)));
     }
     let rows: Vec<u64> = files.iter().flat_map(|file| file.rows.iter().copied()).collect();
     let mut ended = before.ended;

@@ -18,6 +18,10 @@ pub const WEIGHT_STEP: f32 = 1.0 / 1024.0;
 /// The feature whose ids are the rows.
 pub const ROW_FEATURE: &str = "row";
 
+/// Steps of an attempt that crashes, unless it crashes earlier. In many more steps, predictions
+/// would become exact, and rows would no longer move.
+const UNTIL_CRASH: u64 = 200;
+
 const JOB: &str = "
 apiVersion: rectrain.dev/v1alpha1
 kind: RecTrainingJob
@@ -30,7 +34,9 @@ spec:
   data: {train: {paths: [PATH]}}
   training:
     globalBatchSize: 4
-    optimizer: {sparse: {kind: adam, beta1: 0, beta2: 0, learningRate: 0.0009765625}}
+    optimizer:
+      sparse: {kind: adam, beta1: 0, beta2: 0, epsilon: 1.0e-12, learningRate: 0.0009765625}
+      dense: {learningRate: 0.00001}
 ";
 
 /// Changes that the guide forbids between two runs.
@@ -73,7 +79,7 @@ const ALLOWED: &[&str] = &[
     "spec.roles.denseWorker.replicas=2",
     "spec.training.mode=hybrid",
     "spec.training.mode=async",
-    "spec.training.optimizer.dense.learningRate=0.002",
+    "spec.training.optimizer.dense.learningRate=0.00002",
     "spec.training.localBatchSize=2",
     "spec.checkpoint.keep=1",
     "spec.checkpoint.fullEvery=1",
@@ -134,22 +140,23 @@ impl Settings {
         for _ in 0..random.remainder(4) {
             settings.allowed.push(ALLOWED[random.remainder(ALLOWED.len() as u64) as usize]);
         }
-        settings.draw_crash(random);
+        settings.draw_crash(random, saved);
         if let Some(saved) = saved {
             settings.draw_start(random, saved);
             settings.draw_forbidden(random, format);
+            settings.draw_end(random, saved);
         }
         settings
     }
 
-    fn draw_crash(&mut self, random: &mut SplitMix64) {
+    fn draw_crash(&mut self, random: &mut SplitMix64, saved: Option<&Saved>) {
         self.crash = match random.remainder(6) {
             0 | 1 => Some(Crash::AfterCheckpoints(1 + random.remainder(3))),
             2 => Some(Crash::AfterMilliseconds(random.remainder(40))),
             _ => None,
         };
         if self.crash.is_some() {
-            self.length = Length::Steps(1_000);
+            self.length = Length::Steps(saved.map_or(0, Saved::steps) + UNTIL_CRASH);
         }
     }
 
@@ -163,6 +170,21 @@ impl Settings {
                 self.resumes_latest = false;
             }
             _ => {}
+        }
+    }
+
+    /// Rarely a number of epochs, or no more steps than are trained.
+    fn draw_end(&mut self, random: &mut SplitMix64, saved: &Saved) {
+        let length = match random.remainder(8) {
+            0 => Length::Epochs(1 + random.remainder(saved.epochs() + 1)),
+            1 => Length::Steps(1 + random.remainder(saved.steps())),
+            _ => return,
+        };
+        self.length = length;
+        self.crash = None;
+        if saved.is_all_trained(length) {
+            // It may save a checkpoint, or keep the one that it resumed from.
+            self.skips_bad_rows = saved.skips_bad_rows();
         }
     }
 

@@ -150,6 +150,13 @@ impl<K: Ord> SlotHolder<K> {
         self.leaving > 0
     }
 
+    /// Whether the slot is moving to another server, so that its changes must be
+    /// [noted](Self::changed).
+    #[must_use]
+    pub fn is_leaving(&self, slot: Slot) -> bool {
+        matches!(self.slots.get(slot.0 as usize), Some(Held::Leaving(_)))
+    }
+
     /// Whether this server answers look-ups and updates of the slot.
     #[must_use]
     pub fn serves(&self, slot: Slot) -> bool {

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use parking_lot::{Mutex, MutexGuard};
-use rectrain_embedding::{GroupId, UpdateLog};
-use rectrain_modes::barrier::{GateError, SparseGradients, StepGate, sum_by_key};
+use rectrain_embedding::{GroupId, Moment, UpdateLog};
+use rectrain_modes::barrier::{GateError, StepGate, sum_by_key};
 use rectrain_modes::{GlobalStep, Rank};
 use rectrain_proto::v1;
 use rectrain_protocol::blocking::blocking;
@@ -16,8 +16,9 @@ use rectrain_wire::BoxFuture;
 use tokio::sync::oneshot;
 
 use super::{BufferStanding, ModeHalf, RowGradients, Snapshot, not_this_mode};
-use crate::contribution::Contribution;
-use crate::shared::{Shared, TrackedStore, as_keys};
+use crate::contribution::{Contribution, KeyExamples, latest, sum_examples};
+use crate::shared::{GroupUpdate, Shared, TrackedStore, as_keys};
+use crate::table_life::Touched;
 
 type Gate = StepGate<oneshot::Sender<()>, Contribution>;
 
@@ -32,8 +33,7 @@ impl BarrierHalf {
     pub(crate) fn new(shared: &Shared, staleness: u64, first: GlobalStep, first_piece: u32) -> Result<Self, RoleError> {
         let mut gate = Gate::new(shared.plan.pieces(), staleness, first);
         for piece in 0..first_piece {
-            let nothing = shared.group_dims().iter().map(|_| SparseGradients::default()).collect();
-            gate.push(first, Rank(piece), nothing)?;
+            gate.push(first, Rank(piece), Contribution::nothing(shared.group_dims().len()))?;
         }
         Ok(Self { gate: Mutex::new(gate) })
     }
@@ -202,7 +202,8 @@ async fn apply(
     Ok(reply)
 }
 
-/// Sums the pieces' gradients and applies them as one update.
+/// Sums the pieces' gradients and applies them as one update. Then removes the rows that the
+/// updated slots do not keep.
 fn apply_groups(
     store: &TrackedStore<'_>,
     step: GlobalStep,
@@ -211,12 +212,20 @@ fn apply_groups(
     mut log: Option<&mut UpdateLog>,
 ) -> Result<v1::UpdateReply, RoleError> {
     let mut reply = v1::UpdateReply::default();
+    let (now, mut touched) = (Moment(latest(pieces.iter())), Touched::default());
     for (group, dim) in dims.iter().enumerate() {
-        let contributions = pieces.iter_mut().map(|piece| std::mem::take(&mut piece[group])).collect();
+        let examples = KeyExamples::of(pieces.iter(), group);
+        let contributions = pieces.iter_mut().map(|piece| std::mem::take(&mut piece.groups[group])).collect();
         let sum = sum_by_key(contributions, *dim);
-        let counts = store.update(GroupId(group as u16), &as_keys(sum.keys), &sum.values, step, log.as_deref_mut())?;
+        let (keys, gradients) = (as_keys(sum.keys), sum.values);
+        let examples = sum_examples(&examples, &keys);
+        let group = GroupId(group as u16);
+        let update = GroupUpdate { group, keys: &keys, gradients: &gradients, examples: &examples, step, now };
+        let counts = store.update(&update, log.as_deref_mut())?;
+        touched.add(&keys, store.slot_count());
         reply.missing_rows += counts.missing;
         reply.non_finite_rows += counts.non_finite;
     }
+    store.keep_budget(&touched, now)?;
     Ok(reply)
 }

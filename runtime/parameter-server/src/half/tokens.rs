@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{Mutex, MutexGuard};
 use rectrain_dense::DenseOptimizer;
-use rectrain_embedding::{FeatureKey, GroupId, UpdateLog};
+use rectrain_embedding::{FeatureKey, GroupId, Moment, UpdateLog};
 use rectrain_modes::gba::{
     Decay, EmbeddingPair, EmbeddingRule, KeyDivisor, KeySteps, LastUpdates, Push, TokenMode, Update, aggregate_dense,
     aggregate_embeddings,
@@ -24,10 +24,11 @@ use rectrain_proto::v1;
 
 use super::buffer::{Buffer, BufferStanding};
 use super::{ModeHalf, RowGradients, not_this_mode};
-use crate::contribution::Contribution;
+use crate::contribution::{Contribution, KeyExamples, latest, sum_examples};
 use crate::kept::{Kept, LeftTokens, Pushes, RowsStanding, WrittenPush};
 use crate::partition::Snapshot;
-use crate::shared::Shared;
+use crate::shared::{GroupUpdate, Shared, as_keys};
+use crate::table_life::Touched;
 use rectrain_protocol::blocking::blocking;
 use rectrain_protocol::error::RoleError;
 use rectrain_protocol::outcome;
@@ -246,6 +247,8 @@ impl TokenBuffers {
         if let Some(log) = &mut log {
             log.begin();
         }
+        let store = shared.tracked_store();
+        let (now, mut touched) = (Moment(latest(pieces_of(update))), Touched::default());
         let mut changed = Vec::with_capacity(self.group_dims.len());
         for (group, dim) in self.group_dims.iter().enumerate() {
             let rule = EmbeddingRule { dim: *dim, decay: self.decay, divisor: self.divisor, buffer: update.divisor };
@@ -255,20 +258,24 @@ impl TokenBuffers {
                 .map(|pair| EmbeddingPair {
                     rank: pair.push.rank,
                     token: pair.push.token,
-                    gradients: &pair.push.gradient[group],
+                    gradients: &pair.push.gradient.groups[group],
                 })
                 .collect();
             let gradients = match &mut rows.last_updates {
                 Some(steps) => aggregate_embeddings(&pairs, rule, update.step, &mut steps[group]),
                 None => aggregate_embeddings(&pairs, rule, update.step, &mut NeverStale),
             };
-            let keys: Vec<FeatureKey> = gradients.keys.into_iter().map(FeatureKey).collect();
-            let (group, log) = (GroupId(group as u16), log.as_deref_mut());
-            let counts = shared.tracked_store().update(group, &keys, &gradients.values, update.step, log)?;
+            let (keys, gradients) = (as_keys(gradients.keys), gradients.values);
+            let examples = sum_examples(&KeyExamples::of(pieces_of(update), group), &keys);
+            let (group, step) = (GroupId(group as u16), update.step);
+            let of_group = GroupUpdate { group, keys: &keys, gradients: &gradients, examples: &examples, step, now };
+            let counts = store.update(&of_group, log.as_deref_mut())?;
+            touched.add(&keys, store.slot_count());
             reply.missing_rows += counts.missing;
             reply.non_finite_rows += counts.non_finite;
             changed.push(keys);
         }
+        store.keep_budget(&touched, now)?;
         if let (Some(kept), Some(log)) = (shared.kept.as_deref(), log) {
             self.finish_kept_step(rows, update.step, changed, (kept, log))?;
         }
@@ -438,6 +445,11 @@ impl KeySteps for NeverStale {
     }
 
     fn set_changed(&mut self, _key: u64, _step: GlobalStep) {}
+}
+
+/// The contributions of a step.
+fn pieces_of(update: &Update<Contribution>) -> impl Iterator<Item = &Contribution> {
+    update.pairs.iter().map(|pair| &pair.push.gradient)
 }
 
 fn left_in_buffer(message: &'static str) -> RoleError {

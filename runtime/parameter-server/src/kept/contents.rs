@@ -5,6 +5,7 @@ use std::io::{self, BufWriter, Write};
 
 use bytemuck::Pod;
 use prost::Message;
+use rectrain_embedding::Examples;
 use rectrain_modes::barrier::SparseGradients;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -34,11 +35,20 @@ pub(crate) fn write_numbers<N: Pod>(file: &mut Writer, numbers: &[N]) -> io::Res
 }
 
 pub(crate) fn write_contribution(file: &mut Writer, contribution: &Contribution) -> io::Result<()> {
-    for SparseGradients { keys, values } in contribution {
+    let Contribution { groups, examples, moment } = contribution;
+    file.write_all(&moment.to_ne_bytes())?;
+    for (SparseGradients { keys, values }, examples) in groups.iter().zip(examples) {
         write_numbers(file, keys)?;
         write_numbers(file, values)?;
+        let counts: Vec<u32> = examples.iter().flat_map(|of_key| [of_key.positive, of_key.negative]).collect();
+        write_numbers(file, &counts)?;
     }
     Ok(())
+}
+
+fn pairs(counts: &[u32]) -> Vec<Examples> {
+    let (pairs, _) = counts.as_chunks();
+    pairs.iter().map(|&[positive, negative]| Examples { positive, negative }).collect()
 }
 
 /// The unread rest of a file. A read returns `None` if the bytes are not a value of that type.
@@ -77,11 +87,17 @@ impl<'b> Reader<'b> {
 
     /// Reads the gradients of all groups. `dims` has the number of values in a row of each group.
     pub(crate) fn contribution(&mut self, dims: &[usize]) -> Option<Contribution> {
-        let group = |dim: &usize| {
-            let (keys, values) = (self.numbers()?, self.numbers()?);
-            (values.len() == keys.len() * dim).then_some(SparseGradients { keys, values })
-        };
-        dims.iter().map(group).collect()
+        let (moment, rest) = self.0.split_first_chunk()?;
+        self.0 = rest;
+        let mut contribution = Contribution { moment: u64::from_ne_bytes(*moment), ..Contribution::default() };
+        for dim in dims {
+            let (keys, values): (Vec<u64>, Vec<f32>) = (self.numbers()?, self.numbers()?);
+            let examples = pairs(&self.numbers()?);
+            let fits = values.len() == keys.len() * dim && (examples.is_empty() || examples.len() == keys.len());
+            contribution.groups.push(fits.then_some(SparseGradients { keys, values })?);
+            contribution.examples.push(examples);
+        }
+        Some(contribution)
     }
 
     /// `None` unless the whole file has been read.
@@ -108,10 +124,14 @@ mod tests {
 
     #[test]
     fn complete_files_are_read_and_truncated_files_are_refused() {
-        let contribution = vec![
-            SparseGradients { keys: vec![3, 9], values: vec![0.5, -0.25, f32::MIN_POSITIVE, 4.0] },
-            SparseGradients::default(),
-        ];
+        let contribution = Contribution {
+            groups: vec![
+                SparseGradients { keys: vec![3, 9], values: vec![0.5, -0.25, f32::MIN_POSITIVE, 4.0] },
+                SparseGradients::default(),
+            ],
+            examples: vec![vec![Examples { positive: 1, negative: 0 }, Examples { positive: 7, negative: 9 }], vec![]],
+            moment: 1_700_000_000,
+        };
         let push = v1::TokenPush { rank: 3, pulled_at: vec![7], ..v1::TokenPush::default() };
         let bytes = written(|file| {
             write_message(file, &push)?;

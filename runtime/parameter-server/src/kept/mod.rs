@@ -221,6 +221,14 @@ impl Rows {
         remove_standing(directory)
     }
 
+    /// Keeps another budget than the plan's: the present one of the job.
+    ///
+    /// # Errors
+    /// [`RoleError::Inconsistent`] if it is not one number above 0.
+    pub fn set_budget(&self, budget: v1::TableBudget) -> Result<(), RoleError> {
+        crate::table_life::set_budget(&self.store, budget)
+    }
+
     /// The address of the killed server and the attempt that its rows belong to.
     pub fn place(&self) -> Option<(&str, u64)> {
         self.left.as_ref().map(|left| (&*left.standing.address, left.standing.attempt))
@@ -441,15 +449,17 @@ mod tests {
             life: rectrain_embedding::LifePolicy::KeepAll,
             initializer: Initializer::Constant(0.5),
             zero_columns: 0,
+            share: None,
         };
-        let config = StoreConfig { slots: 2, seed: 1, groups: vec![group] };
+        let config = StoreConfig { slots: 2, seed: 1, groups: vec![group], budget: None };
         let (_store, log, _) = Store::in_shared_memory(config, directory).unwrap();
         make_folders(directory).unwrap();
         Kept::new(directory, log)
     }
 
     fn gradients(key: u64) -> Contribution {
-        vec![SparseGradients { keys: vec![key, key + 1], values: vec![0.5, -0.25, f32::MIN_POSITIVE, 4.0] }]
+        let gradients = SparseGradients { keys: vec![key, key + 1], values: vec![0.5, -0.25, f32::MIN_POSITIVE, 4.0] };
+        Contribution { groups: vec![gradients], examples: vec![Vec::new()], moment: key }
     }
 
     fn files(directory: &Path) -> usize {

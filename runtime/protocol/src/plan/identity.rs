@@ -10,7 +10,7 @@
 
 use rectrain_checkpoint::{FeatureIdentity, Identity};
 use rectrain_data::Format;
-use rectrain_embedding::RowSpec;
+use rectrain_embedding::{LifePolicy, RowSpec};
 use rectrain_kinds::{BadRows, CsvFormat, DenseField, DenseOptimizer, FileFormat, RecordFormat, SparseField};
 use serde_json::{Map, Value, json};
 
@@ -55,6 +55,7 @@ impl JobPlan {
             ("spec.data", self.data_identity()),
         ];
         let sections = sections.into_iter().chain(self.skipping()).chain(self.null_values());
+        let sections = sections.chain(self.clock());
         Identity::new(sections.map(|(name, section)| (name.to_owned(), section)))
     }
 
@@ -121,6 +122,13 @@ impl JobPlan {
         Some(("spec.data.nullValues", json!(markers)))
     }
 
+    /// The clock of the rows, or null if there is none. Times in the rows are by it. Jobs that keep
+    /// every row have no such section.
+    fn clock(&self) -> Option<(&'static str, Value)> {
+        let is_managed = self.store.groups.iter().any(|group| group.life != LifePolicy::KeepAll);
+        is_managed.then(|| ("spec.data.timeColumn", json!(self.schema.time)))
+    }
+
     pub(super) fn feature_identities(&self) -> Vec<FeatureIdentity> {
         let fields = self.schema.sparse.iter().zip(&self.layout.features);
         fields
@@ -138,10 +146,15 @@ impl JobPlan {
 
 /// A multi-valued cell without values has no id, whatever `missing` says.
 fn cell(field: &SparseField) -> Value {
-    match &field.multi_value {
+    let mut cell = match &field.multi_value {
         Some(separator) => json!({ "multiValue": { "separator": separator }, "missing": null }),
         None => json!({ "multiValue": null, "missing": field.missing }),
+    };
+    // Checkpoints of versions without hashed tables lack the field.
+    if let (Value::Object(cell), Some(buckets)) = (&mut cell, field.hash_buckets) {
+        cell.insert("hashBuckets".to_owned(), json!(buckets));
     }
+    cell
 }
 
 fn csv(format: &CsvFormat) -> Value {
@@ -150,13 +163,31 @@ fn csv(format: &CsvFormat) -> Value {
 }
 
 fn row_group(spec: &RowSpec) -> Value {
-    json!({
+    let mut group = json!({
         "dim": spec.dim,
         "zeroColumns": spec.zero_columns,
         "valueType": spec.value_type,
         "initializer": spec.initializer,
         "optimizer": without(json!(spec.optimizer), spec.optimizer.changeable()),
-    })
+    });
+    // Checkpoints of versions without policies lack the field, and have rows of this policy.
+    if let (Value::Object(group), false) = (&mut group, spec.life == LifePolicy::KeepAll) {
+        group.insert("life".to_owned(), life(spec.life));
+    }
+    group
+}
+
+/// The policy of a row group. Its words in the rows mean nothing under another policy.
+fn life(policy: LifePolicy) -> Value {
+    match policy {
+        LifePolicy::Managed(managed) => json!({
+            "admission": format!("{:?}", managed.admission),
+            "expireAfterSeconds": managed.expire_after,
+            "score": format!("{:?}", managed.score),
+            "priority": format!("{:?}", managed.priority),
+        }),
+        other => json!(format!("{other:?}")),
+    }
 }
 
 /// The settings without those that a later run may change.

@@ -3,6 +3,7 @@
 
 mod checkpoint;
 mod identity;
+mod life;
 mod resolve;
 mod small;
 mod warm_start;

@@ -12,7 +12,7 @@ use rectrain_modes::gba::{BufferSize, Decay, LostTokens};
 use rectrain_modes::{EvaluationPoints, ModeSettings, TrainingLength, TrainingMode};
 use rectrain_policy::ModePolicy;
 
-use super::{CheckpointPlan, JobPlan, Replicas, SLOTS, WarmStartPlan};
+use super::{CheckpointPlan, JobPlan, Replicas, SLOTS, WarmStartPlan, life};
 use crate::error::RoleError;
 use crate::layout::{FeatureLayout, FeaturePlace};
 
@@ -40,7 +40,7 @@ impl JobPlan {
         let slice_rows = slice_rows(job);
         let chunk_rows = chunk_rows(job, slice_rows);
         let (train, test) = sources(job);
-        let store = StoreConfig { slots: SLOTS, seed: training.seed, groups };
+        let store = StoreConfig { slots: SLOTS, seed: training.seed, groups, budget: life::budget(job) };
         check_optimizers(&store, &training.dense_optimizer)?;
         Ok(Self {
             name: job.name.clone(),
@@ -203,7 +203,8 @@ fn layout(job: &ResolvedJob, model: &dyn Model) -> (FeatureLayout, Vec<RowSpec>)
             dim: dim + usize::from(linear),
             value_type: job.training.embedding_value_type,
             optimizer: job.training.sparse_optimizer,
-            life: rectrain_embedding::LifePolicy::KeepAll,
+            life: life::life(job, table),
+            share: table.life.and_then(|life| life.share_millionths),
             initializer: table.initializer,
             zero_columns: usize::from(linear),
         };

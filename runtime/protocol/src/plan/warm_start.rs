@@ -87,6 +87,8 @@ struct Sections {
     sparse: Vec<FeatureIdentity>,
     dense: Vec<DenseFeature>,
     rows: RowsIdentity,
+    /// The clock of rows that have a policy; null if there is none.
+    clock: Option<Value>,
 }
 
 impl Sections {
@@ -102,6 +104,7 @@ impl Sections {
             sparse: section(identity, "features")?,
             dense: section(identity, "denseFeatures")?,
             rows: section(identity, "rows")?,
+            clock: identity.section("spec.data.timeColumn").cloned(),
         })
     }
 
@@ -136,6 +139,7 @@ impl JobPlan {
         let mut differences = Vec::new();
         compare_settings(&saved, &own, &mut differences);
         compare_features(&saved, &own, &mut differences);
+        compare_clocks(&saved, &own, &mut differences);
         let groups = match_groups(&saved, &own, &mut differences);
         if !differences.is_empty() {
             return Err(unlike(name, &differences));
@@ -216,6 +220,15 @@ fn compare_features(saved: &Sections, own: &Sections, differences: &mut Vec<Stri
     }
 }
 
+/// The times in rows are seconds since 1970, whatever column they come from. Without a clock they
+/// are none.
+fn compare_clocks(saved: &Sections, own: &Sections, differences: &mut Vec<String>) {
+    let (Some(one), Some(other)) = (&saved.clock, &own.clock) else { return };
+    if one.is_null() != other.is_null() {
+        differ("spec.data.timeColumn", Some(one), Some(other), differences);
+    }
+}
+
 /// The job's row group for each one of the checkpoint. A table's rows go where the job keeps that
 /// table.
 fn match_groups(saved: &Sections, own: &Sections, differences: &mut Vec<String>) -> Vec<Option<GroupId>> {
@@ -258,6 +271,21 @@ fn compare_rows(table: &str, saved: (&Sections, u16), own: (&Sections, u16), dif
         let [one, other] = [one, other].map(|group| group.and_then(|group| group.get(setting)));
         differ(&format!("{name} of the table `{table}`"), one, other, differences);
     }
+    // Rows of a job that keeps all of them begin their life in this one.
+    let [one, other] = [one, other].map(|group| group.and_then(|group| group.get("life")).map(without_priority));
+    if one.is_some() {
+        let path = format!("admission, expireAfter and eviction of the table `{table}`");
+        differ(&path, one.as_ref(), other.as_ref(), differences);
+    }
+}
+
+/// The policy of rows without their priority, which may change.
+fn without_priority(life: &Value) -> Value {
+    let mut life = life.clone();
+    if let Value::Object(life) = &mut life {
+        life.remove("priority");
+    }
+    life
 }
 
 /// Adds a difference, if there is one and it is not among them already.
@@ -294,10 +322,10 @@ metadata: {name: test}
 spec:
   model: {kind: dnn, embeddingDim: 4, hidden: [16, 8]}
   features:
-    sparse: [{name: user}, {name: item, dim: 6}, {name: seen, table: item}]
+    sparse: [{name: user}, {name: item, dim: 6}, {name: seen, dim: 6}]
     dense: [{name: age}, {name: price}]
   data:
-    synthetic: {rows: 2000, testRows: 500, vocabulary: 1000}
+    train: {paths: ['d/*.csv']}
   training: {globalBatchSize: 96, epochs: 2}
 ";
         let over = |change: &&str| Override { kind: SetKind::Infer, expression: (*change).to_owned() };
@@ -332,7 +360,7 @@ spec:
             "spec.features.sparse[0].missing=skip",
             "spec.model.dropout=0.5",
             "spec.roles.ps.replicas=3",
-            "spec.data.synthetic=null,spec.data.train.paths={a.csv}",
+            "spec.data.train.paths={a.csv}",
         ] {
             let whole = inherit(&[change]).unwrap_or_else(|error| panic!("{change}: {error}"));
             assert_eq!(whole.dense.fresh(), 0, "{change}");
@@ -376,7 +404,7 @@ spec:
                 &["spec.features.sparse[1].dim=8", "spec.model.hidden={16,8,4}"],
                 &["the dim of the sparse feature `item` is `6`", "and `[16,8,4]` in the job"],
             ),
-            (&["spec.features.sparse[2].pooling=mean"], &["the pooling of the sparse feature `seen`"]),
+            (&["spec.features.sparse[2].pooling=sum"], &["the pooling of the sparse feature `seen`"]),
             (&["spec.features.dense[0].transform=log1p"], &["the transform of the dense feature `age`"]),
             (
                 &["spec.training.optimizer.sparse.kind=adaGrad"],
@@ -391,6 +419,22 @@ spec:
                 assert!(error.contains(part), "{part}: {error}");
             }
         }
+    }
+
+    #[test]
+    fn rows_keep_their_life_or_begin_one() {
+        const BUDGET: &str = "spec.features.memory.maxRows=5000,spec.training.optimizer.sparse.kind=adam";
+        let inherit = |before: &[&str], now: &[&str]| {
+            plan(now).inherit(&plan(before).identity(), "ck/step-7").map_err(|error| error.to_string())
+        };
+        assert!(inherit(&[], &[BUDGET]).is_ok(), "rows begin their life");
+        let high = "spec.features.sparse[0].priority=high";
+        assert_eq!(inherit(&[BUDGET], &[BUDGET, high]).unwrap().groups.len(), 2);
+        for other in ["spec.features.eviction.policy=lfu", "spec.features.sparse[0].admission.count=3"] {
+            let error = inherit(&[BUDGET], &[BUDGET, other]).unwrap_err();
+            assert!(error.contains("admission, expireAfter and eviction of the table `user`"), "{error}");
+        }
+        assert!(inherit(&[BUDGET], &["spec.training.optimizer.sparse.kind=adam"]).is_err());
     }
 
     #[test]

@@ -127,6 +127,7 @@ fn sparse_feature(field: &SparseField, place: &FeaturePlace) -> Value {
         "tableSeed": hex(TableSeed::of(&field.table).0),
         "separator": field.multi_value,
         "missing": field.missing,
+        "hashBuckets": field.hash_buckets,
         "group": place.group,
         "dim": place.dim,
         "offset": place.offset,
@@ -179,7 +180,7 @@ fn keys(model: &Model) -> Value {
     let values = VECTORS.iter().map(|value| (*value).to_owned()).chain(long);
     let vector = |value: String| json!({ "key": hex(seed.text(value.as_bytes())), "value": value });
     json!({
-        "hash": "XXH3_64bits_withSeed(text, tableSeed), then mix; an integer n has mix(n XOR tableSeed)",
+        "hash": "XXH3_64bits_withSeed(text, tableSeed), then mix; an integer n has mix(n XOR tableSeed); with hashBuckets, a key k becomes that of the integer k mod hashBuckets",
         "tableSeed": "XXH3_64bits(table)",
         "mix": {
             "shifts": [30, 27, 31],

@@ -45,6 +45,7 @@ pub(in crate::cluster) fn alerts(cluster: &TestCluster) -> Result<(), TrialError
     stalled_and_failed_jobs(&mut watch)?;
     drops_gradients(&mut watch)?;
     faulty_member(&mut watch)?;
+    crowding_member(&mut watch)?;
     near_memory_limit(&mut watch)?;
     unpredicted(&mut watch)?;
     suffers(&mut watch)?;
@@ -142,6 +143,20 @@ fn faulty_member(watch: &mut Watch<'_>) -> Result<(), HarnessError> {
         let _member = Running::start(member.arg(&certificates.folder).arg(fault).stdout(Stdio::null()))?;
         watch.fires(alert, Some(name))?;
     }
+    jobs.delete(name)
+}
+
+/// A faulty member trains more ids within an hour of event time than the budget has rows for.
+fn crowding_member(watch: &mut Watch<'_>) -> Result<(), HarnessError> {
+    let (jobs, name) = (&watch.cluster.jobs, "crowded");
+    let features = json!({"memory": {"maxRows": 2_000_000}, "eviction": {"policy": "lru"}});
+    jobs.submit(name, &merged(endless(), json!({"training": {"mode": "async"}, "features": features})))?;
+    jobs.until_phase(name, "Training")?;
+    let server = jobs.address_of(&format!("{name}-ps-0"))?;
+    let certificates = Certificates::of(watch.cluster, name)?;
+    let mut member = command(built("examples/faulty_member")?, [format!("tcp://{server}:7000")]);
+    let _member = Running::start(member.arg(&certificates.folder).arg("crowds").stdout(Stdio::null()))?;
+    watch.fires("RectrainYoungRowsEvicted", Some(name))?;
     jobs.delete(name)
 }
 

@@ -24,6 +24,17 @@ use crate::error::unmet;
 const TARGETS: Duration = Duration::from_secs(90);
 /// The references that document every metric.
 const REFERENCES: [&str; 2] = ["docs/reference/metrics.md", "docs/reference/operator-metrics.md"];
+/// Metrics without data in this trial. The first has data only while a member is slow, the others
+/// only if a table does not keep every row. Tests of the operator and of the servers cover them.
+const CONDITIONAL: [&str; 7] = [
+    "rectrain_operator_job_slowest_share",
+    "rectrain_ps_table_rows",
+    "rectrain_ps_admitted_rows_total",
+    "rectrain_ps_turned_away_gradients_total",
+    "rectrain_ps_expired_rows_total",
+    "rectrain_ps_evicted_rows_total",
+    "rectrain_ps_dropped_gradients_total",
+];
 const ROLES: [&str; 6] = ["coordinator", "ps", "embedding-worker", "dense-worker", "loader", "operator"];
 
 pub(in crate::cluster) fn scrapes(cluster: &TestCluster) -> Result<(), TrialError> {
@@ -40,7 +51,7 @@ pub(in crate::cluster) fn scrapes(cluster: &TestCluster) -> Result<(), TrialErro
     let prometheus = Prometheus::start(&programs, &folder, json!({"scrape_configs": [scrape]}))?;
     let targets = eventually(TARGETS, "the targets of Prometheus", || targets(&prometheus))?;
     let documented = documented()?;
-    for family in &documented {
+    for family in documented.iter().filter(|family| !CONDITIONAL.contains(&family.as_str())) {
         eventually(patience_for(family), &format!("data of {family}"), || has_data(&prometheus, family))?;
     }
     for (role, url) in &targets {
@@ -48,7 +59,7 @@ pub(in crate::cluster) fn scrapes(cluster: &TestCluster) -> Result<(), TrialErro
     }
     println!(
         "all targets up, {} families with data, promtool accepts the text of {}",
-        documented.len(),
+        documented.len() - CONDITIONAL.len(),
         ROLES.join(", ")
     );
     drop(prometheus);
@@ -116,7 +127,10 @@ mod tests {
         assert_eq!(names(table), ["a_total", "b_seconds"]);
         let all = documented().unwrap();
         assert!(
-            all.len() > 40 && all.contains("rectrain_operator_jobs") && all.contains("rectrain_ps_rows"),
+            all.len() > 40
+                && CONDITIONAL.iter().all(|name| all.contains(*name))
+                && all.contains("rectrain_operator_jobs")
+                && all.contains("rectrain_ps_rows"),
             "{all:?}"
         );
     }

@@ -86,8 +86,10 @@ fn read_columns(encoder: &Encoder) -> Vec<String> {
     let schema = &encoder.schema;
     let sparse = schema.sparse.iter().map(|field| &field.name);
     let dense = schema.dense.iter().map(|field| &field.name);
+    let time = schema.time.iter().map(|field| &field.name);
+    let others = [&schema.label.name].into_iter().chain(&schema.group).chain(time).chain(&encoder.carried);
     let mut names = Vec::new();
-    for name in sparse.chain(dense).chain([&schema.label.name]).chain(&schema.group).chain(&encoder.carried) {
+    for name in sparse.chain(dense).chain(others) {
         if !names.contains(name) {
             names.push(name.clone());
         }
@@ -236,7 +238,7 @@ fn write(value: &Json<'_>, separator: &[u8], into: &mut Vec<u8>) -> Result<(), &
 
 #[cfg(test)]
 mod tests {
-    use rectrain_kinds::{DenseField, LabelField, MissingValue, SparseField, Transform};
+    use rectrain_kinds::{DenseField, LabelField, MissingValue, SparseField, TimeField, TimeUnit, Transform};
 
     use super::*;
     use crate::text::cell;
@@ -251,10 +253,17 @@ mod tests {
             table: name.to_owned(),
             multi_value: multi_value.map(str::to_owned),
             missing: MissingValue::Token,
+            hash_buckets: None,
         };
         let dense = DenseField { name: "age".to_owned(), transform: Transform::Identity, missing: 0.0, limit: 1e9 };
         let sparse = vec![sparse("user", None), sparse("tags", Some("")), sparse("genres", Some("|"))];
-        Schema { sparse, dense: vec![dense], label: LabelField::of_numbers("y", None), group: Some("user".to_owned()) }
+        Schema {
+            sparse,
+            dense: vec![dense],
+            label: LabelField::of_numbers("y", None),
+            group: Some("user".to_owned()),
+            time: Some(TimeField { name: "at".to_owned(), unit: TimeUnit::Seconds, order: None }),
+        }
     }
 
     fn cut(format: &RecordFormat, value: &str) -> Result<Vec<String>, BadValue> {
@@ -271,10 +280,10 @@ mod tests {
     fn members_become_cells_whatever_their_order() {
         let found = cut(
             &RecordFormat::Json,
-            r#"{"y":true,"other":{"a":[]},"genres":["a","b"],"tags":[7,"x y"],"user":"u\n1","age":1.50}"#,
+            r#"{"y":true,"other":{"a":[]},"genres":["a","b"],"tags":[7,"x y"],"user":"u\n1","at":170,"age":1.50}"#,
         );
-        assert_eq!(found.unwrap(), ["u\n1", "7\u{1f}x y", "a|b", "1.50", "1"]);
-        assert_eq!(cut(&RecordFormat::Json, r#"{"y":0,"user":null}"#).unwrap(), ["", "", "", "", "0"]);
+        assert_eq!(found.unwrap(), ["u\n1", "7\u{1f}x y", "a|b", "1.50", "1", "170"]);
+        assert_eq!(cut(&RecordFormat::Json, r#"{"y":0,"user":null}"#).unwrap(), ["", "", "", "", "0", ""]);
     }
 
     #[test]
@@ -283,9 +292,9 @@ mod tests {
         assert_eq!(problem("click,1"), "expected a JSON object at byte 0");
         assert_eq!(problem(r#"{"age":{}}"#), "column `age`: expected a number, a text or a list");
         assert_eq!(problem(r#"{"tags":[[1]]}"#), "column `tags`: expected a list of numbers or texts");
-        let columns = ["y", "user", "tags", "genres", "age"].map(str::to_owned).to_vec();
+        let columns = ["y", "user", "tags", "genres", "age", "at"].map(str::to_owned).to_vec();
         let format = RecordFormat::Csv(CsvFormat { header: false, columns: Some(columns), ..CsvFormat::default() });
-        assert_eq!(cut(&format, "1,\"u,1\",t,g,5\n").unwrap(), ["1", "u,1", "t", "g", "5"]);
+        assert_eq!(cut(&format, "1,\"u,1\",t,g,5,9\n").unwrap(), ["1", "u,1", "t", "g", "5", "9"]);
         for (value, expected) in [("", "a line"), ("1,2\n3,4", "one line"), ("1,\"2", "a closing quote")] {
             let found = cut(&format, value).unwrap_err().problem;
             assert!(found.starts_with(expected), "{found}");
