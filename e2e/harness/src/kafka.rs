@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::command::{command, output, start};
+use crate::skips::is_ci;
 use crate::{HarnessError, files, not_yet};
 
 const VERSION: &str = "4.1.0";
@@ -45,6 +46,9 @@ impl Drop for Broker {
 
 impl Broker {
     /// A broker for a test. Without Java or Maven the test says so, and has none.
+    ///
+    /// # Panics
+    /// See [`for_test_with`](Self::for_test_with).
     #[must_use]
     pub fn for_test() -> Option<Self> {
         Self::for_test_with("")
@@ -53,11 +57,12 @@ impl Broker {
     /// As [`for_test`](Self::for_test), with a certificate and its key as PEM.
     ///
     /// # Panics
-    /// The broker does not start, although it is there.
+    /// The broker does not start, although it is there. With `CI=true` also without Java or Maven.
     #[must_use]
     #[allow(clippy::panic, reason = "only tests call it")]
     pub fn for_test_with(certificate: &str) -> Option<Self> {
         if let Err(reason) = output(&mut command("java", ["-version"])).and_then(|_| jars()) {
+            assert!(!is_ci(), "CI=true forbids to skip the tests with Kafka: {reason}");
             eprintln!("SKIPPED: {reason}");
             return None;
         }

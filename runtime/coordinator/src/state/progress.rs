@@ -150,7 +150,8 @@ impl State {
         self.progress.loss_since_event.1 += report.samples;
         let now = Instant::now();
         self.progress.throughput.note(now, self.progress.samples);
-        self.progress.slowest.record(report, now);
+        let ignored = self.is_on_stream().then_some(Role::Loader);
+        self.progress.slowest.record(report, ignored, now);
         self.name_slowest(now);
         self.training.set_pace(self.samples_per_second() / self.job.data.global_batch_rows.max(1) as f64);
         if report.rank != 0 || self.progress.loss_since_event.1 == 0 {
@@ -350,6 +351,9 @@ impl State {
 
     /// Names the slowest member, or none. Each change is an event.
     fn name_slowest(&mut self, now: Instant) {
+        if self.waits_for_records() {
+            return;
+        }
         let members = Role::MEMBERS.map(|role| (role, self.replicas(role).present));
         let setting = Setting { mode: self.training.mode().name(), members: members.into() };
         let now_seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());

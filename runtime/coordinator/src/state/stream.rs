@@ -135,6 +135,16 @@ impl State {
         Ok(v1::StreamKnown { probes })
     }
 
+    /// Whether the job trains on a stream.
+    pub(super) fn is_on_stream(&self) -> bool {
+        self.data.ledger.chunks().stream().is_some()
+    }
+
+    /// Whether training waits for records of a stream. Then no member is slow.
+    pub(super) fn waits_for_records(&self) -> bool {
+        self.data.stream.is_unreachable || self.data.ledger.chunks().stream().is_some_and(StreamChunks::is_at_rest)
+    }
+
     /// Tells when the brokers go, and when they are back. A job waits for them, which is no stall: a
     /// restart could not help.
     fn note_brokers(&mut self, problem: &str) {
@@ -357,6 +367,23 @@ mod tests {
             |event: &JobEvent| if let JobEvent::Warning { message } = event { Some(message.clone()) } else { None };
         let told: Vec<String> = state.pending_events.iter().filter_map(warning).collect();
         assert_eq!(told, ["no answer; training goes on when it answers", "the brokers of the stream answer again"]);
+    }
+
+    #[test]
+    fn training_waits_for_records_at_the_end_of_the_topics_and_without_brokers() {
+        let mut state = running(&plan(&[]));
+        assert!(state.is_on_stream());
+        tell(&mut state, 24);
+        assert!(!state.waits_for_records());
+        let Lease::Chunk(first) = state.data.ledger.lease() else { panic!("there are rows") };
+        assert!(!state.waits_for_records());
+        read(&mut state, &first, 24, false);
+        assert!(state.waits_for_records());
+        tell(&mut state, 48);
+        assert!(!state.waits_for_records());
+        let gone = v1::StreamFound { unreachable: "no answer".to_owned(), ..v1::StreamFound::default() };
+        state.stream_found(&gone).unwrap();
+        assert!(state.waits_for_records());
     }
 
     #[test]
