@@ -5,7 +5,10 @@ use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 use crate::command::{command, output, start};
 use crate::skips::is_ci;
@@ -52,6 +55,23 @@ impl Broker {
     #[must_use]
     pub fn for_test() -> Option<Self> {
         Self::for_test_with("")
+    }
+
+    /// As [`for_test`](Self::for_test). Tests that run at the same time have one broker together, so
+    /// each of them needs topics of its own.
+    ///
+    /// # Panics
+    /// See [`for_test_with`](Self::for_test_with).
+    #[must_use]
+    pub fn shared_for_test() -> Option<Arc<Self>> {
+        static SHARED: Mutex<Weak<Broker>> = Mutex::new(Weak::new());
+        let mut shared = SHARED.lock();
+        if let Some(broker) = shared.upgrade() {
+            return Some(broker);
+        }
+        let broker = Arc::new(Self::for_test()?);
+        *shared = Arc::downgrade(&broker);
+        Some(broker)
     }
 
     /// As [`for_test`](Self::for_test), with a certificate and its key as PEM.

@@ -130,15 +130,15 @@ fn refusal(folder: &Path, sets: &[&str]) -> String {
 
 #[test]
 fn the_same_rows_from_kafka_and_from_files_give_the_same_model() {
-    let Some(broker) = Broker::for_test() else { return };
+    let Some(broker) = Broker::shared_for_test() else { return };
     let folder = folder_with(JOB);
     let rows = rows(4);
     let count = rows.iter().map(Vec::len).sum::<usize>();
     write_rows(folder.path(), &rows);
-    produce(&broker.address, "clicks", &values(&rows));
+    produce(&broker.address, "same", &values(&rows));
     let files = run(folder.path(), &[]);
     assert_eq!(summary(&files)["samples"], count);
-    let topic = from_topic(&broker, "clicks");
+    let topic = from_topic(&broker, "same");
     for loaders in ["1", "3"] {
         let loaders = format!("spec.roles.loader.replicas={loaders}");
         let stream = run(folder.path(), &[&topic, &loaders]);
@@ -158,14 +158,14 @@ fn the_same_rows_from_kafka_and_from_files_give_the_same_model() {
 
 #[test]
 fn a_run_that_resumes_reads_each_offset_once_and_goes_on_with_what_has_come() {
-    let Some(broker) = Broker::for_test() else { return };
+    let Some(broker) = Broker::shared_for_test() else { return };
     let folder = folder_with(JOB);
     let (first, all) = (rows(4), rows(9));
     let (early, late): (Vec<_>, Vec<_>) = all.iter().zip(&first).map(|(all, first)| all.split_at(first.len())).unzip();
     let own = |parts: Vec<&[Row]>| parts.into_iter().map(<[Row]>::to_vec).collect::<Vec<_>>();
     let (early, late) = (own(early), own(late));
-    produce(&broker.address, "clicks", &values(&early));
-    let topic = from_topic(&broker, "clicks");
+    produce(&broker.address, "resumed", &values(&early));
+    let topic = from_topic(&broker, "resumed");
     let saved = [&*topic, "spec.checkpoint.path=model", "spec.checkpoint.everySteps=7"];
     let count = |rows: &[Vec<Row>]| rows.iter().map(Vec::len).sum::<usize>() as u64;
     let stopped = run(folder.path(), &[&saved[..], &["spec.training.steps=20"]].concat());
@@ -175,7 +175,7 @@ fn a_run_that_resumes_reads_each_offset_once_and_goes_on_with_what_has_come() {
     let alone = run(folder.path(), &[&topic]);
     assert_eq!(summary(&rest)["samples"], count(&early));
     assert_eq!(summary(&rest)["parametersSha256"], summary(&alone)["parametersSha256"]);
-    produce(&broker.address, "clicks", &values(&late));
+    produce(&broker.address, "resumed", &values(&late));
     assert_eq!(summary(&run(folder.path(), &on))["samples"], count(&early) + count(&late));
 }
 
@@ -208,17 +208,17 @@ fn kills_of_members_and_of_the_broker_lose_no_row_and_change_no_model() {
 
 #[test]
 fn records_that_are_no_rows_are_named_or_skipped() {
-    let Some(broker) = Broker::for_test() else { return };
+    let Some(broker) = Broker::shared_for_test() else { return };
     let folder = folder_with(JOB);
     let mut good: Vec<String> = (0..2 * BATCH).map(|number| json(&row(number))).collect();
     let bad = ["no JSON", r#"{"user":"u1","item":"i1","age":{},"label":1}"#, r#"{"user":"u1","item":"i1","label":2}"#];
     for (at, value) in [(20, bad[0]), (21, bad[1]), (30, bad[2])] {
         good.insert(at, value.to_owned());
     }
-    produce(&broker.address, "clicks", &[good, vec!["also none".to_owned(); 3]]);
-    let topic = from_topic(&broker, "clicks");
+    produce(&broker.address, "bad", &[good, vec!["also none".to_owned(); 3]]);
+    let topic = from_topic(&broker, "bad");
     let message = refusal(folder.path(), &[&topic]);
-    assert!(message.contains("topic clicks, partition 1, offset 0: expected a JSON object"), "{message}");
+    assert!(message.contains("topic bad, partition 1, offset 0: expected a JSON object"), "{message}");
     let letters = "spec.data.train.kafka.deadLetterTopic=dead";
     let message = refusal(folder.path(), &[&topic, "spec.data.badRows.action=skip", letters]);
     assert!(message.contains("there is no topic `dead`"), "{message}");
@@ -247,27 +247,27 @@ fn values_of(address: &str, topic: &str) -> Vec<String> {
 
 #[test]
 fn topics_and_brokers_that_are_not_there_are_named() {
-    let Some(broker) = Broker::for_test() else { return };
+    let Some(broker) = Broker::shared_for_test() else { return };
     let folder = folder_with(JOB);
-    produce(&broker.address, "clicks", &[vec![]]);
-    let message = refusal(folder.path(), &[&from_topic(&broker, "click")]);
-    assert!(message.contains("there is no topic `click`"), "{message}");
-    let message = refusal(folder.path(), &[&from_topic(&broker, "clicks")]);
+    produce(&broker.address, "empty", &[vec![]]);
+    let message = refusal(folder.path(), &[&from_topic(&broker, "absent")]);
+    assert!(message.contains("there is no topic `absent`"), "{message}");
+    let message = refusal(folder.path(), &[&from_topic(&broker, "empty")]);
     assert!(message.contains("the topics have no rows"), "{message}");
     let sasl = "spec.data.train.kafka.security.sasl=scramSha512";
-    let message = refusal(folder.path(), &[&from_topic(&broker, "clicks"), sasl]);
+    let message = refusal(folder.path(), &[&from_topic(&broker, "empty"), sasl]);
     assert!(message.contains("KAFKA_USERNAME is not set"), "{message}");
 }
 
 /// Rows that arrive while the job trains are trained too, although no partition has a full batch.
 #[test]
 fn an_endless_job_trains_what_arrives() {
-    let Some(broker) = Broker::for_test() else { return };
+    let Some(broker) = Broker::shared_for_test() else { return };
     let folder = folder_with(JOB);
     let first = rows(2);
     let count = |rows: &[Vec<Row>]| rows.iter().map(Vec::len).sum::<usize>() as u64;
-    produce(&broker.address, "clicks", &values(&first));
-    let endless = format!("{},spec.data.train.kafka.lingerMillis=100", from_topic(&broker, "clicks"));
+    produce(&broker.address, "endless", &values(&first));
+    let endless = format!("{},spec.data.train.kafka.lingerMillis=100", from_topic(&broker, "endless"));
     let endless = endless.replace("spec.data.train.kafka.until=latest", "spec.data.train.kafka.until=null");
     let (mut child, lines) = training(folder.path(), &["run", "job.yaml", "--json", "--set", &endless]);
     let one = (0..PARTITIONS).map(|partition| vec![json(&row(partition))]).collect::<Vec<_>>();
@@ -279,7 +279,7 @@ fn an_endless_job_trains_what_arrives() {
         let samples = event["samples"].as_u64().unwrap_or(0);
         seen.insert(samples);
         if samples >= count(&first) && !std::mem::replace(&mut produced, true) {
-            produce(&broker.address, "clicks", &one);
+            produce(&broker.address, "endless", &one);
         }
         if samples == wanted {
             break;
