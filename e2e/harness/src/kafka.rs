@@ -227,6 +227,9 @@ const PROJECT: &str = "<project xmlns=\"http://maven.apache.org/POM/4.0.0\">
 
 /// The folder with Kafka's jars, from the cache or fetched into it.
 fn jars() -> Result<PathBuf, HarnessError> {
+    // Several tests of one process may need them at the same time.
+    static FETCHING: Mutex<()> = Mutex::new(());
+    let _fetching = FETCHING.lock();
     let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     let cache = cache.or_else(|| std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache")));
     let cache = cache.ok_or_else(|| not_yet("there is no folder for Kafka's jars: set HOME"))?;
