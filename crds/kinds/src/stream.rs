@@ -71,7 +71,8 @@ pub enum StreamEnd {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum LostRecords {
-    /// Training ends with an error that says how many records of which partition are gone.
+    /// Training ends with an error that names the partition and the number of records that are
+    /// gone.
     #[default]
     Fail,
     /// They are counted as lost, and training goes on behind them.
@@ -129,8 +130,8 @@ impl PartId {
     /// Partitions of a topic, at most.
     pub const MOST_PARTITIONS: u32 = 1 << 16;
 
-    /// Partition `partition` of topic number `topic`. A topic that gains partitions changes no other
-    /// part.
+    /// Partition `partition` of topic number `topic`. A topic that gains partitions changes no
+    /// other part.
     #[must_use]
     pub const fn of_partition(topic: u32, partition: u32) -> Self {
         Self(topic * Self::MOST_PARTITIONS + partition)

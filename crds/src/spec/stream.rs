@@ -160,8 +160,8 @@ pub struct KafkaSpec {
     pub lost_records: Option<LostRecordsSpec>,
 
     /// Topic to which loaders write each bad record that `spec.data.badRows` skips: its key, its
-    /// value and its time, with the headers `topic`, `partition`, `offset` and `reason`. A record may
-    /// be written more than once, if a loader dies. The topic must exist.
+    /// value and its time, with the headers `topic`, `partition`, `offset` and `reason`. A record
+    /// may be written more than once, if a loader dies. The topic must exist.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 249), regex(pattern = r"^[a-zA-Z0-9._-]+$"), extend("x-default" = "none"))]
     pub dead_letter_topic: Option<String>,

@@ -57,8 +57,8 @@ impl Broker {
         Self::for_test_with("")
     }
 
-    /// As [`for_test`](Self::for_test). Tests that run at the same time have one broker together, so
-    /// each of them needs topics of its own.
+    /// As [`for_test`](Self::for_test). Tests that run at the same time have one broker together,
+    /// so each of them needs topics of its own.
     ///
     /// # Panics
     /// See [`for_test_with`](Self::for_test_with).

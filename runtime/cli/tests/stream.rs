@@ -157,7 +157,7 @@ fn the_same_rows_from_kafka_and_from_files_give_the_same_model() {
 }
 
 #[test]
-fn a_run_that_resumes_reads_each_offset_once_and_goes_on_with_what_has_come() {
+fn a_run_that_resumes_reads_each_offset_once_and_the_new_ones() {
     let Some(broker) = Broker::shared_for_test() else { return };
     let folder = folder_with(JOB);
     let (first, all) = (rows(4), rows(9));

@@ -304,8 +304,8 @@ impl Coordinator {
         })
     }
 
-    /// Requests a checkpoint regularly, if the job wants them by time and has trained since the last
-    /// one. Returns an error of training.
+    /// Requests a checkpoint regularly, if the job wants them by time and has trained since the
+    /// last one. Returns an error of training.
     pub(super) async fn save_by_time(&self) -> RoleError {
         let every = self.plan.checkpoint.as_ref().and_then(|checkpoint| checkpoint.every);
         let Some(every) = every else { return std::future::pending().await };

@@ -41,6 +41,7 @@ mod slowest;
 mod snapshot;
 mod speeds;
 mod state;
+mod stream_snapshot;
 mod summary;
 mod throughput;
 mod training;

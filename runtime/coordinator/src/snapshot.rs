@@ -8,7 +8,7 @@ use rectrain_proto::v1;
 use serde::{Deserialize, Serialize};
 
 use crate::files::FileList;
-use crate::state::StreamSnapshot;
+use crate::stream_snapshot::StreamSnapshot;
 use rectrain_protocol::error::RoleError;
 use rectrain_protocol::events::{TableSummary, TestMetrics};
 use rectrain_protocol::plan::JobPlan;

@@ -1,5 +1,5 @@
-//! Sources of rows: files, a stream or a synthetic distribution → batches. CSV and TSV, plain or compressed
-//! with gzip or Zstandard, and Parquet; on local disks, S3 and Google Cloud Storage.
+//! Sources of rows: files, a stream or a synthetic distribution → batches. CSV and TSV, plain or
+//! compressed with gzip or Zstandard, and Parquet; on local disks, S3 and Google Cloud Storage.
 //!
 //! Readers use bounded memory and read ahead on threads of their own. They are deterministic, and
 //! can seek to any chunk. The crate knows nothing of manifests, roles or training. Its API blocks,

@@ -74,8 +74,8 @@ pub(crate) trait Rows: Send {
         false
     }
 
-    /// Keeps the bad rows that were skipped, if the source has a place for them. Afterwards they are
-    /// skipped for good.
+    /// Keeps the bad rows that were skipped, if the source has a place for them. Afterwards they
+    /// are skipped for good.
     fn keep_bad(&mut self) -> Result<(), DataError> {
         Ok(())
     }

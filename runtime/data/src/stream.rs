@@ -3,10 +3,8 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use rectrain_kinds::{PartId, PartitionState, Segment, SegmentRead};
+use rectrain_kinds::{PartId, PartitionState, SegmentRead};
 
-use crate::blocking::Stop;
-use crate::dataset::Dataset;
 use crate::error::DataError;
 
 /// A partition as the brokers have it.
@@ -33,35 +31,6 @@ pub struct Probe {
 pub(crate) trait Stream {
     /// The present state of all partitions. Blocks.
     fn partitions(&self) -> Result<Vec<PartitionFound>, DataError>;
-}
-
-impl Dataset {
-    /// The partitions of a stream as the brokers have them now. Blocks.
-    ///
-    /// # Errors
-    /// No broker answers (see [`DataError::is_transient`]), or a topic does not exist; a data set
-    /// that is no stream.
-    pub fn partitions(&self) -> Result<Vec<PartitionFound>, DataError> {
-        match self.stream() {
-            Some(stream) => stream.partitions(),
-            None => Err(DataError::config("format", "these rows are in files, which have no partitions")),
-        }
-    }
-
-    /// Looks for a good row in a segment. Blocks.
-    ///
-    /// # Errors
-    /// As a reader: a bad row, if the data set does not skip them.
-    pub fn probe(&self, segment: Segment) -> Result<Probe, DataError> {
-        let mut rows = self.cursor_in(segment, &Stop::default())?;
-        rows.pass_over_bad()?;
-        let read = SegmentRead { next: rows.position().offset.0, more: rows.has_more() };
-        // Bad rows before a good one belong to the chunk that has the good one.
-        if !read.more {
-            rows.keep_bad()?;
-        }
-        Ok(Probe { read, skipped: rows.skipped() })
-    }
 }
 
 /// The ends of partitions that were found long enough ago.

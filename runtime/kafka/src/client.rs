@@ -88,8 +88,8 @@ impl std::fmt::Debug for Client {
 }
 
 impl Client {
-    /// A client of the cluster that has the brokers `bootstrap` (`HOST:PORT`). Connects at the first
-    /// call.
+    /// A client of the cluster that has the brokers `bootstrap` (`HOST:PORT`). Connects at the
+    /// first call.
     #[must_use]
     pub fn new(bootstrap: Vec<String>, security: Security) -> Self {
         Self { bootstrap, security, cluster: Mutex::default(), connections: Mutex::default() }
@@ -165,8 +165,8 @@ impl Client {
         self.call(broker, Use::Others, api::LIST_OFFSETS, &body, Duration::ZERO, api::list_offsets_answer).await
     }
 
-    /// Reads from several partitions, each from its offset, up to about `bytes` bytes of each. Waits
-    /// at the brokers for up to `wait` until one of them has a record.
+    /// Reads from several partitions, each from its offset, up to about `bytes` bytes of each.
+    /// Waits at the brokers for up to `wait` until one of them has a record.
     pub async fn fetch(&self, from: &[FetchFrom], wait: Duration, bytes: u32) -> Vec<FetchedPartition> {
         let mut by_broker: BTreeMap<String, Vec<&FetchFrom>> = BTreeMap::new();
         let mut fetched = Vec::with_capacity(from.len());

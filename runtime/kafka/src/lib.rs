@@ -1,7 +1,7 @@
 //! A client for Kafka: the metadata of topics, offsets, reads of partitions, writes. It speaks
 //! Kafka's binary protocol over TCP or TLS, with or without SASL. Brokers from version 3.1 on.
 //!
-//! No consumer groups: the caller says which offsets of which partitions it reads, and keeps its
+//! No consumer groups: the caller names the partitions and offsets that it reads, and keeps its
 //! position itself. The records of aborted transactions, and the markers of transactions, are left
 //! out. So offsets have gaps, and [`Fetched::next`] says where to read on.
 //!

@@ -46,7 +46,7 @@ fn runtime() -> tokio::runtime::Runtime {
 }
 
 #[test]
-fn records_are_written_read_and_found_by_offset_and_time_also_after_a_restart() {
+fn records_are_found_by_offset_and_time_also_after_a_restart() {
     let Some(mut broker) = Broker::for_test() else { return };
     runtime().block_on(async {
         let client = client(&broker.address);

@@ -407,8 +407,8 @@ mod tests {
     /// The rows of each chunk: its partition and offsets.
     type Rows = BTreeMap<u64, (u32, Vec<u64>)>;
 
-    /// Trains with `loaders` loaders until the end, or until `chunks` chunks have begun. Returns the
-    /// rows of the chunks that were read.
+    /// Trains with `loaders` loaders until the end, or until `chunks` chunks have begun. Returns
+    /// the rows of the chunks that were read.
     fn run(chunks: &mut StreamChunks, topic: &Topic, loaders: usize, choices: &[usize], limit: u64) -> Rows {
         chunks.found(&states(topic)).unwrap();
         let mut held: Vec<Option<(u64, Segment)>> = vec![None; loaders];
@@ -481,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn without_an_end_a_partition_waits_until_it_has_a_chunk_or_its_rows_are_old() {
+    fn a_partition_without_an_end_waits_for_a_chunk_or_old_rows() {
         let mut chunks = StreamChunks::new(StreamPlan { until: None, ..PLAN });
         let mut topic: Topic = vec![vec![true; 3], vec![true; 9]];
         assert_eq!(chunks.begin(0), None, "nothing is known");

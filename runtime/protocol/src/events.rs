@@ -50,8 +50,8 @@ pub enum JobEvent {
         loss: f64,
         /// AUC of the latest training predictions. Each was made before its sample was learned.
         running_auc: Option<f64>,
-        /// How far training is behind its stream: `lagRows`, `lagSeconds`, `eventTime`. `None` for a
-        /// job on files.
+        /// How far training is behind its stream: `lagRows`, `lagSeconds`, `eventTime`. `None` for
+        /// a job on files.
         #[serde(flatten)]
         stream: Option<StreamLag>,
         /// The quality of the latest 100,000 predictions, each made before its row was learned.

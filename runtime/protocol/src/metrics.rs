@@ -278,7 +278,8 @@ impl CoordinatorMetrics {
         add(&self.mode_switches, counts.switches, before.switches);
     }
 
-    /// Sets the quality of the latest predictions. A figure that is not defined keeps its last value.
+    /// Sets the quality of the latest predictions. A figure that is not defined keeps its last
+    /// value.
     pub fn set_window(&self, window: &WindowQuality) {
         let figures = [
             (&self.window_auc, window.auc),

@@ -20,7 +20,6 @@ use self::evaluation::Evaluations;
 pub(super) use self::evaluation::{EvaluationLease, Part};
 use self::members::Members;
 use self::progress::Progress;
-pub(super) use self::stream::StreamSnapshot;
 use super::as_bytes;
 use super::reply_cache::ReplyCache;
 use super::snapshot::{AppliedGradients, Before, Snapshot};

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use rectrain_kinds::{PartId, PartitionState, Segment, SegmentRead};
-use rectrain_modes::{FirstPass, Lost, StreamChunks, StreamError, StreamPlace};
+use rectrain_modes::{FirstPass, Lost, StreamChunks, StreamError};
 use rectrain_proto::v1;
 use rectrain_protocol::error::RoleError;
 use rectrain_protocol::events::{JobEvent, StreamLag};
@@ -13,29 +13,10 @@ use serde::{Deserialize, Serialize};
 
 use super::State;
 use crate::snapshot::Snapshot;
+use crate::stream_snapshot::{StreamSnapshot, Topic};
 
 /// Batches before the first unsettled one whose rows are still known one by one.
 const REMEMBERED_BATCHES: u64 = 1_024;
-
-/// A stream in a checkpoint.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub(crate) struct StreamSnapshot {
-    /// Where reading goes on.
-    pub(crate) place: StreamPlace,
-    /// The topics, by their places in the manifest.
-    topics: BTreeMap<u32, Topic>,
-    /// The latest time of a record in a chunk that was read, in milliseconds since 1970.
-    event_millis: Option<i64>,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct Topic {
-    name: String,
-    /// A topic that is deleted and made again has another one.
-    id: String,
-}
 
 /// The stream, besides its chunks.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -145,8 +126,8 @@ impl State {
         self.data.stream.is_unreachable || self.data.ledger.chunks().stream().is_some_and(StreamChunks::is_at_rest)
     }
 
-    /// Tells when the brokers go, and when they are back. A job waits for them, which is no stall: a
-    /// restart could not help.
+    /// Tells when the brokers go, and when they are back. A job waits for them, which is no stall:
+    /// a restart could not help.
     fn note_brokers(&mut self, problem: &str) {
         let is_unreachable = !problem.is_empty();
         if is_unreachable {
@@ -370,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn training_waits_for_records_at_the_end_of_the_topics_and_without_brokers() {
+    fn training_waits_at_the_end_of_the_topics_and_without_brokers() {
         let mut state = running(&plan(&[]));
         assert!(state.is_on_stream());
         tell(&mut state, 24);

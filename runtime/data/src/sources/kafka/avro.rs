@@ -1,6 +1,6 @@
-//! Avro records in the wire format of a schema registry: a zero byte, the number of the writer's
-//! schema (32 bits, big-endian), and the record in Avro's binary encoding (Avro 1.12). The fields
-//! of the record become cells by their names. Pure: the caller fetches schemas.
+//! Avro records in the wire format of a schema registry. A value has a zero byte, the number of the
+//! writer's schema (32 bits, big-endian), and the record in Avro's binary encoding (Avro 1.12). The
+//! fields of the record become cells by their names. Pure: the caller fetches schemas.
 
 use std::collections::HashMap;
 

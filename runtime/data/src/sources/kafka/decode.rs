@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_that_is_no_row_is_refused_with_what_was_found() {
+    fn a_value_that_is_no_row_is_refused_with_its_text() {
         let problem = |value| cut(&RecordFormat::Json, value).unwrap_err().problem;
         assert_eq!(problem("click,1"), "expected a JSON object at byte 0");
         assert_eq!(problem(r#"{"age":{}}"#), "column `age`: expected a number, a text or a list");
