@@ -257,7 +257,7 @@ fn report(status: &v1::JobStatus) -> Report {
         idle_seconds: status.idle_seconds,
         recovered: status.recovered,
         slots_decided_seconds: status.slots_decided_seconds,
-        slowest: status.slowest.as_ref().and_then(slow_member),
+        slowest: status.slowest.as_ref().and_then(slow_member).map(Box::new),
         no_step: status.no_step.as_ref().map(no_step),
         budget: status.budget.map(budget).map(Box::new),
         stream: status.stream.as_ref().map(|lag| Box::new(stream(lag))),

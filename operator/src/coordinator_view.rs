@@ -68,7 +68,7 @@ pub struct Report {
     /// 1970; 0 if there is none.
     pub slots_decided_seconds: u64,
     /// The member that slows training the most.
-    pub slowest: Option<SlowMember>,
+    pub slowest: Option<Box<SlowMember>>,
     /// The time without a step, while training makes none for longer than usual.
     pub no_step: Option<NoStep>,
     /// The memory budget of the tables. Absent without one, and from coordinators of an earlier

@@ -78,7 +78,10 @@ pub fn run(arguments: &[&str]) -> Result<(), TrialError> {
     let plan = parse(arguments)?;
     build_programs()?;
     let broker = plan.on_stream.then(stream).transpose()?;
-    let plan = broker.as_ref().map_or(plan, |broker| plan.on(broker));
+    let plan = match &broker {
+        Some(broker) => plan.on(broker),
+        None => plan,
+    };
     let alone = undisturbed(&plan)?;
     let steps = integer("the summary", &alone, "steps")?;
     println!("seed {}: {} kills over {steps} steps", plan.seed, plan.kills);

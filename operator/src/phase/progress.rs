@@ -43,7 +43,7 @@ impl Draft<'_> {
             self.status.auc = report.auc.map(|auc| rounded(auc, 5)).or(self.status.auc);
             self.note_unseen(&report.unseen);
         }
-        self.status.slowest = report.slowest.map(|slow| self.slowest(slow));
+        self.status.slowest = report.slowest.as_deref().map(|slow| self.slowest(*slow));
         self.status.stream = report.stream.as_deref().cloned();
         self.status.mode = report.mode.or(self.status.mode);
         self.note_checkpoint(report.last_checkpoint.as_ref());
