@@ -641,8 +641,8 @@ fn a_job_on_a_stream_shows_how_far_it_is_behind() {
 #[test]
 fn a_stall_and_a_slow_member_are_in_the_status() {
     let mut history = training(7);
-    let slow = SlowMember { role: Role::Ps, index: 0, share: 0.61, since_seconds: 1_700_000_000 };
-    let slowest = Some(Box::new(slow));
+    let member = SlowMember { role: Role::Ps, index: 0, share: 0.61, since_seconds: 1_700_000_000 };
+    let slowest = Some(Box::new(member));
     let no_step = Some(NoStep { seconds: 17.0, waits_for: Some((Role::Ps, 0)) });
     history.happens(&reported(CoordinatorView::Live(Report { slowest, no_step, ..at(7) })));
     let status = history.advance();
@@ -651,7 +651,7 @@ fn a_stall_and_a_slow_member_are_in_the_status() {
     let message = ready_message(&status);
     assert!(message.starts_with("no step was made for 15 s: training waits for ") && message.contains(&slow.pod));
     // The share wavers by less than a tenth, and steps are made again.
-    let wavering = Some(Box::new(SlowMember { share: 0.66, ..slow }));
+    let wavering = Some(Box::new(SlowMember { share: 0.66, ..member }));
     history.happens(&reported(CoordinatorView::Live(Report { slowest: wavering, ..at(8) })));
     let status = history.advance();
     assert_eq!(ready_message(&status), "the job trains");
