@@ -10,8 +10,10 @@ mod common;
 
 use std::collections::HashSet;
 use std::fmt::Write as _;
+use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use binary::{folder_with, training};
@@ -24,6 +26,8 @@ use serde_json::Value;
 const PARTITIONS: usize = 8;
 /// Rows of a global batch.
 const BATCH: usize = 16;
+/// How long a run without an end may take for the rows of a test.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 const JOB: &str = "
 apiVersion: rectrain.dev/v1alpha1
@@ -269,7 +273,17 @@ fn an_endless_job_trains_what_arrives() {
     produce(&broker.address, "endless", &values(&first));
     let endless = format!("{},spec.data.train.kafka.lingerMillis=100", from_topic(&broker, "endless"));
     let endless = endless.replace("spec.data.train.kafka.until=latest", "spec.data.train.kafka.until=null");
-    let (mut child, lines) = training(folder.path(), &["run", "job.yaml", "--json", "--set", &endless]);
+    let mut run = Command::new(env!("CARGO_BIN_EXE_rectrain"));
+    let run = run.args(["run", "job.yaml", "--json", "--set", &endless]).current_dir(folder.path());
+    let mut child = run.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let (pid, (done, ended)) = (child.id(), channel::<()>());
+    // A run that hangs ends, and so does the test.
+    let watchdog = std::thread::spawn(move || {
+        if ended.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
+            Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap();
+        }
+    });
     let one = (0..PARTITIONS).map(|partition| vec![json(&row(partition))]).collect::<Vec<_>>();
     let wanted = count(&first) + one.len() as u64;
     let mut produced = false;
@@ -285,7 +299,10 @@ fn an_endless_job_trains_what_arrives() {
             break;
         }
     }
-    assert!(seen.contains(&wanted), "{seen:?}");
-    child.kill().unwrap();
+    drop(done);
+    watchdog.join().unwrap();
+    // The watchdog may have killed it.
+    let _killed = child.kill();
     child.wait().unwrap();
+    assert!(seen.contains(&wanted), "{seen:?}");
 }
