@@ -144,7 +144,7 @@ impl Broker {
     fn run(&mut self) -> Result<bool, HarnessError> {
         let settings = self.settings();
         let mut java = self.java("kafka.Kafka");
-        let mut child = start(java.arg(settings).stdout(Stdio::null()).stderr(Stdio::null()))?;
+        let mut child = start(tied(java.arg(settings)).stdout(Stdio::null()).stderr(Stdio::null()))?;
         let began = Instant::now();
         while began.elapsed() < START {
             if child.try_wait().map_err(HarnessError::io("wait for", "Kafka"))?.is_some() {
@@ -219,6 +219,17 @@ log.retention.ms=-1
     text
 }
 
+/// Kills the program that it runs when its standard input ends.
+const TIED: &str = r#"exec 3<&0; (cat <&3 >/dev/null; kill -9 $$) & exec "$@" </dev/null 3<&-"#;
+
+/// The same command, which ends with the process that starts it, even if that is killed. It has the
+/// process number of the command.
+fn tied(inner: &Command) -> Command {
+    let mut tied = command("sh", ["-c", TIED, "sh"]);
+    tied.arg(inner.get_program()).args(inner.get_args()).stdin(Stdio::piped());
+    tied
+}
+
 const PROJECT: &str = "<project xmlns=\"http://maven.apache.org/POM/4.0.0\">
   <modelVersion>4.0.0</modelVersion>
   <groupId>dev.rectrain</groupId><artifactId>kafka</artifactId><version>1</version>
@@ -267,6 +278,14 @@ fn free_port() -> Result<u16, HarnessError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_tied_process_ends_with_its_input() {
+        let mut child = start(&mut tied(&command("sleep", ["1000"]))).unwrap();
+        assert!(child.try_wait().unwrap().is_none());
+        drop(child.stdin.take());
+        assert!(!child.wait().unwrap().success());
+    }
 
     #[test]
     fn a_listener_with_tls_needs_a_certificate() {
