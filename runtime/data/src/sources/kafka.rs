@@ -273,11 +273,13 @@ impl Shared {
         format!("topic {topic}, partition {partition}")
     }
 
-    /// Takes the records that an earlier cursor has read from this place on.
+    /// Takes the records that an earlier cursor has read from this place on. Another loader may have
+    /// read the ones before it.
     fn take_kept(&self, part: PartId, at: u64) -> Ahead {
         let mut kept = self.kept.lock();
-        match kept.iter().position(|(of, ahead)| *of == part && ahead.at == at) {
-            Some(found) => kept.remove(found).map_or_else(|| Ahead::new(at), |(_, ahead)| ahead),
+        let found = kept.iter().position(|(of, ahead)| *of == part && ahead.reaches(at));
+        match found.and_then(|found| kept.remove(found)) {
+            Some((_, ahead)) => ahead.starting_at(at),
             None => Ahead::new(at),
         }
     }
@@ -340,6 +342,18 @@ impl std::fmt::Debug for Ahead {
 impl Ahead {
     fn new(at: u64) -> Self {
         Self { at, records: VecDeque::new(), next: at, pending: None }
+    }
+
+    /// Whether all records from `at` on are here, or will be read.
+    fn reaches(&self, at: u64) -> bool {
+        (self.at..=self.next).contains(&at)
+    }
+
+    /// Without the records before `at`, which it reaches.
+    fn starting_at(mut self, at: u64) -> Self {
+        let before = self.records.partition_point(|record| (record.offset as u64) < at);
+        self.records.drain(..before);
+        Self { at, ..self }
     }
 }
 
@@ -589,5 +603,26 @@ impl Drop for KafkaRows {
             ahead.at = record.offset as u64;
         }
         self.shared.keep(self.part, ahead);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Records with gaps between their offsets.
+    fn ahead() -> Ahead {
+        let record = |offset| Record { offset, timestamp: 0, key: None, value: None };
+        Ahead { records: [5, 7, 9].map(record).into(), next: 12, ..Ahead::new(5) }
+    }
+
+    #[test]
+    fn records_read_ahead_serve_every_place_that_they_reach() {
+        assert_eq!([4, 5, 8, 12, 13].map(|at| ahead().reaches(at)), [false, true, true, true, false]);
+        for (at, expected) in [(5, vec![5, 7, 9]), (6, vec![7, 9]), (9, vec![9]), (12, vec![])] {
+            let found = ahead().starting_at(at);
+            assert_eq!((found.at, found.next), (at, 12));
+            assert_eq!(found.records.iter().map(|record| record.offset).collect::<Vec<_>>(), expected, "{at}");
+        }
     }
 }
