@@ -179,8 +179,8 @@ impl Broker {
     }
 }
 
-/// The broker keeps records of any time. By default it deletes the ones older than a week, from half
-/// a minute after its start on.
+/// The broker keeps records of any time. By default it deletes the ones older than a week, from
+/// half a minute after its start on.
 fn properties(folder: &Path, [plain, sasl, tls, controller]: [u16; 4], has_tls: bool) -> String {
     let mut listeners = format!("PLAINTEXT://127.0.0.1:{plain},SASL_PLAINTEXT://127.0.0.1:{sasl}");
     if has_tls {

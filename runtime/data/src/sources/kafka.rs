@@ -273,8 +273,8 @@ impl Shared {
         format!("topic {topic}, partition {partition}")
     }
 
-    /// Takes the records that an earlier cursor has read from this place on. Another loader may have
-    /// read the ones before it.
+    /// Takes the records that an earlier cursor has read from this place on. Another loader may
+    /// have read the ones before it.
     fn take_kept(&self, part: PartId, at: u64) -> Ahead {
         let mut kept = self.kept.lock();
         let found = kept.iter().position(|(of, ahead)| *of == part && ahead.reaches(at));
