@@ -162,6 +162,16 @@ fn clock_column(data: &DataSpec) -> Option<&str> {
     data.time_column.as_ref().map(|time| time.name.as_str()).or(by_split)
 }
 
+impl DataSpec {
+    /// The column of event times, whether a table needs a clock or not: `timeColumn`, or else the
+    /// column of a split by time. `None` without either, or if the unit of the split is unknown.
+    #[must_use]
+    pub fn clock(&self) -> Option<TimeField> {
+        let mut errors = Errors::default();
+        clock(self, &mut errors).filter(|_| errors.is_empty())
+    }
+}
+
 /// The clock of the rows: `timeColumn`, or else the column of a split by time.
 pub(crate) fn clock(data: &DataSpec, errors: &mut Errors) -> Option<TimeField> {
     if let Some(given) = &data.time_column {
@@ -219,6 +229,17 @@ mod tests {
         let times = ["48h", "2d", "30m", "90s"].map(seconds_of);
         assert_eq!(times, [Some(172_800), Some(172_800), Some(1_800), Some(90)]);
         assert_eq!(["48", "h", "1.5h", "99999999999999999999s"].map(seconds_of), [None; 4]);
+    }
+
+    #[test]
+    fn the_clock_is_known_without_a_table_that_needs_it() {
+        let data =
+            |value| serde_json::from_value::<DataSpec>(value).unwrap().clock().map(|time| (time.name, time.unit));
+        let given = serde_json::json!({"timeColumn": {"name": "t", "unit": "milliseconds"}});
+        assert_eq!(data(given), Some(("t".to_owned(), TimeUnit::Milliseconds)));
+        let split = |from: i64| serde_json::json!({"split": {"time": {"column": "day", "testFrom": from}}});
+        assert_eq!(data(split(1_700_000_000)), Some(("day".to_owned(), TimeUnit::Seconds)));
+        assert_eq!((data(split(1_700_000_000_000)), data(serde_json::json!({}))), (None, None));
     }
 
     #[test]

@@ -42,6 +42,10 @@ pub(crate) fn resolve(job: &RecTrainingJob) -> Result<ResolvedJob, Vec<FieldErro
 pub(crate) struct Errors(Vec<FieldError>);
 
 impl Errors {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     pub(crate) fn add(&mut self, path: FieldPath, message: impl Into<String>) {
         if self.0.len() < check::MAX_ERRORS {
             self.0.push(FieldError::new(path, message));

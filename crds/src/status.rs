@@ -142,7 +142,7 @@ pub struct JobSummary {
     pub rows: u64,
     /// The history of the tables' rows, if some table does not keep every row.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub table: Option<TableStatus>,
+    pub table: Option<TableSummary>,
     /// Rows of data that could not be read and were skipped.
     #[serde(default)]
     pub skipped_rows: u64,
@@ -152,10 +152,11 @@ pub struct JobSummary {
     pub parameters_sha256: String,
 }
 
-/// The history of rows in tables that do not keep every row.
+/// The history of rows in tables that do not keep every row. It lacks the counts of earlier
+/// attempts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct TableStatus {
+pub struct TableSummary {
     /// Rows at the end.
     pub rows: u64,
     /// Bytes of the rows and their index at the end.
@@ -241,6 +242,19 @@ pub struct BudgetStatus {
     /// The most bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_bytes: Option<u64>,
+}
+
+/// The size of all tables of a job, some seconds old.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct TablesStatus {
+    /// Embedding rows.
+    pub rows: u64,
+    /// Bytes of the rows and their index.
+    pub bytes: u64,
+    /// The memory budget of the tables, if they have one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub budget: Option<BudgetStatus>,
 }
 
 /// The members of an attempt by role. Their numbers change while it trains, without a restart.
@@ -419,6 +433,10 @@ pub struct RecTrainingJobStatus {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("maxProperties" = 32))]
     pub unseen: UnseenShares,
+
+    /// The rows and bytes of the tables while the job trains, and their budget.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tables: Option<TablesStatus>,
 
     /// The last checkpoint that this job's attempts have written or restored. The next attempt
     /// continues from it.

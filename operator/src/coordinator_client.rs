@@ -11,7 +11,7 @@ use futures::future::BoxFuture;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use rectrain_crds::{
-    BudgetStatus, CheckpointStatus, JobSummary, MOST_UNSEEN_FEATURES, Mode, Role, StreamStatus, TableStatus,
+    BudgetStatus, CheckpointStatus, JobSummary, MOST_UNSEEN_FEATURES, Mode, Role, StreamStatus, TableSummary,
     UnseenShares, highest_unseen,
 };
 use rectrain_proto::v1::control_client::ControlClient;
@@ -21,7 +21,9 @@ use tonic::Code;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 
 use crate::certificates::{JobCertificate, MEMBER_NAME};
-use crate::coordinator_view::{CoordinatorView, Members, NoStep, Rebalance, Report, SlowMember, Stage, SwitchAnswer};
+use crate::coordinator_view::{
+    CoordinatorView, Members, NoStep, Rebalance, Report, SlowMember, Stage, SwitchAnswer, Tables,
+};
 
 /// Deadline of a request.
 const DEADLINE: Duration = Duration::from_secs(3);
@@ -258,8 +260,8 @@ fn report(status: &v1::JobStatus) -> Report {
         recovered: status.recovered,
         slots_decided_seconds: status.slots_decided_seconds,
         slowest: status.slowest.as_ref().and_then(slow_member).map(Box::new),
-        no_step: status.no_step.as_ref().map(no_step),
-        budget: status.budget.map(budget).map(Box::new),
+        no_step: status.no_step.as_ref().map(no_step).map(Box::new),
+        tables: Box::new(tables(status)),
         stream: status.stream.as_ref().map(|lag| Box::new(stream(lag))),
     }
 }
@@ -272,6 +274,11 @@ fn stream(lag: &v1::StreamLag) -> StreamStatus {
         event_time: event_time.map(Time),
         lost_records: lag.lost_records,
     }
+}
+
+fn tables(status: &v1::JobStatus) -> Tables {
+    let size = status.tables.map(|v1::TableSize { rows, bytes }| (rows, bytes));
+    Tables { budget: status.budget.map(budget), size }
 }
 
 fn budget(v1::TableBudget { rows, bytes }: v1::TableBudget) -> BudgetStatus {
@@ -327,7 +334,7 @@ struct Summary {
     seconds: f64,
     samples_per_second: f64,
     rows: u64,
-    table: Option<TableStatus>,
+    table: Option<TableSummary>,
     #[serde(default)]
     skipped_rows: u64,
     parameters_sha256: String,
@@ -398,6 +405,8 @@ fn job_summary(summary: Summary) -> JobSummary {
 
 #[cfg(test)]
 mod tests {
+    use rectrain_crds::TablesStatus;
+
     use super::*;
 
     #[test]
@@ -407,6 +416,17 @@ mod tests {
         for code in [Code::FailedPrecondition, Code::Unavailable, Code::Unimplemented, Code::Cancelled] {
             assert!(matches!(refused(code), SwitchAnswer::Again(_)), "{code}");
         }
+    }
+
+    #[test]
+    fn a_report_has_the_size_of_the_tables_once_the_coordinator_knows_it() {
+        let budget = Some(v1::TableBudget { rows: 0, bytes: 900 });
+        let reported = |tables| report(&v1::JobStatus { tables, budget, ..v1::JobStatus::default() }).tables;
+        let budget = Some(BudgetStatus { max_rows: None, max_bytes: Some(900) });
+        let known = reported(Some(v1::TableSize { rows: 5, bytes: 700 }));
+        assert_eq!(known.status(), Some(TablesStatus { rows: 5, bytes: 700, budget }));
+        let unknown = reported(None);
+        assert_eq!((unknown.status(), unknown.budget), (None, budget));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use rectrain_crds::{BudgetStatus, CheckpointStatus, JobSummary, Mode, Role, StreamStatus, UnseenShares};
+use rectrain_crds::{BudgetStatus, CheckpointStatus, JobSummary, Mode, Role, StreamStatus, TablesStatus, UnseenShares};
 
 /// A coordinator's report about its job.
 #[derive(Clone, Debug, PartialEq)]
@@ -70,12 +70,29 @@ pub struct Report {
     /// The member that slows training the most.
     pub slowest: Option<Box<SlowMember>>,
     /// The time without a step, while training makes none for longer than usual.
-    pub no_step: Option<NoStep>,
-    /// The memory budget of the tables. Absent without one, and from coordinators of an earlier
-    /// version.
-    pub budget: Option<Box<BudgetStatus>>,
+    pub no_step: Option<Box<NoStep>>,
+    /// Its tables.
+    pub tables: Box<Tables>,
     /// How far training is behind its stream, if it reads one.
     pub stream: Option<Box<StreamStatus>>,
+}
+
+/// The tables of a job. A coordinator of an earlier version reports nothing about them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tables {
+    /// The memory budget. Absent without one.
+    pub budget: Option<BudgetStatus>,
+    /// Rows and bytes. Absent until the coordinator knows them.
+    pub size: Option<(u64, u64)>,
+}
+
+impl Tables {
+    /// The tables as a status shows them, once their size is known.
+    #[must_use]
+    pub fn status(&self) -> Option<TablesStatus> {
+        let Self { budget, size } = *self;
+        size.map(|(rows, bytes)| TablesStatus { rows, bytes, budget })
+    }
 }
 
 /// A slow member.

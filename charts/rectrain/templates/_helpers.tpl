@@ -1,5 +1,5 @@
 {{- define "rectrain.name" -}}
-{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- default .Release.Name .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
 {{- end -}}
 
 {{- define "rectrain.serviceAccount" -}}
@@ -16,8 +16,12 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
 {{- end -}}
 
 {{- define "rectrain.image" -}}
-{{- printf "%s:%s" .image.repository (default .appVersion .image.tag) -}}
+{{- with .image.digest }}{{ printf "%s@%s" $.image.repository . }}{{ else }}
+{{- printf "%s:%s" .image.repository (default .appVersion .image.tag) -}}{{ end }}
 {{- end -}}

@@ -2,6 +2,7 @@
 //! decides over a window of such needs.
 
 use crate::look::Look;
+use crate::observations::SlowServer;
 use crate::predict::mean_of_the_slowest;
 use crate::{
     AutoMode, DenseWorkerPolicy, EmbeddingWorkerPolicy, History, Observations, Policy, PsLoad, PsPolicy, ReplicaBounds,
@@ -133,8 +134,10 @@ pub(crate) struct PsLoads<'a> {
     policy: &'a PsPolicy,
     /// Used shares of the memory limits, of the servers with a limit.
     fills: Vec<f64>,
-    /// Busy shares of the time, of the servers that report it.
+    /// Busy shares of the time, of the servers that report it. A slow one counts as one of the
+    /// usual speed.
     busy: Vec<f64>,
+    slow: Vec<SlowServer>,
     /// Factor by which the table will have grown at the horizon.
     grown: f64,
 }
@@ -144,11 +147,18 @@ impl<'a> PsLoads<'a> {
         let servers = &look.observations.ps;
         let total: u64 = servers.iter().map(|ps| ps.bytes).sum();
         let growth = look.history.growth().max(0.0) * policy.growth_horizon_seconds as f64;
+        let slow = look.observations.slow_servers();
+        let busy = |(index, ps): (usize, &PsLoad)| {
+            let usual = slow.iter().find(|server| server.index == index).map(|server| server.usual_busy);
+            usual.or(ps.busy)
+        };
+        let busy = servers.iter().enumerate().filter_map(busy).collect();
         let fill = |ps: &PsLoad| Some(ps.bytes as f64 / ps.limit_bytes.filter(|limit| *limit > 0)? as f64);
         Self {
             policy,
             fills: servers.iter().filter_map(fill).collect(),
-            busy: servers.iter().filter_map(|ps| ps.busy).collect(),
+            busy,
+            slow,
             grown: grown(total as f64, growth, policy.table_budget_bytes),
         }
     }
@@ -186,7 +196,11 @@ impl<'a> PsLoads<'a> {
                 percent(self.policy.busy_target)
             )
         });
-        memory.into_iter().chain(load).collect::<Vec<_>>().join("; ")
+        let slow = self.slow.iter().map(|server| {
+            let SlowServer { index, factor, .. } = server;
+            format!("replica {index} takes {factor:.1} times as long for a row as the others, so its slots move away")
+        });
+        memory.into_iter().chain(load).chain(slow).collect::<Vec<_>>().join("; ")
     }
 }
 

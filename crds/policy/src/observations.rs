@@ -56,6 +56,22 @@ pub struct PsLoad {
     pub oom_kills: u32,
 }
 
+/// A server is slow if a row takes it this many times as long as the others, and if it is this many
+/// times as busy. Their medians count.
+const SLOW_FACTOR: f64 = 2.5;
+const SLOW_BUSIER: f64 = 1.5;
+
+/// A slow parameter server. Its coordinator moves slots away from it, and another server would be
+/// no cure.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct SlowServer {
+    pub(crate) index: usize,
+    /// Its time for a row over the median of the others.
+    pub(crate) factor: f64,
+    /// The share of the time that a server of the usual speed would be busy in its place.
+    pub(crate) usual_busy: f64,
+}
+
 /// All embedding workers together.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -222,6 +238,23 @@ impl Observations {
         all.into_iter().flatten().reduce(f64::max)
     }
 
+    /// The slow parameter servers, of those that report how busy they are.
+    pub(crate) fn slow_servers(&self) -> Vec<SlowServer> {
+        let known = |(index, ps): (usize, &PsLoad)| {
+            let (busy, rows) = (ps.busy?, ps.look_ups_per_second?);
+            (rows > 0.0).then_some((index, busy, rows))
+        };
+        let known: Vec<_> = self.ps.iter().enumerate().filter_map(known).collect();
+        let slow = |&(index, busy, rows): &(usize, f64, f64)| {
+            let others = known.iter().filter(|(other, ..)| *other != index);
+            let usual = median(others.clone().map(|(_, busy, rows)| busy / rows)).filter(|usual| *usual > 0.0)?;
+            let factor = busy / rows / usual;
+            let is_slow = factor >= SLOW_FACTOR && busy >= SLOW_BUSIER * median(others.map(|(_, busy, _)| *busy))?;
+            is_slow.then_some(SlowServer { index, factor, usual_busy: rows * usual })
+        };
+        known.iter().filter_map(slow).collect()
+    }
+
     fn times(&self) -> impl Iterator<Item = Field> {
         let embedding = self.embedding_workers;
         [
@@ -243,5 +276,38 @@ impl Observations {
     fn shares(&self) -> impl Iterator<Item = Field> {
         let busy = self.ps.iter().filter_map(|ps| Some(("ps[].busy", ps.busy?)));
         busy.chain(self.cluster.node_cpu.map(|cpu| ("cluster.nodeCpu", cpu)))
+    }
+}
+
+/// The lower median.
+fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values.get(values.len().checked_sub(1)? / 2).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn servers(loads: &[(f64, f64)]) -> Observations {
+        let load = |&(busy, rows)| PsLoad { busy: Some(busy), look_ups_per_second: Some(rows), ..PsLoad::default() };
+        Observations { ps: loads.iter().map(load).collect(), ..Observations::default() }
+    }
+
+    fn slow(loads: &[(f64, f64)]) -> Vec<usize> {
+        servers(loads).slow_servers().into_iter().map(|server| server.index).collect()
+    }
+
+    #[test]
+    fn a_server_that_takes_long_for_a_row_is_slow_and_a_loaded_one_is_not() {
+        assert_eq!(slow(&[(0.1, 1000.0), (1.0, 1000.0), (0.1, 1000.0)]), [1]);
+        assert_eq!(slow(&[(1.0, 1000.0), (0.05, 1000.0)]), [0]);
+        assert_eq!(slow(&[(0.1, 1000.0), (0.9, 9000.0)]), [0_usize; 0], "it has more rows");
+        assert_eq!(slow(&[(0.9, 1000.0), (0.95, 1000.0), (0.8, 1000.0)]), [0_usize; 0], "all are busy");
+        assert_eq!(slow(&[(0.3, 1000.0), (0.3, 100.0)]), [0_usize; 0], "it is no busier");
+        assert_eq!(slow(&[(0.9, 1000.0)]), [0_usize; 0]);
+        let [server] = servers(&[(0.1, 1000.0), (0.8, 500.0)]).slow_servers()[..] else { panic!("one is slow") };
+        assert!((server.factor - 16.0).abs() < 1e-9 && (server.usual_busy - 0.05).abs() < 1e-9, "{server:?}");
     }
 }

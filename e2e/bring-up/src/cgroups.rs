@@ -13,6 +13,8 @@ use crate::BringUpError;
 const ROOT: &str = "/sys/fs/cgroup";
 /// The cluster's own group.
 const CLUSTER: &str = "rectrain-e2e";
+/// The kernel's default period of a limit. Version 1 keeps it beside the quota.
+const PERIOD_MICROSECONDS: u32 = 100_000;
 /// How long a group may keep its last process.
 const REMOVAL: Duration = Duration::from_secs(20);
 
@@ -154,6 +156,56 @@ fn confine_tree(group: &Path, list: &str) -> std::io::Result<()> {
     std::fs::write(&file, list)
 }
 
+/// Limits a container to a part of a processor, as a full node would, until this value is dropped.
+#[derive(Debug)]
+pub struct LimitedProcessor {
+    limit: PathBuf,
+    before: String,
+}
+
+impl LimitedProcessor {
+    /// Limits the control group of `process` to `percent` percent of one processor.
+    ///
+    /// # Errors
+    /// - [`BringUpError::Processors`] if the group of the process is not known.
+    /// - [`BringUpError::ControlGroup`] if its limit cannot be read or written.
+    pub fn to(process: u32, percent: u32) -> Result<Self, BringUpError> {
+        let list = PathBuf::from(format!("/proc/{process}/cgroup"));
+        let groups = std::fs::read_to_string(&list).map_err(refused("read", &list))?;
+        let limit = limit_of(&groups, version_2())
+            .ok_or_else(|| BringUpError::Processors(format!("{} names no group with processors", list.display())))?;
+        let before = std::fs::read_to_string(&limit).map_err(refused("read the limit of", &limit))?;
+        let quota = PERIOD_MICROSECONDS / 100 * percent;
+        let text = if version_2() { format!("{quota} {PERIOD_MICROSECONDS}") } else { quota.to_string() };
+        std::fs::write(&limit, text).map_err(refused("limit the processors of", &limit))?;
+        Ok(Self { limit, before })
+    }
+}
+
+impl Drop for LimitedProcessor {
+    fn drop(&mut self) {
+        // The group is gone if its container has ended.
+        if let Err(error) = std::fs::write(&self.limit, self.before.trim())
+            && self.limit.exists()
+        {
+            say(format!("{} stays limited: {error}", self.limit.display()));
+        }
+    }
+}
+
+/// The file with the limit of a process's processors, from the list of its control groups. Its
+/// lines are `number:controllers:path`.
+fn limit_of(groups: &str, version_2: bool) -> Option<PathBuf> {
+    let mut groups = groups.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));
+    let is_its_own = |controllers: &str| match version_2 {
+        true => controllers.is_empty(),
+        false => controllers.split(',').any(|controller| controller == "cpu"),
+    };
+    let (_, path) = groups.find(|(controllers, _)| is_its_own(controllers))?;
+    let (hierarchy, file) = if version_2 { ("", "cpu.max") } else { ("cpu", "cpu.cfs_quota_us") };
+    Some(Path::new(ROOT).join(hierarchy).join(path.trim_start_matches('/')).join(file))
+}
+
 fn effective_cpus(hierarchy: &Path) -> PathBuf {
     hierarchy.join(if version_2() { "cpuset.cpus.effective" } else { "cpuset.effective_cpus" })
 }
@@ -211,7 +263,17 @@ fn hierarchies() -> Result<BTreeSet<PathBuf>, BringUpError> {
 
 #[cfg(test)]
 mod tests {
-    use super::processors;
+    use super::{limit_of, processors};
+
+    #[test]
+    fn the_limit_is_in_the_group_of_the_process() {
+        let first = "12:memory:/kubepods/pod7/a\n4:cpu,cpuacct:/rectrain-e2e/node-1/pod7/a\n3:cpuset:/b\n";
+        let file = |text: &str, version_2| limit_of(text, version_2).map(|file| file.display().to_string());
+        let expected = "/sys/fs/cgroup/cpu/rectrain-e2e/node-1/pod7/a/cpu.cfs_quota_us";
+        assert_eq!(file(first, false).as_deref(), Some(expected));
+        assert_eq!(file("0::/node-1/pod7/a\n", true).as_deref(), Some("/sys/fs/cgroup/node-1/pod7/a/cpu.max"));
+        assert_eq!((file("0::/a\n", false), file("", true)), (None, None));
+    }
 
     #[test]
     fn the_kernels_lists_of_processors_are_parsed() {

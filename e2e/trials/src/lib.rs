@@ -7,6 +7,7 @@ pub mod cluster;
 pub mod continual;
 mod error;
 pub mod gpu;
+pub mod kraken;
 pub mod migration;
 pub mod movielens;
 pub mod page;

@@ -11,7 +11,9 @@ pub(crate) fn docs() -> Result<(), HarnessError> {
     cargo(&["build", "--release", "--workspace", "--examples"], "the build failed")?;
     generate("generate")?;
     write(&workspace().join("docs/reference/metrics.md"), generate("metrics_reference")?)?;
-    write(&workspace().join("docs/reference/operator-metrics.md"), generate("operator_metrics")?)
+    write(&workspace().join("docs/reference/serving-metrics.md"), generate("serving_metrics")?)?;
+    write(&workspace().join("docs/reference/operator-metrics.md"), generate("operator_metrics")?)?;
+    write(&workspace().join("charts/rectrain/README.md"), generate("chart_values")?)
 }
 
 /// Runs a built example in the workspace; returns its output.

@@ -3,6 +3,7 @@
 
 mod check;
 mod cluster;
+mod dist;
 mod docs;
 mod error;
 mod features;
@@ -14,7 +15,7 @@ use std::process::ExitCode;
 use rectrain_harness::workspace::workspace;
 use rectrain_harness::{HarnessError, say, skips};
 use rectrain_lint::{architecture, prose};
-use rectrain_trials::{chaos, continual, gpu, migration, page, peers, quality, stragglers, workers};
+use rectrain_trials::{chaos, continual, gpu, kraken, migration, page, peers, quality, stragglers, workers};
 
 use error::XtaskError;
 
@@ -27,6 +28,7 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   fuzz [ARGS]       fuzzes readers, manifests, --set, checkpoints and frames for N minutes each; keeps new inputs
   prose [ARGS]      checks the English of comments, documents and error texts; `prose --help` lists ARGS
   architecture      prints the layers of crates and the circles of modules, and checks them; `--list` adds imports
+  dist [ARGS]       makes the artifacts of a release: archive, wheel, images, chart, bill of materials, checksums
   docs              writes the files that are generated from the code (CRD, manifest reference, metrics)
   quality [ARGS]    trains on real data and prints the AUC by model, mode and seed; `quality --help` lists ARGS
   workers [ARGS]    trains with several numbers of dense workers and compares the AUC; `workers --help` lists ARGS
@@ -35,6 +37,7 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   chaos [ARGS]      kills processes of a job at random and compares its model with an undisturbed run's
   migration [ARGS]  moves millions of rows between parameter servers of a running job and prints the step times
   peers [ARGS]      runs the same work with Rectrain, PyTorch, TorchRec and TensorFlow in turns and prints ratios
+  kraken [ARGS]     compares tables within a budget, policies and optimizers of rows as Kraken's paper does
   page [--update]   shows the page of a run in chromium in each state, and compares pictures with docs/images/page
   cluster COMMAND   runs a Kubernetes of two nodes on this machine, and trials in it; `cluster --help` lists COMMANDs
 With CI=true in the environment, a part that cannot run here is a failure. Otherwise it is skipped, and the last
@@ -64,6 +67,7 @@ fn dispatch(arguments: &[&str]) -> Result<(), XtaskError> {
         ["fuzz", rest @ ..] => fuzz::fuzz(rest),
         ["prose", rest @ ..] => Ok(prose::run(&workspace(), rest)?),
         ["architecture", rest @ ..] => Ok(architecture::run(&workspace(), rest)?),
+        ["dist", rest @ ..] => Ok(dist::dist(rest)?),
         ["docs"] => Ok(docs::docs()?),
         ["quality", rest @ ..] => Ok(quality::run(rest)?),
         ["workers", rest @ ..] => Ok(workers::run(rest)?),
@@ -71,6 +75,7 @@ fn dispatch(arguments: &[&str]) -> Result<(), XtaskError> {
         ["stragglers", rest @ ..] => Ok(stragglers::run(rest)?),
         ["chaos", rest @ ..] => Ok(chaos::run(rest)?),
         ["migration", rest @ ..] => Ok(migration::run(rest)?),
+        ["kraken", rest @ ..] => Ok(kraken::run(rest)?),
         ["peers", rest @ ..] => Ok(peers::run(rest)?),
         ["page", rest @ ..] => Ok(page::run(rest)?),
         ["cluster", rest @ ..] => Ok(cluster::run(rest)?),

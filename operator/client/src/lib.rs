@@ -1,12 +1,13 @@
-//! The commands `rectrain status`, `rectrain logs` and `rectrain mode`: they read or change a job
-//! in the kubeconfig's cluster. The command line uses this crate behind its feature `cluster`, so
-//! that runtime images build without a Kubernetes client. It needs only the permissions of a
-//! kubectl user and never connects to the job's pods.
+//! The commands `rectrain status`, `rectrain logs`, `rectrain mode` and `rectrain page`: they read
+//! or change a job in the kubeconfig's cluster. The command line uses this crate behind its feature
+//! `cluster`, so that runtime images build without a Kubernetes client. It needs only the
+//! permissions of a kubectl user, and never connects to the job's pods: the API server does.
 
 // A print macro panics when its pipe closes.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod logs;
+mod page;
 mod show;
 
 use kube::api::{Api, ListParams, Patch, PatchParams};
@@ -16,6 +17,7 @@ use rectrain_crds::{Mode, RecTrainingJob};
 use serde_json::json;
 
 pub use logs::{LogRequest, logs};
+pub use page::CoordinatorAnswer;
 pub use show::render;
 
 /// The label of all objects of a job.

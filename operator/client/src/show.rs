@@ -2,7 +2,9 @@
 
 use std::fmt::Write;
 
-use rectrain_crds::{JobSummary, Phase, RecTrainingJob, RecTrainingJobStatus, ReplicaStatuses, highest_unseen};
+use rectrain_crds::{
+    JobSummary, Phase, RecTrainingJob, RecTrainingJobStatus, ReplicaStatuses, TablesStatus, highest_unseen,
+};
 
 /// Renders a job's name, phase, progress, results and problem.
 #[must_use]
@@ -52,6 +54,9 @@ fn lines(status: &RecTrainingJobStatus) -> Vec<(&'static str, String)> {
     if let Some((feature, share)) = highest_unseen(&status.unseen, 1).into_iter().find(|(_, share)| *share > 0.0) {
         lines.push(("unseen ids", format!("{:.1} % of {feature}", 100.0 * share)));
     }
+    if let Some(size) = &status.tables {
+        lines.push(("tables", tables(size)));
+    }
     if let Some(replicas) = &status.replica_statuses {
         lines.push(("pods", pods(replicas)));
     }
@@ -62,6 +67,13 @@ fn lines(status: &RecTrainingJobStatus) -> Vec<(&'static str, String)> {
         lines.extend(results(summary));
     }
     lines
+}
+
+/// The size of the tables, and their budget if they have one.
+fn tables(TablesStatus { rows, bytes, budget }: &TablesStatus) -> String {
+    let budget = budget.unwrap_or_default();
+    let of = |limit: Option<u64>| limit.map(|limit| format!(" of {limit}")).unwrap_or_default();
+    format!("{rows}{} rows, {bytes}{} bytes", of(budget.max_rows), of(budget.max_bytes))
 }
 
 fn pods(replicas: &ReplicaStatuses) -> String {
@@ -135,6 +147,17 @@ mod tests {
         ] {
             assert!(text.contains(line), "{line}: {text}");
         }
+    }
+
+    #[test]
+    fn a_job_shows_its_tables_and_their_budget() {
+        let shown = |tables| render(&job(json!({"phase": "Training", "tables": tables})));
+        let text = shown(json!({"rows": 812, "bytes": 7000, "budget": {"maxRows": 1000}}));
+        assert!(text.contains("tables       812 of 1000 rows, 7000 bytes"), "{text}");
+        let text = shown(json!({"rows": 812, "bytes": 7000, "budget": {"maxBytes": 9000}}));
+        assert!(text.contains("812 rows, 7000 of 9000 bytes"), "{text}");
+        let text = shown(json!({"rows": 812, "bytes": 7000}));
+        assert!(text.contains("812 rows, 7000 bytes"), "{text}");
     }
 
     #[test]

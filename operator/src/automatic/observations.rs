@@ -183,17 +183,53 @@ impl Measured {
     }
 }
 
-/// Mean queue wait and work of a batch over all embedding workers. `None` if there was no batch.
-fn embedding_worker_load<'a>(deltas: impl Iterator<Item = &'a MetricsDelta> + Clone) -> Option<EmbeddingWorkerLoad> {
-    let service = metric_names::EMBEDDING_WORKER_SERVICE_SECONDS;
-    let of_all = |value: fn(&MetricsDelta, &str) -> Option<f64>, histogram: &str| {
-        deltas.clone().filter_map(|delta| value(delta, histogram)).sum::<f64>()
-    };
-    let pieces = of_all(MetricsDelta::count, service);
-    (pieces >= 1.0).then(|| EmbeddingWorkerLoad {
-        queue_wait_seconds: of_all(MetricsDelta::sum, metric_names::EMBEDDING_WORKER_QUEUE_SECONDS) / pieces,
-        service_seconds: of_all(MetricsDelta::sum, service) / pieces,
+/// An embedding worker whose work on a batch takes this many times as long as the median of the
+/// others is slow.
+const SLOW_FACTOR: f64 = 2.5;
+
+/// Mean queue wait and work of a batch over all embedding workers but slow ones. The coordinator
+/// gives those fewer batches, and more workers would not help. `None` if there was no batch.
+fn embedding_worker_load<'a>(deltas: impl Iterator<Item = &'a MetricsDelta>) -> Option<EmbeddingWorkerLoad> {
+    let all: Vec<WorkerTimes> = deltas.filter_map(WorkerTimes::of).collect();
+    let usual: Vec<&WorkerTimes> =
+        all.iter().enumerate().filter(|(index, times)| !times.is_slow(*index, &all)).map(|(_, times)| times).collect();
+    let sum = |value: fn(&WorkerTimes) -> f64| usual.iter().map(|times| value(times)).sum::<f64>();
+    let batches = sum(|times| times.batches);
+    (batches >= 1.0).then(|| EmbeddingWorkerLoad {
+        queue_wait_seconds: sum(|times| times.queue_seconds) / batches,
+        service_seconds: sum(|times| times.service_seconds) / batches,
     })
+}
+
+/// The batches of an embedding worker since the previous scrape, and the seconds of all of them.
+struct WorkerTimes {
+    batches: f64,
+    queue_seconds: f64,
+    service_seconds: f64,
+}
+
+impl WorkerTimes {
+    /// `None` if there was no batch.
+    fn of(delta: &MetricsDelta) -> Option<Self> {
+        let service = metric_names::EMBEDDING_WORKER_SERVICE_SECONDS;
+        let batches = delta.count(service).filter(|batches| *batches >= 1.0)?;
+        let seconds = |histogram| delta.sum(histogram).unwrap_or(0.0);
+        let queue_seconds = seconds(metric_names::EMBEDDING_WORKER_QUEUE_SECONDS);
+        Some(Self { batches, queue_seconds, service_seconds: seconds(service) })
+    }
+
+    fn mean_seconds(&self) -> f64 {
+        self.service_seconds / self.batches
+    }
+
+    /// Whether this worker, at `index` of `all`, is slow beside the others.
+    fn is_slow(&self, index: usize, all: &[Self]) -> bool {
+        let others = all.iter().enumerate().filter(|(other, _)| *other != index);
+        let mut others: Vec<f64> = others.map(|(_, times)| times.mean_seconds()).collect();
+        others.sort_by(f64::total_cmp);
+        let median = others.get(others.len().saturating_sub(1) / 2);
+        median.is_some_and(|median| *median > 0.0 && self.mean_seconds() >= SLOW_FACTOR * median)
+    }
 }
 
 #[cfg(test)]
@@ -265,6 +301,26 @@ mod tests {
         assert_eq!(seen.ps, [expected]);
         deltas.remove(&(Role::DenseWorker, 1));
         assert_eq!(observe(Mode::Gba, &deltas).workers, [], "the missing worker may be the slow one");
+    }
+
+    #[test]
+    fn a_slow_embedding_worker_does_not_count() {
+        let worker = |queue: f64, service: f64| {
+            delta(&[
+                ("rectrain_embedding_worker_queue_seconds_sum{replica=\"0\"}", 10.0 * queue),
+                ("rectrain_embedding_worker_service_seconds_sum{replica=\"0\"}", 10.0 * service),
+                ("rectrain_embedding_worker_service_seconds_count{replica=\"0\"}", 10.0),
+            ])
+        };
+        let load = |workers: &[MetricsDelta]| {
+            let load = embedding_worker_load(workers.iter()).expect("there are batches");
+            [load.queue_wait_seconds, load.service_seconds].map(|seconds| (seconds * 1e3).round())
+        };
+        let (usual, slow, loaded) = (worker(0.001, 0.004), worker(0.9, 0.13), worker(0.051, 0.006));
+        assert_eq!(load(&[usual.clone(), slow.clone(), usual.clone()]), [1.0, 4.0]);
+        assert_eq!(load(std::slice::from_ref(&slow)), [900.0, 130.0], "it has no peers");
+        assert_eq!(load(&[slow.clone(), slow]), [900.0, 130.0], "all are slow");
+        assert_eq!(load(&[usual, loaded]), [26.0, 5.0], "a queue alone is load");
     }
 
     /// Series of every shared metric, with the `skipped` one left out.

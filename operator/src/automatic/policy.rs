@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use rectrain_crds::{
-    AutoscalingMode, ResolvedAutoMode, ResolvedAutoscaling, ResolvedBounds, ResolvedBudget, ResolvedDenseWorkerScaling,
-    ResolvedEmbeddingWorkerScaling, ResolvedJob, ResolvedPsScaling,
+    AutoscalingMode, BudgetStatus, ResolvedAutoMode, ResolvedAutoscaling, ResolvedBounds, ResolvedBudget,
+    ResolvedDenseWorkerScaling, ResolvedEmbeddingWorkerScaling, ResolvedJob, ResolvedPsScaling,
 };
 use rectrain_policy::{
     DenseWorkerPolicy, EmbeddingWorkerPolicy, ModePolicy, Policy, PsPolicy, ReplicaBounds, ScalingPolicy,
@@ -23,10 +23,23 @@ pub fn policy(job: &ResolvedJob) -> Option<Policy> {
     Some(Policy {
         mode,
         scaling: scaling_policy(given),
-        ps: given.ps.map(|ps| PsPolicy { table_budget_bytes: table_budget(job), ..ps_policy(ps) }),
+        ps: given.ps.map(|ps| PsPolicy { table_budget_bytes: budget_of_manifest(job), ..ps_policy(ps) }),
         embedding_worker: given.embedding_worker.map(embedding_worker_policy),
         dense_worker: given.dense_worker.map(dense_worker_policy),
     })
+}
+
+/// The policy with the budget that the coordinator reports. It may differ from the manifest's:
+/// `auto` counts the servers at the start of the attempt.
+#[must_use]
+pub fn with_budget(policy: Policy, job: &ResolvedJob, reported: Option<&BudgetStatus>) -> Policy {
+    let budget = reported.and_then(|budget| match budget {
+        BudgetStatus { max_bytes: Some(bytes), .. } => Some(ResolvedBudget::Bytes(*bytes)),
+        BudgetStatus { max_rows, .. } => max_rows.map(ResolvedBudget::Rows),
+    });
+    let Some(budget) = budget else { return policy };
+    let ps = policy.ps.map(|ps| PsPolicy { table_budget_bytes: Some(budget_bytes(job, budget)), ..ps });
+    Policy { ps, ..policy }
 }
 
 fn mode_policy(auto: ResolvedAutoMode) -> ModePolicy {
@@ -63,17 +76,21 @@ fn ps_policy(ps: ResolvedPsScaling) -> PsPolicy {
 /// share of the index.
 const ROW_OVERHEAD_BYTES: u64 = 28;
 
+fn budget_of_manifest(job: &ResolvedJob) -> Option<u64> {
+    Some(budget_bytes(job, job.features.memory?.budget))
+}
+
 /// The bytes to which the budget bounds the tables. A budget of rows is counted in the job's widest
 /// rows, so that this is never too little.
-fn table_budget(job: &ResolvedJob) -> Option<u64> {
-    let rows = match job.features.memory?.budget {
-        ResolvedBudget::Bytes(bytes) => return Some(bytes),
+fn budget_bytes(job: &ResolvedJob, budget: ResolvedBudget) -> u64 {
+    let rows = match budget {
+        ResolvedBudget::Bytes(bytes) => return bytes,
         ResolvedBudget::Rows(rows) => rows,
     };
     // A value with up to two numbers of state, and a first-order weight.
     let value = job.training.embedding_value_type.bytes() as u64 + 8;
     let widest = job.features.tables.iter().map(|table| (table.dim as u64 + 1) * value).max().unwrap_or(0);
-    Some(rows.saturating_mul(widest + ROW_OVERHEAD_BYTES))
+    rows.saturating_mul(widest + ROW_OVERHEAD_BYTES)
 }
 
 fn embedding_worker_policy(role: ResolvedEmbeddingWorkerScaling) -> EmbeddingWorkerPolicy {
@@ -142,5 +159,19 @@ mod tests {
         assert_eq!(with(ResolvedBudget::Bytes(7 << 30)), Some(Some(7 << 30)));
         let Some(Some(rows)) = with(ResolvedBudget::Rows(1_000)) else { panic!("no budget") };
         assert!(rows >= 1_000 * (4 + ROW_OVERHEAD_BYTES), "{rows}");
+    }
+
+    #[test]
+    fn the_budget_in_force_comes_before_the_manifests() {
+        let job = manifests::load(manifests::AUTOMATIC).resolved;
+        let reported = |budget: Option<BudgetStatus>| {
+            let policy = with_budget(policy(&job)?, &job, budget.as_ref());
+            Some(policy.ps?.table_budget_bytes)
+        };
+        let bytes = BudgetStatus { max_rows: None, max_bytes: Some(9 << 30) };
+        assert_eq!(reported(Some(bytes)), Some(Some(9 << 30)));
+        let rows = BudgetStatus { max_rows: Some(1_000), max_bytes: None };
+        assert_eq!(reported(Some(rows)), Some(Some(budget_bytes(&job, ResolvedBudget::Rows(1_000)))));
+        assert_eq!((reported(None), reported(Some(BudgetStatus::default()))), (Some(None), Some(None)));
     }
 }

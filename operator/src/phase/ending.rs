@@ -94,6 +94,7 @@ impl Draft<'_> {
         self.status.completion_time = Some(Time(self.facts.now));
         self.status.samples_per_second = None;
         self.status.slowest = None;
+        self.status.tables = None;
         self.count_replicas(false);
         let ttl = self.facts.job.spec.ttl_seconds_after_finished;
         let look_again = ttl.map(|seconds| Duration::from_secs(u64::from(seconds)));

@@ -42,6 +42,7 @@ impl Draft<'_> {
             self.status.loss = report.loss.is_finite().then(|| rounded(report.loss, 6)).filter(|_| report.step > 0);
             self.status.auc = report.auc.map(|auc| rounded(auc, 5)).or(self.status.auc);
             self.note_unseen(&report.unseen);
+            self.status.tables = report.tables.status().or(self.status.tables);
         }
         self.status.slowest = report.slowest.as_deref().map(|slow| self.slowest(*slow));
         self.status.stream = report.stream.as_deref().cloned();

@@ -51,7 +51,7 @@ impl Draft<'_> {
     /// The memory budget to ask the coordinator for. A manifest with errors changes nothing.
     pub(super) fn budget_to_ask_for(&self) -> Option<BudgetStatus> {
         let report = self.live_report().filter(|_| self.facts.verdict.is_ok())?;
-        budget::to_ask(&self.facts.job.spec, self.status.attempt.as_ref()?, report.budget.as_deref().copied())
+        budget::to_ask(&self.facts.job.spec, self.status.attempt.as_ref()?, report.tables.budget)
     }
 
     /// Writes automatic decisions down. They are carried out from the next look on.

@@ -15,7 +15,7 @@ use rectrain_policy::{ClusterLoad, Decision, Observations, Policy};
 use super::context::Context;
 use super::policy_state::PolicyState;
 use crate::automatic::observations::{Deltas, JobLook};
-use crate::automatic::policy::policy;
+use crate::automatic::policy::{policy, with_budget};
 use crate::automatic::{Findings, prediction};
 use crate::coordinator_view::{CoordinatorView, Report, Stage};
 use crate::decisions;
@@ -61,6 +61,7 @@ impl<'a> Due<'a> {
         let resolved = facts.resolved?;
         let policy = policy(resolved)?;
         let CoordinatorView::Live(report @ Report { stage: Stage::Training, .. }) = facts.view else { return None };
+        let policy = with_budget(policy, resolved, report.tables.budget.as_ref());
         let attempt = facts.job.status.as_ref()?.attempt.as_ref()?.number;
         Some(Self { resolved, policy, report, attempt })
     }

@@ -6,6 +6,9 @@ use std::process::{Command, Output};
 
 use serde_json::{Value, json};
 
+#[path = "../../examples/chart_values/values.rs"]
+mod chart_values;
+
 use crate::world::{MANIFEST, World, crashing, good, passes};
 
 fn chart() -> PathBuf {
@@ -228,6 +231,72 @@ fn the_operators_pods_meet_the_restricted_standard() {
 }
 
 #[test]
+fn values_that_other_charts_have_reach_the_objects() {
+    let Some(helm) = helm() else { return };
+    let values = chart().join("ci/extras-values.yaml");
+    let all = objects(&helm, &["--values", values.to_str().unwrap()]);
+    assert!(all.iter().all(|object| object["kind"] != "ServiceAccount"), "serviceAccount.create is false");
+    let deployment = find(&all, "Deployment");
+    assert_eq!(
+        (&deployment["metadata"]["name"], &deployment["spec"]["revisionHistoryLimit"]),
+        (&json!("recommender"), &json!(3))
+    );
+    for object in all.iter().filter(|object| object["kind"] != "CustomResourceDefinition") {
+        assert_eq!(object["metadata"]["labels"]["team"], "ads", "{}", object["kind"]);
+    }
+    let template = &deployment["spec"]["template"];
+    assert_eq!(template["metadata"]["labels"]["stage"], "production");
+    assert_eq!(template["metadata"]["annotations"]["example.com/owner"], "ads");
+    let pod = &template["spec"];
+    // The namespace's range of users decides, and everything else stays restricted.
+    assert_eq!(pod["securityContext"], json!({"runAsNonRoot": true, "seccompProfile": {"type": "RuntimeDefault"}}));
+    assert_eq!(
+        (&pod["serviceAccountName"], &pod["priorityClassName"]),
+        (&json!("operators"), &json!("system-cluster-critical"))
+    );
+    assert_eq!(pod["nodeSelector"], json!({"pool": "system"}));
+    assert_eq!((&pod["tolerations"][0]["key"], &pod["volumes"][0]["name"]), (&json!("system"), &json!("authorities")));
+    assert_eq!(pod["topologySpreadConstraints"][0]["topologyKey"], "topology.kubernetes.io/zone");
+    let container = &pod["containers"][0];
+    assert!(
+        container["image"]
+            .as_str()
+            .unwrap()
+            .ends_with("/operator@sha256:0000000000000000000000000000000000000000000000000000000000000001")
+    );
+    let arguments = container["args"].to_string();
+    assert!(
+        arguments.contains("--runtime-image=rectrain/runtime@sha256:")
+            && arguments.contains("--gpu-runtime-image=rectrain/runtime-cuda@sha256:"),
+        "{arguments}"
+    );
+    assert!(
+        container["env"]
+            .as_array()
+            .unwrap()
+            .contains(&json!({"name": "HTTPS_PROXY", "value": "http://proxy.example.com:3128"}))
+    );
+    assert_eq!(container["volumeMounts"][0]["mountPath"], "/etc/ssl/certs");
+    assert_eq!(find(&all, "PodDisruptionBudget")["spec"]["maxUnavailable"], "50%");
+    assert_eq!(find(&all, "ClusterPodMonitoring")["spec"]["endpoints"][0]["interval"], "60s");
+    let one = objects(&helm, &["--values", values.to_str().unwrap(), "--set", "watchNamespace=ads"]);
+    let places =
+        one.iter().filter(|object| object["kind"] == "PodMonitoring").map(|object| &object["metadata"]["namespace"]);
+    assert_eq!(places.collect::<Vec<_>>(), ["ads", "rectrain-system"]);
+}
+
+#[test]
+fn the_readme_lists_every_value() {
+    let readme = std::fs::read_to_string(chart().join("README.md")).unwrap();
+    assert!(readme == chart_values::markdown(&chart()), "charts/rectrain/README.md is old: run `cargo xtask docs`");
+    let rows: Vec<&str> = readme.lines().filter(|line| line.starts_with("| `")).collect();
+    assert!(rows.iter().all(|row| !row.ends_with("|  |")), "a value without a meaning: {rows:#?}");
+    for value in ["image.digest", "tolerations", "podSecurityContext", "metrics.rules.docsUrl"] {
+        assert!(rows.iter().any(|row| row.starts_with(&format!("| `{value}` |"))), "{value} is missing");
+    }
+}
+
+#[test]
 fn misspelt_and_impossible_values_are_refused() {
     let Some(helm) = helm() else { return };
     for wrong in [
@@ -237,6 +306,9 @@ fn misspelt_and_impossible_values_are_refused() {
         "metrics.podMonitor.interval=often",
         "image.pullPolicy=Sometimes",
         "gpu.image=x",
+        "image.digest=latest",
+        "podDisruptionBudget.maxUnavailable=some",
+        "extraEnv={a,b}",
     ] {
         assert!(!render(&helm, &["--set", wrong]).status.success(), "{wrong} was accepted");
     }

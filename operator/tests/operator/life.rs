@@ -41,6 +41,7 @@ async fn a_job_starts_trains_evaluates_and_is_complete() {
     let summary = status.summary.unwrap();
     assert_eq!((summary.auc, summary.parameters_sha256), (Some(0.7), "ab".repeat(32)));
     assert_eq!((status.step, status.restarts, status.samples_per_second), (Some(4), Some(0), None));
+    assert_eq!(status.tables, None, "the summary has the rows");
     assert!(status.completion_time.is_some() && status.start_time < status.completion_time);
     assert_eq!(status.observed_generation, Some(1));
     // It was saved after the last look during training.
@@ -65,6 +66,7 @@ async fn the_status_follows_training_and_counts_ready_pods() {
     assert_eq!((status.step, status.total_steps, status.samples_per_second), (Some(3), Some(4), Some(1000)));
     assert_eq!((status.auc, status.loss), (Some(0.61235), Some(0.5)));
     assert_eq!(status.unseen.get("C1"), Some(&0.01235));
+    assert_eq!(status.tables.map(|tables| (tables.rows, tables.bytes)), Some((300, 27_000)));
     assert_eq!(status.last_checkpoint.map(|last| (last.name, last.step)), Some(("full-3".to_owned(), 3)));
     let replicas = status.replica_statuses.unwrap();
     assert_eq!(replicas.members.ps.unwrap().display, "2/2");

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use rectrain_crds::{BudgetStatus, DecisionAction, DecisionStatus, Phase, Role, RoleReplicas};
-use rectrain_operator::coordinator_view::{CoordinatorView, Report, Stage};
+use rectrain_operator::coordinator_view::{CoordinatorView, Report, Stage, Tables};
 use serde_json::{Value, json};
 
 use crate::world::{MANIFEST, Script, World, failed, live, long};
@@ -100,7 +100,8 @@ async fn a_changed_memory_budget_needs_no_restart() {
     let rows = |rows| BudgetStatus { max_rows: Some(rows), max_bytes: None };
     let with_budget = |view| match view {
         CoordinatorView::Live(report) => {
-            CoordinatorView::Live(Report { budget: Some(Box::new(rows(900_000))), ..report })
+            let tables = Box::new(Tables { budget: Some(rows(900_000)), ..*report.tables });
+            CoordinatorView::Live(Report { tables, ..report })
         }
         other => other,
     };

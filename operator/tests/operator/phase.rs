@@ -596,7 +596,7 @@ fn at(step: u64) -> Report {
         slots_decided_seconds: 0,
         slowest: None,
         no_step: None,
-        budget: None,
+        tables: Box::default(),
         stream: None,
         missing: Vec::new(),
         stage,
@@ -632,9 +632,9 @@ fn a_job_on_a_stream_shows_how_far_it_is_behind() {
     let mut history = training(7);
     let behind = StreamStatus { lag_rows: 5, lag_seconds: 40, event_time: None, lost_records: 0 };
     let stream = Some(Box::new(behind.clone()));
-    history.happens(&Happening::Coordinator(CoordinatorView::Live(Report { stream, ..at(7) })));
+    history.happens(&reported(CoordinatorView::Live(Report { stream, ..at(7) })));
     assert_eq!(history.advance().stream, Some(behind));
-    history.happens(&Happening::Coordinator(CoordinatorView::Live(at(9))));
+    history.happens(&reported(CoordinatorView::Live(at(9))));
     assert_eq!(history.advance().stream, None);
 }
 
@@ -643,7 +643,7 @@ fn a_stall_and_a_slow_member_are_in_the_status() {
     let mut history = training(7);
     let member = SlowMember { role: Role::Ps, index: 0, share: 0.61, since_seconds: 1_700_000_000 };
     let slowest = Some(Box::new(member));
-    let no_step = Some(NoStep { seconds: 17.0, waits_for: Some((Role::Ps, 0)) });
+    let no_step = Some(Box::new(NoStep { seconds: 17.0, waits_for: Some((Role::Ps, 0)) }));
     history.happens(&reported(CoordinatorView::Live(Report { slowest, no_step, ..at(7) })));
     let status = history.advance();
     let slow = status.slowest.clone().expect("a slow member");

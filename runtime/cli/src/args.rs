@@ -13,6 +13,7 @@ use rectrain_wire::Address;
 
 use crate::history::HistoryArgs;
 use crate::runs::RunsCommand;
+use crate::serve::args::ServeArgs;
 use crate::slow::{Cpus, Slow};
 
 /// Trains recommender models whose embedding tables are too large for one machine.
@@ -70,10 +71,10 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: PolicyCommand,
     },
-    /// Prepare a public data set in a folder
+    /// Profile a job's training data, or prepare a public data set in a folder
     Data {
         #[command(subcommand)]
-        set: DataSet,
+        command: DataCommand,
     },
     /// Show the training mode of a running job, or switch it
     Mode(ModeArgs),
@@ -87,6 +88,8 @@ pub(crate) enum Command {
     },
     /// Predict the rows of files with a trained model
     Predict(PredictArgs),
+    /// Answer requests with the predictions of a trained model (Open Inference Protocol v2)
+    Serve(ServeArgs),
     /// Show the devices that dense workers on this machine can use
     Devices {
         /// Print JSON
@@ -103,6 +106,8 @@ pub(crate) enum Command {
     Status(RunningJob),
     /// Print the events of a job on this machine, or the logs of a job in a cluster
     Logs(LogsArgs),
+    /// Show the page of a job on this machine or in a cluster, in a cluster also after its end
+    Page(PageArgs),
     /// Print a script that completes commands in a shell
     Completion {
         /// The shell
@@ -309,8 +314,37 @@ pub(crate) struct LogsArgs {
     pub(crate) tail: Option<i64>,
 }
 
+#[derive(Debug, Args)]
+pub(crate) struct PageArgs {
+    /// The job's name; or, after its end, its checkpoint path, which has a `/`. A job on this
+    /// machine comes before one in a cluster
+    pub(crate) job: String,
+    /// The job's namespace in the cluster; by default the context's
+    #[arg(short, long)]
+    pub(crate) namespace: Option<String>,
+    /// The context of the kubeconfig; by default its current one
+    #[arg(long)]
+    pub(crate) context: Option<String>,
+    /// The address that serves the page of a job that runs (port 0 takes any free port)
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
+    pub(crate) address: SocketAddr,
+    /// The file for the page of a job that has ended; by default NAME.html
+    #[arg(long, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
+    /// An option of the object store with the checkpoints: `--option
+    /// endpoint=http://127.0.0.1:9000`
+    #[arg(long = "option", value_name = "NAME=VALUE")]
+    pub(crate) options: Vec<String>,
+    /// Open the page in a browser
+    #[arg(long)]
+    pub(crate) open: bool,
+}
+
 #[derive(Debug, Subcommand)]
-pub(crate) enum DataSet {
+pub(crate) enum DataCommand {
+    /// Show the ids, the labels and the memory of a job's training data, before training, and the
+    /// settings that they suggest
+    Profile(ProfileArgs),
     /// MovieLens 100k: a label is 1 from a rating of 4 on; the last 20 % of each user's ratings are
     /// the test
     #[command(name = "movielens-100k")]
@@ -349,6 +383,22 @@ pub(crate) struct Replay {
 fn positive(text: &str) -> Result<f64, String> {
     let number = text.parse::<f64>().ok().filter(|number| number.is_finite() && *number > 0.0);
     number.ok_or_else(|| format!("expected a number above 0, found `{text}`"))
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ProfileArgs {
+    #[command(flatten)]
+    pub(crate) job: JobArgs,
+    /// Read only the first ROWS training rows: the time between two sightings of an id needs rows
+    /// that follow each other
+    #[arg(long, value_name = "ROWS", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) sample: Option<u64>,
+    /// Also write the profile as JSON into this file
+    #[arg(long, value_name = "PATH")]
+    pub(crate) json: Option<PathBuf>,
+    /// Also write the profile as a page with plots into this file
+    #[arg(long, value_name = "PATH")]
+    pub(crate) html: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -401,6 +451,10 @@ pub(crate) enum CheckpointCommand {
         /// Write the optimizers' state too
         #[arg(long)]
         optimizer_state: bool,
+        /// Leave out rows whose score is below this number, at least 0. Only the eviction policies
+        /// score and lfu keep scores, which decay up to the latest update
+        #[arg(long, value_name = "SCORE", value_parser = score)]
+        min_score: Option<f64>,
         /// Write one folder for programs that predict instead: rows for mapping into memory, the
         /// tower as ONNX, and model.json. The folder must be empty or new
         #[arg(long = "for", value_enum, value_name = "PURPOSE", conflicts_with_all = ["format", "optimizer_state"])]
@@ -409,6 +463,12 @@ pub(crate) enum CheckpointCommand {
         #[arg(long, requires = "purpose", default_value = "f32")]
         values: ExportType,
     },
+}
+
+/// A score.
+fn score(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|score: &f64| score.is_finite() && *score >= 0.0);
+    number.ok_or_else(|| "expected a number of at least 0".to_owned())
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -6,23 +6,27 @@ use rectrain_data::{Dataset, Format};
 use rectrain_datasets::movielens::{PreparedReport, find_or_download_movielens};
 use rectrain_protocol::plan::JobPlan;
 
-use crate::args::DataSet;
+use crate::args::DataCommand;
 use crate::failure::Failure;
-use crate::output;
+use crate::{output, profile};
 
 /// If a manifest's paths point into a folder of this name, a run fills the missing folder first.
 const MOVIELENS_100K: &str = "movielens-100k";
 
-/// `rectrain data movielens-100k` and `rectrain data replay`
-pub(crate) fn prepare(set: &DataSet) -> Result<(), Failure> {
-    let (output, from) = match set {
-        DataSet::Movielens100k { output, from } => (output, from),
-        DataSet::Replay(replay) => return crate::replay::replay(replay),
-    };
-    let report = movielens(from.as_deref(), output)?;
+pub(crate) fn run(command: &DataCommand) -> Result<(), Failure> {
+    match command {
+        DataCommand::Profile(args) => profile::run(args),
+        DataCommand::Replay(args) => crate::replay::replay(args),
+        DataCommand::Movielens100k { output, from } => prepare(output, from.as_deref()),
+    }
+}
+
+/// `rectrain data movielens-100k`
+fn prepare(folder: &Path, from: Option<&Path>) -> Result<(), Failure> {
+    let report = movielens(from, folder)?;
     output::line(format_args!(
         "{}: {} rows to train on, {} to test on, {} users, {} items{}",
-        output.display(),
+        folder.display(),
         report.train_rows,
         report.test_rows,
         report.users,

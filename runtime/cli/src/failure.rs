@@ -54,6 +54,16 @@ impl From<rectrain_serving::ServingError> for Failure {
     }
 }
 
+impl From<rectrain_inference::InferenceError> for Failure {
+    fn from(error: rectrain_inference::InferenceError) -> Self {
+        match error {
+            rectrain_inference::InferenceError::Model(error) => error.into(),
+            rectrain_inference::InferenceError::Data(error) if error.is_users_input() => Self::User(error.to_string()),
+            error => Self::Failed(error.to_string()),
+        }
+    }
+}
+
 /// The exit code of a command that a signal ended: the shells' code for SIGINT.
 pub(crate) const INTERRUPTED: u8 = 130;
 

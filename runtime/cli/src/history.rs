@@ -35,6 +35,9 @@ pub(crate) struct HistoryArgs {
     /// Leave no history of the run
     #[arg(long)]
     pub(crate) no_history: bool,
+    /// Also write the curves as an event file of TensorBoard, in DIR/NAME-TIME
+    #[arg(long, value_name = "DIR")]
+    pub(crate) tensorboard: Option<PathBuf>,
     /// Open the job's page in a browser
     #[arg(long)]
     pub(crate) open: bool,
@@ -238,7 +241,7 @@ impl Folder {
 }
 
 /// Makes a folder of this name, or with a number after it.
-fn unique_folder(parent: &Path, name: &str) -> io::Result<PathBuf> {
+pub(crate) fn unique_folder(parent: &Path, name: &str) -> io::Result<PathBuf> {
     for number in 1..MOST_IN_A_SECOND {
         let path = if number == 1 { parent.join(name) } else { parent.join(format!("{name}-{number}")) };
         match fs::create_dir(&path) {
@@ -279,7 +282,7 @@ mod tests {
     use super::*;
 
     fn history(folder: &Path) -> History {
-        let args = HistoryArgs { runs: folder.join("runs"), no_history: false, open: false };
+        let args = HistoryArgs { runs: folder.join("runs"), no_history: false, tensorboard: None, open: false };
         History::of(&args, &small_plan(&[]), Some("kind: RecTrainingJob\n"))
     }
 

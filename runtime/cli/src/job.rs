@@ -49,6 +49,13 @@ fn plan_of(args: &JobArgs, manifest: &Manifest) -> Result<JobPlan, Failure> {
     })
 }
 
+/// The manifest of a text and its plan. The job may be one that needs a cluster.
+pub(crate) fn parse(args: &JobArgs, text: &str) -> Result<(Manifest, JobPlan), Failure> {
+    let manifest = load(args, text)?;
+    let plan = plan_of(args, &manifest)?;
+    Ok((manifest, plan))
+}
+
 /// Reads a manifest and makes the plan that all members share.
 pub(crate) fn read(args: &JobArgs) -> Result<Job, Failure> {
     let text = input::read(&args.manifest, "manifest")?;
@@ -79,8 +86,7 @@ pub(crate) fn manifest_in_use(args: &JobArgs) -> Option<String> {
 pub(crate) fn validate(args: &ValidateArgs) -> Result<(), Failure> {
     let job = &args.job;
     let text = input::read(&job.manifest, "manifest")?;
-    let manifest = load(job, &text)?;
-    let plan = plan_of(job, &manifest)?;
+    let (manifest, plan) = parse(job, &text)?;
     let file = input::name(&job.manifest);
     output::line(format_args!("{file}: valid ({} in mode {})", plan.model.name(), plan.mode.name()))?;
     for error in missing(&manifest) {

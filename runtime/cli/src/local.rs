@@ -12,7 +12,7 @@ use tonic::transport::Channel;
 
 use crate::args::{LogsArgs, RunningJob};
 use crate::failure::Failure;
-use crate::human::{list, number, thousands};
+use crate::human::{bytes, list, number, thousands};
 use crate::mode::{lost, neither};
 use crate::sentences::sentence_of_json;
 use crate::{output, running};
@@ -96,6 +96,7 @@ fn shown(name: &str, status: &v1::JobStatus) -> String {
         ("AUC", number(status.auc, 4)),
         ("members", members(status)),
     ];
+    rows.extend(tables(status).map(|tables| ("tables", tables)));
     if !status.last_checkpoint.is_empty() {
         rows.push(("checkpoint", status.last_checkpoint.clone()));
     }
@@ -105,6 +106,17 @@ fn shown(name: &str, status: &v1::JobStatus) -> String {
     let rows: Vec<(String, String)> = rows.into_iter().map(|(name, value)| (format!("  {name}"), value)).collect();
     let message = if status.message.is_empty() { String::new() } else { format!("\n\n{}", status.message) };
     format!("{name}: {}\n{}{message}", phase(status.phase()), list(&rows))
+}
+
+/// The size of the tables, and their budget if they have one.
+fn tables(status: &v1::JobStatus) -> Option<String> {
+    let v1::TableSize { rows, bytes: size } = status.tables?;
+    let budget = status.budget.unwrap_or_default();
+    let of = |limit: u64, shown: fn(u64) -> String| match limit {
+        0 => String::new(),
+        limit => format!(" of {}", shown(limit)),
+    };
+    Some(format!("{}{} rows, {}{}", thousands(rows), of(budget.rows, thousands), bytes(size), of(budget.bytes, bytes)))
 }
 
 fn members(status: &v1::JobStatus) -> String {
@@ -163,6 +175,16 @@ mod tests {
         };
         let text = shown("clicks", &status);
         assert!(text.starts_with("clicks: Training\n"), "{text}");
-        assert!(text.contains("1,200 of 9,000") && text.contains("ps 1/2"), "{text}");
+        assert!(text.contains("1,200 of 9,000") && text.contains("ps 1/2") && !text.contains("tables"), "{text}");
+    }
+
+    #[test]
+    fn a_status_has_the_tables_and_their_budget() {
+        let size = v1::TableSize { rows: 81_234, bytes: 45_467_048 };
+        let shown = |budget| tables(&v1::JobStatus { tables: Some(size), budget, ..v1::JobStatus::default() });
+        assert_eq!(shown(None).as_deref(), Some("81,234 rows, 45.5 MB"));
+        let budget = |rows, bytes| Some(v1::TableBudget { rows, bytes });
+        assert_eq!(shown(budget(100_000, 0)).as_deref(), Some("81,234 of 100,000 rows, 45.5 MB"));
+        assert_eq!(shown(budget(0, 60_000_000)).as_deref(), Some("81,234 rows, 45.5 MB of 60.0 MB"));
     }
 }

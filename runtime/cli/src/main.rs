@@ -22,25 +22,36 @@ mod manual;
 mod mode;
 mod outlook;
 mod output;
+mod page;
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
+mod pages;
 mod parent;
+mod partial;
 mod policy;
 mod predict;
 mod preview;
 mod processes;
+mod profile;
 mod progress;
 mod record;
 mod replay;
 mod role;
+mod row_progress;
 mod run;
 mod running;
 mod runs;
 mod saving;
 mod scale;
 mod sentences;
+mod serve;
 mod show;
 mod signal;
 mod simulate;
 mod slow;
+mod svg;
+mod tensorboard;
+mod trained;
 
 use std::process::ExitCode;
 
@@ -78,16 +89,18 @@ fn execute(command: Command) -> Result<(), Failure> {
         Command::Explain { topic, recursive } => job::explain(&topic, recursive),
         Command::Simulate(args) => simulate::run(&args),
         Command::Policy { command } => policy::run(&command),
-        Command::Data { set } => data::prepare(&set),
+        Command::Data { command } => data::run(&command),
         Command::Mode(args) => mode::mode(&args),
         Command::Scale(args) => scale::scale(&args),
         Command::Checkpoint { command } => checkpoint::run(&command),
         Command::Predict(args) => predict::run(&args),
+        Command::Serve(args) => serve::run(&args),
         Command::Devices { json } => devices::show(json),
         Command::Coordinator(args) => role::coordinate(&args),
         Command::Member(member) => role::run_member(member.role, &member.args),
         Command::Status(job) => local::status(&job),
         Command::Logs(args) => local::logs(&args),
+        Command::Page(args) => page::page(&args),
         Command::Completion { shell } => manual::completion(shell),
         Command::Man { output } => manual::man(output.as_deref()),
         Command::Version => Ok(output::line(concat!("rectrain ", env!("CARGO_PKG_VERSION")))?),

@@ -113,9 +113,12 @@ pub(crate) fn coordinate(args: &CoordinatorArgs) -> Result<(), Failure> {
                 Err(saved)
             }
         };
-        if args.stay && !matches!(result, Err(Failure::Interrupted(_))) {
-            log_stay(&result);
-            signalled.await;
+        if !matches!(result, Err(Failure::Interrupted(_))) {
+            page.keep().await;
+            if args.stay {
+                log_stay(&result);
+                signalled.await;
+            }
         }
         let continues = args.journal.is_some() && matches!(result, Err(Failure::Interrupted(_)));
         let all_informed = serving.stop(if continues { HANDOVER } else { FAREWELL }).await;

@@ -19,6 +19,7 @@ use crate::job::Job;
 use crate::running::Running;
 use crate::saving::save_while;
 use crate::show::{Addresses, Display};
+use crate::tensorboard::TensorBoard;
 use crate::{browser, data, job, outlook, output, processes, signal, slow};
 
 pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
@@ -35,7 +36,8 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
         display.note(&format!("note: {note}"));
     }
     let history = History::of(&args.history, &plan, in_use.as_deref());
-    display.record_in(history.clone());
+    let tensorboard = TensorBoard::of(args.history.tensorboard.as_deref(), &plan.name);
+    display.record_in(history.clone(), tensorboard);
     // Drawing the whole test part takes time, and the JSON output does not contain the result.
     if !args.json
         && let Some(auc) = data::best_possible_auc(&plan)?
@@ -96,12 +98,13 @@ async fn in_process(
     let (control, _control) = serve_control(args.control, Arc::clone(&coordinator), None).await?;
     readiness.set_ready();
     let control = format!("http://{control}");
+    let page_address = format!("http://{address}/");
     display.addresses(&Addresses {
-        page: &format!("http://{address}/"),
+        page: &page_address,
         metrics: &format!("http://{address}/metrics"),
         control: &control,
     });
-    let _running = Running::note(&name, &control);
+    let _running = Running::note(&name, &control, &page_address);
     let showing = tokio::spawn(async move {
         while let Some(event) = follower.next().await {
             display.show(&event);

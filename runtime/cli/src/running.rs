@@ -13,6 +13,9 @@ use crate::failure::Failure;
 #[derive(Debug, Serialize, Deserialize)]
 struct Note {
     control: String,
+    /// Absent in the notes of earlier versions.
+    #[serde(default)]
+    page: Option<String>,
 }
 
 /// The note of a running job. Dropping this value removes the file.
@@ -21,11 +24,11 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    /// Notes that the coordinator of job `name` serves `control`. If the note cannot be written,
-    /// the job runs nevertheless.
-    pub(crate) fn note(name: &str, control: &str) -> Self {
+    /// Notes that the coordinator of job `name` serves `control` and `page`. If the note cannot be
+    /// written, the job runs nevertheless.
+    pub(crate) fn note(name: &str, control: &str, page: &str) -> Self {
         let file = folder().join(format!("{name}.{}.json", std::process::id()));
-        let note = Note { control: control.to_owned() };
+        let note = Note { control: control.to_owned(), page: Some(page.to_owned()) };
         let written = std::fs::create_dir_all(folder())
             .and_then(|()| std::fs::write(&file, serde_json::to_vec(&note).unwrap_or_default()));
         if let Err(error) = &written {
@@ -58,6 +61,12 @@ pub(crate) async fn connect(job: &str) -> Result<Option<ControlClient<Channel>>,
         }
     }
     Ok(None)
+}
+
+/// The address of the page of a job that runs on this machine; `None` if no job of that name runs
+/// here.
+pub(crate) fn page(job: &str) -> Option<String> {
+    notes(job).into_iter().find_map(|note| note.page)
 }
 
 /// The URL of a coordinator, if `job` is one, or a host with a port. A job's name has no colon.

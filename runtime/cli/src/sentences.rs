@@ -1,7 +1,8 @@
 //! The events of a job as sentences for a person.
 
+use rectrain_crds::TableSummary;
 use rectrain_kinds::Role;
-use rectrain_protocol::events::{JobEvent, Summary, TableSummary, TestMetrics};
+use rectrain_protocol::events::{JobEvent, Summary, TestMetrics};
 
 use crate::human::{bytes, list, number, percent, thousands, time_of_seconds};
 
@@ -43,6 +44,7 @@ fn membership(event: &JobEvent) -> Option<String> {
             format!("{} {from} -> {to}: training continues meanwhile", role.plural())
         }
         JobEvent::Scaled { role, from, to } => format!("{} {from} -> {to}: done", role.plural()),
+        JobEvent::ShareChanged { .. } => share_changed(event),
         JobEvent::SlotsMoved { slots: 0, imbalance, .. } => {
             format!("no slot moves: the busiest parameter server has {imbalance:.2} times the mean")
         }
@@ -64,6 +66,19 @@ fn membership(event: &JobEvent) -> Option<String> {
         }
         _ => return None,
     })
+}
+
+/// A member gets another share of the work because of its speed.
+fn share_changed(event: &JobEvent) -> String {
+    let JobEvent::ShareChanged { role, index, share, factor } = event else { return String::new() };
+    let (unit, work) = if *role == Role::Ps { ("row", "rows") } else { ("piece", "pieces") };
+    if *share >= 1.0 {
+        return format!("{role} {index} is no longer slow and gets as many {work} as the others");
+    }
+    let share = percent(*share);
+    format!(
+        "{role} {index} takes {factor:.1} times as long for a {unit} as the others: it gets {share} of the usual {work}"
+    )
 }
 
 /// The parts of another job's model that a job begins with, and the parts that start fresh.
@@ -231,6 +246,15 @@ mod tests {
         let summary = Summary { steps: 1234, parameters_sha256: "abc".to_owned(), ..Summary::default() };
         let table = summary_table(&summary);
         assert!(table.contains("1,234") && table.contains("abc") && !table.contains("AUC"), "{table}");
+    }
+
+    #[test]
+    fn a_changed_share_says_how_slow_the_member_is() {
+        let changed = |role, share, factor| sentence(&JobEvent::ShareChanged { role, index: 1, share, factor });
+        let slow = changed(Role::Ps, 0.03125, 33.2).unwrap_or_default();
+        assert!(slow.contains("1 takes 33.2 times as long for a row") && slow.contains("3.1 %"), "{slow}");
+        let well = changed(Role::EmbeddingWorker, 1.0, 1.1).unwrap_or_default();
+        assert!(well.contains("no longer slow") && well.contains("pieces"), "{well}");
     }
 
     #[test]

@@ -14,6 +14,7 @@ use crate::outlook::Outlook;
 use crate::output::{self, say};
 use crate::progress::{Course, Figures};
 use crate::sentences::{doubt, sentence, summary_table};
+use crate::tensorboard::TensorBoard;
 
 /// See the module's text.
 pub(crate) struct Display {
@@ -32,6 +33,7 @@ pub(crate) struct Display {
     /// Why the summary is not on standard output, in a sentence.
     unwritten: Option<String>,
     history: History,
+    tensorboard: TensorBoard,
 }
 
 /// The least time between two lines of progress.
@@ -79,7 +81,7 @@ impl Display {
         }
         let course = Course::new(outlook);
         let lines = !json && !terminal;
-        let history = History::default();
+        let (history, tensorboard) = (History::default(), TensorBoard::default());
         Self {
             json,
             bar,
@@ -91,12 +93,18 @@ impl Display {
             best: None,
             unwritten: None,
             history,
+            tensorboard,
         }
     }
 
-    /// Records every event in this history, too.
-    pub(crate) fn record_in(&mut self, history: History) {
-        self.history = history;
+    /// Records every event in this history and in this event file, too.
+    pub(crate) fn record_in(&mut self, history: History, tensorboard: TensorBoard) {
+        (self.history, self.tensorboard) = (history, tensorboard);
+    }
+
+    fn record(&self, event: &JobEvent) {
+        self.history.record(event);
+        self.tensorboard.record(event);
     }
 
     /// Prints a line for a person. With `--json` it prints nothing.
@@ -133,7 +141,7 @@ impl Display {
             self.conclude(event, summary);
             return;
         }
-        self.history.record(event);
+        self.record(event);
         if let JobEvent::Resumed { .. } | JobEvent::Restarting { .. } = event {
             self.course.restart();
         }
@@ -202,7 +210,7 @@ impl Display {
         if let Some(doubt) = summary.test.as_ref().and_then(doubt) {
             self.warn(&doubt);
         }
-        self.history.record(event);
+        self.record(event);
         let written =
             if self.json { self.show_json(event) } else { output::write(format_args!("{}\n", summary_table(summary))) };
         self.unwritten = written.err().map(|error| not_written(summary, &error));

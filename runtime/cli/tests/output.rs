@@ -48,7 +48,7 @@ fn assert_no_panic(output: &Output, code: i32, arguments: &[&str]) {
 }
 
 /// The commands that end by themselves and print something.
-const COMMANDS: [&[&str]; 20] = [
+const COMMANDS: [&[&str]; 22] = [
     &["--help"],
     &["run", "--help"],
     &["--version"],
@@ -61,6 +61,8 @@ const COMMANDS: [&[&str]; 20] = [
     &["explain", "--recursive"],
     &["validate", "job.yaml"],
     &["validate", "job.yaml", "--data"],
+    &["data", "profile", "job.yaml"],
+    &["data", "profile", "job.yaml", "--sample", "100"],
     &["simulate", "s.yaml"],
     &["simulate", "s.yaml", "--json"],
     &["devices"],

@@ -40,6 +40,18 @@ impl Coordinator {
         self.scale(role, members, String::new(), None)
     }
 
+    /// Gives a member another share of its role's work, as a measurement of its speed does. A later
+    /// measurement may change it again. A member with a `weight` of 64 gets an even share.
+    ///
+    /// # Errors
+    /// [`ResizeRefused`] for a role other than embedding workers and parameter servers, if slots
+    /// are moving, or if training has ended.
+    pub fn weigh(&self, role: Role, member: u32, weight: u32) -> Result<(), ResizeRefused> {
+        self.lock().weigh(role, member, weight)?;
+        self.changed.notify_waiters();
+        Ok(())
+    }
+
     /// Switches the training mode at the next boundary. Returns the name of the present mode.
     pub(crate) fn set_mode(&self, name: &str, reason: String) -> Result<&'static str, SwitchRefused> {
         let mode = self.plan.mode_named(name).ok_or_else(|| {

@@ -3,6 +3,7 @@
 //! It does not depend on the placement of slots on parameter servers.
 
 use futures::future::try_join_all;
+use rectrain_crds::TableSummary;
 use rectrain_embedding::Slot;
 use rectrain_proto::v1;
 use sha2::{Digest, Sha256};
@@ -10,7 +11,7 @@ use sha2::{Digest, Sha256};
 use super::snapshot::{AppliedGradients, Before};
 use rectrain_protocol::deadline::WHOLE_JOB;
 use rectrain_protocol::error::RoleError;
-use rectrain_protocol::events::{Summary, TableSummary};
+use rectrain_protocol::events::{Summary, with_counts};
 use rectrain_protocol::message;
 use rectrain_protocol::placement::Placement;
 use rectrain_protocol::plan::JobPlan;
@@ -46,7 +47,7 @@ pub(super) async fn of_model(
         by_server.push(digests);
         summary.rows += reply.rows;
         summary.store_bytes += reply.bytes;
-        table = table.plus(reply.table.unwrap_or_default());
+        table = with_counts(table, reply.table.unwrap_or_default());
         applied.push(reply.applied.unwrap_or_default());
     }
     let table = TableSummary { rows: summary.rows, bytes: summary.store_bytes, ..table };

@@ -36,7 +36,11 @@ mod resumed_data;
 mod ring;
 mod server_calls;
 mod server_progress;
+mod server_speeds;
+mod server_work;
 mod servers;
+mod shares;
+mod slot_targets;
 mod slowest;
 mod snapshot;
 mod speeds;
@@ -74,9 +78,13 @@ use self::copies::Copies;
 use self::journal::Journal;
 pub use self::journal::JournalPlace;
 use self::lease::{PathLease, ReleaseOnDrop};
-pub use self::page::{Columns, INTERRUPTED, LivePage, PlanFacts, Point, RunFacts, page_of_runs};
+pub use self::page::{
+    Columns, INTERRUPTED, LivePage, MAX_PAGE_RECORD_BYTES, PAGE_RECORD, PlanFacts, Point, RunFacts, forwarded_page,
+    page_of_runs,
+};
 pub use self::recovery::recover_copy;
 pub use self::refused::{ResizeRefused, SaveRefused};
+use self::server_progress::TableSizes;
 use self::state::State;
 use self::warm_start::{Search, WarmStart};
 
@@ -118,6 +126,7 @@ pub struct Coordinator {
     warm_start: Mutex<Option<Box<WarmStart>>>,
     /// The lease on the checkpoint path; `None` if the job has no checkpoints.
     lease: Option<Arc<PathLease>>,
+    table_sizes: Mutex<TableSizes>,
 }
 
 impl Coordinator {
@@ -194,6 +203,7 @@ impl Coordinator {
             checkpoints: Mutex::default(),
             warm_start: Mutex::default(),
             lease: None,
+            table_sizes: Mutex::default(),
         })
     }
 
@@ -309,7 +319,8 @@ impl Coordinator {
             result = summarizing => result.map_err(|error| self.cause_of(error)),
             // Boxed, because the futures of a job's roles are together in one.
             superseded = Box::pin(self.run_journal()) => Err(superseded),
-            never = Box::pin(self.poll_server_progress()) => never,
+            never = Box::pin(self.poll_servers()) => never,
+            never = Box::pin(self.follow_server_speeds()) => never,
             never = Box::pin(self.spread_budget()) => never,
             error = Box::pin(self.keep_lease()) => Err(error),
             error = Box::pin(self.save_by_time()) => Err(error),
@@ -509,7 +520,7 @@ impl Coordinator {
     /// The present status of the job.
     pub fn status(&self) -> v1::JobStatus {
         let status = self.lock().status();
-        v1::JobStatus { recovered: self.is_recovered, budget: self.budget(), ..status }
+        v1::JobStatus { recovered: self.is_recovered, budget: self.budget(), tables: self.table_size(), ..status }
     }
 
     /// Follows all events from the first one. The caller that started the job follows them to start
@@ -524,6 +535,7 @@ impl Coordinator {
         for event in events {
             match &event {
                 JobEvent::Scaled { role, to, .. } => self.metrics.set_members(*role, *to),
+                JobEvent::ShareChanged { .. } => self.metrics.share_changes.inc(),
                 JobEvent::Evaluation { test, .. } => self.metrics.unseen_share.set(&test.unseen),
                 JobEvent::Warning { message } => tracing::warn!("{message}"),
                 _ => {}

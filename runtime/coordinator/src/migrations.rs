@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use futures::future::try_join_all;
 use rectrain_embedding::Slot;
 use rectrain_modes::migration::{
-    Epoch, Migration, MigrationId, Order, Progress, SlotCost, SlotMap, imbalance, plan_moves,
+    Epoch, Migration, MigrationId, Order, Progress, SlotCost, SlotMap, imbalance, plan_moves, plan_weighted_moves,
 };
 use rectrain_proto::v1;
 use rectrain_wire::{Channel, Transport};
@@ -17,6 +17,8 @@ use tokio::task::{JoinError, JoinSet};
 
 use super::Coordinator;
 use super::servers::ResizeToBegin;
+use super::shares::EVEN;
+use super::slot_targets::{self, Place};
 use super::snapshot::Counted;
 use rectrain_protocol::connect;
 use rectrain_protocol::deadline::CALL_DEADLINE;
@@ -297,11 +299,17 @@ impl Coordinator {
     ) -> Result<(), RoleError> {
         let ResizeToBegin { servers, addresses } = resize;
         let placement = self.placement()?;
-        let mut costs = measure(&placement.servers).await?;
+        let Slots { mut costs, places } = measure(&placement).await?;
         let look_ups: Vec<u64> = costs.iter().map(|cost| cost.look_ups).collect();
         let imbalance = imbalance(&placement.map, &look_ups);
         migrations.add_earlier_look_ups(&mut costs);
-        let moves = plan_moves(&placement.map, &costs, &servers);
+        let weights = self.lock().server_weights(&servers);
+        let moves = match weights {
+            Some(weights) => {
+                plan_weighted_moves(&placement.map, &costs, &servers, &targets(&servers, &weights, &places))
+            }
+            None => plan_moves(&placement.map, &costs, &servers),
+        };
         if moves.is_empty() && placement.map.servers() == servers {
             self.nothing_to_move(&placement, imbalance);
             return Ok(());
@@ -491,19 +499,41 @@ fn connect_all(
     addresses.into_iter().map(endpoint).collect()
 }
 
-/// The cost of every slot: its look-ups and bytes.
-async fn measure(servers: &[Channel]) -> Result<Vec<SlotCost>, RoleError> {
+/// The measurements of the present servers.
+struct Slots {
+    /// By slot: its look-ups and bytes.
+    costs: Vec<SlotCost>,
+    /// By the server's number: the bytes of its rows, and its memory.
+    places: BTreeMap<u16, Place>,
+}
+
+/// The bytes that each of `servers` is to have, by its weight.
+fn targets(servers: &[u16], weights: &[u32], places: &BTreeMap<u16, Place>) -> Vec<u64> {
+    let place = |(server, weight): (&u16, &u32)| {
+        let new = Place { weight: *weight, bytes: 0, room: None };
+        places.get(server).map_or(new, |place| Place { weight: *weight, ..*place })
+    };
+    let of_leaving = places.iter().filter(|(server, _)| !servers.contains(server)).map(|(_, place)| place.bytes).sum();
+    let staying: Vec<Place> = servers.iter().zip(weights).map(place).collect();
+    slot_targets::targets(&staying, of_leaving)
+}
+
+/// Measures the cost of every slot, and the memory of every server.
+async fn measure(placement: &Placement) -> Result<Slots, RoleError> {
     // Measuring changes nothing, so a lost connection costs only a retry.
-    let calls = servers.iter().map(|server| message::call_server(server, v1::MeasureSlots {}, || Ok(Vec::new())));
-    let mut costs: Vec<SlotCost> = Vec::new();
-    for (_, tensors) in try_join_all(calls).await? {
+    let servers = placement.servers.iter();
+    let calls = servers.map(|server| message::call_server(server, v1::MeasureSlots {}, || Ok(Vec::new())));
+    let replies = try_join_all(calls).await?;
+    let (mut costs, mut places) = (Vec::<SlotCost>::new(), BTreeMap::new());
+    for (number, (reply, tensors)) in placement.map.servers().iter().zip(replies) {
         let [look_ups, bytes] = message::take("measure_slots", tensors)?;
         let (look_ups, bytes) = (look_ups.expect_u64("look-ups")?, bytes.expect_u64("bytes")?);
+        places.insert(*number, Place { weight: EVEN, bytes: bytes.iter().sum(), room: reply.memory_room });
         costs.resize(costs.len().max(look_ups.len()), SlotCost::default());
         for ((cost, look_ups), bytes) in costs.iter_mut().zip(look_ups).zip(bytes) {
             cost.look_ups += look_ups;
             cost.bytes += bytes;
         }
     }
-    Ok(costs)
+    Ok(Slots { costs, places })
 }

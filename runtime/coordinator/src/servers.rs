@@ -9,6 +9,7 @@ use rectrain_modes::migration::SlotMap;
 use serde::{Deserialize, Serialize};
 
 use super::refused::{DrainRefused, ResizeRefused};
+use super::shares::Shares;
 
 /// The parameter servers, by number.
 #[derive(Debug, Serialize, Deserialize)]
@@ -24,6 +25,8 @@ pub(super) struct Servers {
     /// Servers that drained and ended, with their addresses. They may come back.
     drained: BTreeMap<u32, String>,
     slots: u32,
+    /// The shares of slots that they are to have, by their speed.
+    pub(super) shares: Shares,
 }
 
 /// Whether slots have to move to other servers.
@@ -73,7 +76,13 @@ impl Servers {
             draining: BTreeSet::new(),
             drained: BTreeMap::new(),
             slots,
+            shares: Shares::default(),
         }
+    }
+
+    /// Whether no slots move, and none are about to.
+    pub(super) fn is_settled(&self) -> bool {
+        self.resize == Resize::No && self.draining.is_empty()
     }
 
     /// A server joins. It may replace another of the same number. `all_had_joined`: members may

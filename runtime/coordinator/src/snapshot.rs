@@ -2,6 +2,7 @@
 //! counts over the job's whole life.
 //! It is JSON, under the name [`NAME`].
 
+use rectrain_crds::TableSummary;
 use rectrain_modes::RowCounts;
 use rectrain_modes::{DataPosition, FirstPass, TrainingLength};
 use rectrain_proto::v1;
@@ -10,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::files::FileList;
 use crate::stream_snapshot::StreamSnapshot;
 use rectrain_protocol::error::RoleError;
-use rectrain_protocol::events::{TableSummary, TestMetrics};
+use rectrain_protocol::events::TestMetrics;
 use rectrain_protocol::plan::JobPlan;
 use rectrain_protocol::token_counts::TokenCounts;
 

@@ -1,6 +1,8 @@
 //! Sources of rows: files, a stream or a synthetic distribution → batches. CSV and TSV, plain or
 //! compressed with gzip or Zstandard, and Parquet; on local disks, S3 and Google Cloud Storage.
 //!
+//! A [`ColumnEncoder`] makes batches of rows in memory by the same rules.
+//!
 //! Readers use bounded memory and read ahead on threads of their own. They are deterministic, and
 //! can seek to any chunk. The crate knows nothing of manifests, roles or training. Its API blocks,
 //! and any thread may call it.
@@ -27,16 +29,19 @@
 mod batch;
 mod blocking;
 mod blocks;
+mod columns;
 mod config;
 mod dataset;
 mod error;
 mod fingerprint;
 mod identity;
+mod ids;
 mod json;
 pub mod key;
 mod null;
 mod number;
 mod pace;
+pub mod profile;
 mod random;
 mod reader;
 mod remarks;
@@ -52,6 +57,7 @@ mod text;
 mod time;
 
 pub use batch::{Batch, SparseColumn, TextColumn};
+pub use columns::{Column, ColumnEncoder, Values};
 pub use config::{Format, ReadPlan, SourceConfig, Subset};
 pub use dataset::Dataset;
 pub use error::{DataError, Place};

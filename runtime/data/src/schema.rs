@@ -6,6 +6,7 @@ use crate::batch::{Batch, TextColumn};
 use crate::error::DataError;
 use crate::key::TableKeys;
 use crate::null::{NullValues, may_be_marker};
+use crate::number::parse_f32;
 use crate::remarks::Remarks;
 use crate::spelling::{Id, IdValue, Spelling, trim};
 
@@ -77,7 +78,7 @@ const WITHIN_LIMIT: &str = "a number within the `limit` of the feature, because 
 
 /// The model's input for a number, which is not NaN, or the expected number.
 #[inline]
-pub(crate) fn dense_input(field: &DenseField, value: f32) -> Result<f32, &'static str> {
+fn dense_input(field: &DenseField, value: f32) -> Result<f32, &'static str> {
     let input = field.transform.apply(value);
     if input.abs() <= field.limit {
         return Ok(input);
@@ -87,6 +88,25 @@ pub(crate) fn dense_input(field: &DenseField, value: f32) -> Result<f32, &'stati
         (true, false) => HELD_TRANSFORM,
         (true, true) => WITHIN_LIMIT,
     })
+}
+
+/// The model's input for a number, or the expected one. NaN is a missing value.
+#[inline]
+pub(crate) fn dense_number(field: &DenseField, value: f32) -> Result<f32, &'static str> {
+    if value.is_nan() { Ok(field.missing) } else { dense_input(field, value) }
+}
+
+/// The model's input for a text cell, or the expected number.
+#[inline]
+pub(crate) fn dense_text(field: &DenseField, cell: &[u8], nulls: &NullValues) -> Result<f32, &'static str> {
+    if cell.is_empty() {
+        return Ok(field.missing);
+    }
+    match parse_f32(cell) {
+        None if nulls.contains(trim(cell)) => Ok(field.missing),
+        None => Err("a number"),
+        Some(value) => dense_number(field, value),
+    }
 }
 
 /// Refuses settings that no data can satisfy.
@@ -308,7 +328,8 @@ fn name_the_label(error: DataError) -> DataError {
     }
 }
 
-fn find_column(file: &str, names: &[String], wanted: &str) -> Result<usize, DataError> {
+/// The place of a column among `names`. A column that is missing or there twice is an error.
+pub(crate) fn find_column(file: &str, names: &[String], wanted: &str) -> Result<usize, DataError> {
     let mut found = names.iter().enumerate().filter(|(_, name)| *name == wanted);
     match (found.next(), found.next()) {
         (Some((column, _)), None) => Ok(column),
@@ -351,7 +372,7 @@ fn other_delimiter(names: &[String], wanted: &str) -> Option<&'static str> {
     Some(if delimiter == "\t" { "\\t" } else { delimiter })
 }
 
-fn listed(names: &[String]) -> String {
+pub(crate) fn listed(names: &[String]) -> String {
     const SHOWN: usize = 60;
     let mut text = names[..names.len().min(SHOWN)].join(", ");
     if names.len() > SHOWN {
@@ -361,31 +382,16 @@ fn listed(names: &[String]) -> String {
 }
 
 /// The name that `wanted` most likely misspells. At most a third of its letters (and at least one)
-/// may differ. Upper and lower case are equal.
+/// may differ, where two letters that changed places are one difference. Upper and lower case are
+/// equal.
 pub(crate) fn closest<'a>(names: &'a [String], wanted: &str) -> Option<&'a str> {
     let allowed = (wanted.chars().count() / 3).max(1);
     names
         .iter()
-        .map(|name| (distance(&name.to_lowercase(), &wanted.to_lowercase()), name))
+        .map(|name| (strsim::osa_distance(&name.to_lowercase(), &wanted.to_lowercase()), name))
         .filter(|(distance, name)| *distance <= allowed && *distance < name.chars().count())
         .min_by_key(|(distance, _)| *distance)
         .map(|(_, name)| name.as_str())
-}
-
-/// Levenshtein's edit distance.
-fn distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, ca) in a.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, cb) in b.iter().enumerate() {
-            let substituted = diagonal + usize::from(ca != *cb);
-            diagonal = row[j + 1];
-            row[j + 1] = substituted.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[b.len()]
 }
 
 #[cfg(test)]

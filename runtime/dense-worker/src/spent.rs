@@ -28,6 +28,8 @@ impl ReplyTime {
 pub(crate) struct StepTimes {
     steps: Duration,
     spent: BTreeMap<(Role, u32), f64>,
+    /// By embedding worker: the pieces that it delivered, and the seconds of its work on them.
+    pieces: BTreeMap<u32, (u32, f64)>,
 }
 
 impl StepTimes {
@@ -45,6 +47,9 @@ impl StepTimes {
     /// part of the reply's time. In order, that time is spent on the loader, on earlier steps, on a
     /// parameter server, and on the embedding worker.
     pub(crate) fn waited(&mut self, wait: Duration, of: &ReplyTime) {
+        let (pieces, seconds) = self.pieces.entry(of.embedding_worker).or_default();
+        *pieces += 1;
+        *seconds += of.reply.own_seconds;
         let mut left = wait.as_secs_f64();
         let own = of.reply.own_seconds + (of.took - of.reply.seconds).max(0.0);
         let seconds_of = |role: v1::Role| of.reply.spent.iter().find(|spent| spent.role() == role).copied();
@@ -66,6 +71,10 @@ impl StepTimes {
         let spent = self.spent.into_iter();
         progress.spent = spent
             .map(|((role, index), seconds)| v1::Spent { role: v1::Role::from(role).into(), index, seconds })
+            .collect();
+        let pieces = self.pieces.into_iter();
+        progress.pieces = pieces
+            .map(|(embedding_worker, (pieces, seconds))| v1::PieceTime { embedding_worker, pieces, seconds })
             .collect();
     }
 }
@@ -105,6 +114,19 @@ mod tests {
         assert_eq!(spent_after(800), [row(server, 300), row(worker, 200), row(loader, 100)]);
         assert_eq!(spent_after(250), [row(server, 50), row(worker, 200), row(loader, 0)]);
         assert_eq!(spent_after(0), [row(server, 0), row(worker, 0), row(loader, 0)]);
+    }
+
+    #[test]
+    fn a_report_has_the_pieces_of_each_embedding_worker() {
+        let mut times = StepTimes::default();
+        let of_another = ReplyTime { embedding_worker: 0, ..reply() };
+        for reply in [&reply(), &of_another, &reply()] {
+            times.waited(Duration::ZERO, reply);
+        }
+        let mut progress = v1::Progress::default();
+        times.write_to(&mut progress);
+        let pieces = progress.pieces.iter().map(|time| (time.embedding_worker, time.pieces, time.seconds));
+        assert_eq!(pieces.collect::<Vec<_>>(), [(0, 1, 0.1), (2, 2, 0.2)]);
     }
 
     #[test]

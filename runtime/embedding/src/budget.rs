@@ -26,12 +26,12 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::layout::RowLayout;
+use crate::layout::{HEADER_WORDS, RowLayout};
 use crate::life::{LifePolicy, Moment, with_life};
 use crate::slot::SlotState;
 use crate::table::RankedRow;
 use crate::trimming::Trimmed;
-use crate::{Budget, BudgetUnit, GroupId, LifeCounts, Slot, Store, StoreError};
+use crate::{Budget, BudgetUnit, GroupId, LifeCounts, RowSpec, Slot, Store, StoreError};
 
 /// The rows that [`Store::keep_budget`] removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,8 +59,41 @@ impl Budget {
     fn cost(self, layout: &RowLayout) -> u64 {
         match self.unit {
             BudgetUnit::Rows => 1,
-            BudgetUnit::Bytes => (layout.row_bytes() as u64) + INDEX_BYTES,
+            BudgetUnit::Bytes => RowBytes::of(layout).total(),
         }
+    }
+}
+
+/// The bytes of memory of a row, as a budget in bytes counts them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowBytes {
+    /// The values.
+    pub values: u64,
+    /// The state of the optimizer.
+    pub state: u64,
+    /// The row's own: its key, the policy's word, and its index entry.
+    pub own: u64,
+}
+
+impl RowBytes {
+    fn of(layout: &RowLayout) -> Self {
+        const WORD: usize = size_of::<u32>();
+        let (all, header, look_up) = (layout.row_bytes(), HEADER_WORDS * WORD, layout.look_up_words() * WORD);
+        Self { values: (look_up - header) as u64, state: (all - look_up) as u64, own: header as u64 + INDEX_BYTES }
+    }
+
+    /// All bytes.
+    #[must_use]
+    pub fn total(self) -> u64 {
+        self.values + self.state + self.own
+    }
+}
+
+impl RowSpec {
+    /// The bytes of memory of a row of this group.
+    #[must_use]
+    pub fn row_bytes(&self) -> RowBytes {
+        RowBytes::of(&RowLayout::new(self))
     }
 }
 
@@ -247,4 +280,21 @@ fn order((row, group): &Candidate) -> (crate::life::Rank, crate::FeatureKey, Gro
 /// Whether a policy removes rows.
 pub(crate) fn removes_rows(life: LifePolicy) -> bool {
     life.uses_row_word()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{SparseOptimizer, ValueType};
+
+    #[test]
+    fn a_row_has_22_bytes_beyond_values_and_state() {
+        let adam = SparseOptimizer::Adam { learning_rate: 0.1, beta1: 0.9, beta2: 0.999, epsilon: 1e-8 };
+        let bytes = |value_type, optimizer| RowSpec { value_type, optimizer, ..RowSpec::plain(5) }.row_bytes();
+        let sgd = SparseOptimizer::Sgd { learning_rate: 0.1 };
+        assert_eq!(bytes(ValueType::F32, adam), RowBytes { values: 20, state: 40, own: 22 });
+        // Five 16-bit values take three words.
+        assert_eq!(bytes(ValueType::F16, sgd), RowBytes { values: 12, state: 0, own: 22 });
+        assert_eq!(bytes(ValueType::F32, adam).total(), 82);
+    }
 }

@@ -6,7 +6,7 @@ use crate::snapshot::{self, CheckedSnapshot, RestoredSlot, SlotRows, SlotSnapsho
 use crate::store::{empty_tables, rows_of};
 use crate::table::Table;
 use crate::{
-    FeatureKey, GroupId, LifePolicy, RowSpec, Slot, SlotContent, SnapshotError, Store, StoreConfig, StoreError,
+    FeatureKey, GroupId, LifePolicy, RowSpec, RowWord, Slot, SlotContent, SnapshotError, Store, StoreConfig, StoreError,
 };
 use sha2::{Digest as _, Sha256};
 use std::borrow::Cow;
@@ -239,6 +239,16 @@ impl Store {
             visit(row.group, row.key, values, layout.state(row.words));
         }
         Ok(())
+    }
+
+    /// The words of the slot's rows, in the order in which [`Self::for_each_row`] visits them.
+    ///
+    /// # Errors
+    /// [`StoreError::UnknownSlot`].
+    pub fn row_words(&self, slot: Slot) -> Result<Vec<(GroupId, RowWord)>, StoreError> {
+        let rows = self.copy_slot(slot)?;
+        let words = rows.in_key_order(&self.layouts);
+        Ok(words.into_iter().map(|row| (row.group, RowWord(row.words[META_WORD]))).collect())
     }
 
     /// A copy of the slot's rows, taken under its lock.

@@ -69,13 +69,15 @@ mod store;
 mod table;
 mod trimming;
 
-pub use budget::Kept;
+pub use budget::{Kept, RowBytes};
 pub use contents::Digest;
 pub use counts::{LookupCounts, Missing, UpdateCounts};
 pub use error::{SnapshotError, StoreError};
 pub use frozen::FrozenStore;
 pub use key::{FeatureKey, GroupId, Slot, slot_of};
-pub use life::{Admission, AdmitAfter, Examples, LifePolicy, Managed, Moment, Priority, ScoreRule, Seen};
+pub use life::{
+    Admission, AdmitAfter, Examples, LifePolicy, Managed, Moment, Priority, RowTimes, RowUses, RowWord, ScoreRule, Seen,
+};
 pub use life_counts::LifeCounts;
 pub use limits::{MAX_DIM, MAX_GROUPS, MAX_SLOTS};
 pub use log::UpdateLog;

@@ -6,8 +6,8 @@
 use proptest::prelude::*;
 use rectrain_embedding::{
     Admission, Budget, BudgetUnit, Examples, FeatureKey, GroupId, Initializer, Kept, LifePolicy, Managed, Missing,
-    Moment, Priority, RowSpec, SaveId, SaveScope, ScoreRule, Seen, Slot, SlotSnapshot, SparseOptimizer, SpecError,
-    Store, StoreConfig, StoreError, ValueType,
+    Moment, Priority, RowSpec, RowTimes, RowUses, SaveId, SaveScope, ScoreRule, Seen, Slot, SlotSnapshot,
+    SparseOptimizer, SpecError, Store, StoreConfig, StoreError, ValueType,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU64;
@@ -516,6 +516,87 @@ fn settings_of_managed_tables_are_refused_by_name() {
     assert!(matches!(Store::new(config_of(vec![spec(always(KRAKEN))], rows(0))), Err(StoreError::Spec(_))));
 }
 
+// ---- scores and ages for a reader ---------------------------------------------------------------
+
+/// The score and the age of each row of a group whose policy records them.
+fn uses(store: &Store) -> BTreeMap<Name, (Option<f64>, Option<u64>)> {
+    let mut times: Vec<Option<RowTimes>> = store.config().groups.iter().map(RowTimes::of).collect();
+    let (mut keys, mut words) = (Vec::new(), Vec::new());
+    for slot in (0..store.config().slots).map(Slot) {
+        store.for_each_row(slot, |group, key, _, _| keys.push((group.0, key))).unwrap();
+        words.extend(store.row_words(slot).unwrap());
+    }
+    assert_eq!(keys.len(), words.len());
+    for &(group, word) in &words {
+        if let Some(times) = &mut times[usize::from(group.0)] {
+            times.add(word);
+        }
+    }
+    let uses: Vec<Option<RowUses>> = times.iter().map(|times| times.as_ref().map(RowTimes::uses)).collect();
+    let named = keys.into_iter().zip(words).filter_map(|(name, (group, word))| {
+        assert_eq!(name.0, group.0);
+        let uses = uses[usize::from(group.0)]?;
+        Some((name, (uses.score(word), uses.age_seconds(word))))
+    });
+    named.collect()
+}
+
+#[test]
+fn a_reader_gets_the_scores_and_ages_of_the_latest_update() {
+    let (store, mut reference) = (store_of(config()), Reference::default());
+    let trace = trace(200);
+    for ((step, now), number) in trace.iter().zip(moments(&trace)).zip(1..) {
+        apply(&store, step, number, now, |_| true);
+        reference.train(step, now, |(group, key)| store.contains(GroupId(group), key).unwrap());
+    }
+    let found = uses(&store);
+    for group in 0..4 {
+        let of_group = || reference.rows.iter().filter(|(name, _)| name.0 == group);
+        let latest = of_group().map(|(_, row)| row.last).max().unwrap();
+        assert!(of_group().count() > 3, "group {group} has rows");
+        for (name, row) in of_group() {
+            let (score, age) = found[name];
+            let (exact, unit) = (latest - row.last, if group == 3 { 0 } else { 5_400 });
+            assert!(age.unwrap().abs_diff(exact) <= unit, "{name:?}: {age:?}, exactly {exact}");
+            assert_eq!(score.is_some(), group != 3, "LRU has no scores");
+            if let Some(score) = score {
+                let exact = reference.score(*name, latest);
+                assert!((score - exact).abs() <= exact * ERROR + 0.05, "{name:?}: {score}, exactly {exact}");
+            }
+        }
+    }
+    assert!(found.keys().all(|name| name.0 < 4), "a group that keeps every row records nothing");
+}
+
+#[test]
+fn ages_are_right_where_the_times_of_rows_wrap() {
+    // The 16 bits of units of 5,400 seconds begin again here.
+    let wrap = 5_400 * (1 << 16) * 5;
+    let store = one_slot(vec![spec(always(KRAKEN))], None);
+    see(&store, 0, [1], (0, 4), 1, wrap - 3 * DAY);
+    see(&store, 0, [2], (0, 3), 2, wrap + DAY);
+    let found = uses(&store);
+    let (score, age) = found[&(0, key(1))];
+    assert!((score.unwrap() - 4.0 * 0.9_f64.powi(4)).abs() < 1e-9 && age == Some(4 * DAY), "{score:?} {age:?}");
+    assert_eq!(found[&(0, key(2))], (Some(3.0), Some(0)));
+    for year in 1..=9 {
+        see(&store, 0, [10 + year], (0, 1), 2 + year, wrap + year * 365 * DAY);
+    }
+    assert_eq!(uses(&store)[&(0, key(2))].1, Some((9 * 365 - 1) * DAY), "nine years");
+}
+
+#[test]
+fn without_a_clock_a_reader_gets_scores_and_no_ages() {
+    let stores = [ScoreRule::Lfu, ScoreRule::Lru].map(|score| {
+        let store = one_slot(vec![spec(always(score))], None);
+        see(&store, 0, [1], (2, 1), 7, 0);
+        store.lookup(GroupId(0), &[key(2)], Missing::Insert, &mut [0.0; DIM]).unwrap();
+        uses(&store)
+    });
+    assert_eq!(stores[0], [((0, key(1)), (Some(3.0), None)), ((0, key(2)), (Some(1.0), None))].into());
+    assert_eq!(stores[1], [((0, key(1)), (None, None)), ((0, key(2)), (None, None))].into());
+}
+
 // ---- admission and eviction --------------------------------------------------------------------
 
 #[derive(Clone, Copy, Debug)]
@@ -710,6 +791,80 @@ fn an_evicted_key_is_a_tombstone_unless_it_is_a_row_again() {
     see(&store, 0, [gone[0]], (0, 20), 3, START);
     let changes = save(&store, 2, SaveScope::ChangesSince(SaveId(1)), || {});
     assert_eq!((changes[0].removed(), changes[0].rows()), (2, 4));
+}
+
+/// The changes between two checkpoints hold the counters of keys that have no row. So any number of
+/// restored stores admits a key at the same sighting as the store that went on.
+#[test]
+fn a_key_counted_before_a_checkpoint_is_admitted_on_time_after_it() {
+    let counting = Managed { admission: Admission::Count { count: 3, counters: 1_000 }, ..always(KRAKEN) };
+    let config = config_of(vec![spec(counting)], None);
+    let whole = store_of(config.clone());
+    see(&whole, 0, 0..40, (1, 0), 1, START);
+    let base = save(&whole, 1, SaveScope::Everything, || {});
+    see(&whole, 0, 0..40, (1, 0), 2, START);
+    let changes = save(&whole, 2, SaveScope::ChangesSince(SaveId(1)), || {});
+    assert!(changes.iter().all(|snapshot| snapshot.rows() == 0), "no key has a row");
+    let chain: Vec<SlotSnapshot> = base.iter().chain(&changes).cloned().collect();
+    let third = Step { group: 0, keys: (0..40).map(|id| (id, (1, 0))).collect(), seconds: 0 };
+    apply(&whole, &third, 3, START, |_| true);
+    assert_eq!(whole.rows(), 40);
+    for slot in 0..SLOTS as usize {
+        let of_slot = [chain[slot].clone(), chain[slot + SLOTS as usize].clone()];
+        let (slot, own) = (Slot(slot as u32), restored(config.clone(), &of_slot));
+        apply(&own, &third, 3, START, |key| whole.slot_of(key) == slot);
+        assert_eq!(own.slot_digest(slot).unwrap(), whole.slot_digest(slot).unwrap(), "slot {slot}");
+    }
+    let without_changes = restored(config, &base);
+    apply(&without_changes, &third, 3, START, |_| true);
+    assert_eq!(without_changes.rows(), 0, "the second sighting is in the changes");
+}
+
+/// A new job may begin with another job's rows, and count its steps on or from the start. Its first
+/// sweep expires the rows that are due by the time of the events.
+#[test]
+fn a_new_job_on_a_checkpoint_expires_only_rows_that_are_due() {
+    const HOUR: u64 = 3_600;
+    for score in [KRAKEN, ScoreRule::Lfu, ScoreRule::Lru] {
+        let life = Managed { expire_after: NonZeroU64::new(SPAN), ..always(score) };
+        let (old, roomy) = (one_slot(vec![spec(life)], None), rows(1_000));
+        (0..96).for_each(|hour| see(&old, 0, [hour], (0, 1), 10_000 + hour, START + hour * HOUR));
+        let snapshot = old.snapshot_slot(Slot(0)).unwrap();
+        let now = START + 96 * HOUR;
+        let first_sweep = |step, is_adopted: bool| {
+            let new = one_slot(vec![spec(life)], roomy);
+            match is_adopted {
+                true => new.adopt_slot(snapshot.as_bytes(), &[Some(GroupId(0))]).map(drop).unwrap(),
+                false => new.restore_slot(snapshot.as_bytes()).map(drop).unwrap(),
+            }
+            see(&new, 0, [500], (0, 1), step, now);
+            keep(&new, now)
+        };
+        let kept = first_sweep(10_096, false);
+        // A row expires after 48 hours, and less than a tenth late.
+        assert!((43..=48).contains(&kept.expired) && kept.evicted == 0, "{score:?}: {kept:?}");
+        for (step, is_adopted) in [(10_096, true), (1, true), (1, false)] {
+            assert_eq!(first_sweep(step, is_adopted), kept, "{score:?}, step {step}");
+        }
+    }
+}
+
+/// Time is the time of the events. A suspended job that goes on with the next events expires
+/// nothing, however long it was suspended.
+#[test]
+fn only_a_pause_of_the_events_expires_rows() {
+    let life = Managed { expire_after: NonZeroU64::new(SPAN), ..always(KRAKEN) };
+    let store = one_slot(vec![spec(life)], None);
+    see(&store, 0, 0..50, (0, 1), 1, START);
+    let resumed = one_slot(vec![spec(life)], None);
+    resumed.restore_slot(store.snapshot_slot(Slot(0)).unwrap().as_bytes()).unwrap();
+    see(&resumed, 0, 40..60, (0, 1), 2, START + 60);
+    assert_eq!((keep(&resumed, START + 60), resumed.rows()), (Kept::default(), 60));
+    // No event for four days: rows of the first step after the pause stay, and the others are due.
+    let after = START + 60 + 2 * SPAN;
+    see(&resumed, 0, 55..65, (0, 1), 3, after);
+    assert_eq!(keep(&resumed, after), Kept { expired: 55, ..Kept::default() });
+    assert!((55..65).all(|id| has(&resumed, 0, id)) && resumed.rows() == 10);
 }
 
 #[test]

@@ -52,8 +52,18 @@ pub async fn serve_metrics_and_page(
     Ok((bound, serving))
 }
 
+/// Serves a page alone, until the returned task is aborted. Returns the bound address; port 0 takes
+/// any free one.
+///
+/// # Errors
+/// [`RoleError::System`] if the address cannot be bound.
+pub async fn serve_page(address: SocketAddr, page: Router) -> Result<(SocketAddr, JoinHandle<()>), RoleError> {
+    let (listener, bound) = listen(address).await?;
+    Ok((bound, tokio::spawn(serve(listener, page))))
+}
+
 async fn listen(address: SocketAddr) -> Result<(tokio::net::TcpListener, SocketAddr), RoleError> {
-    let cannot = |source| RoleError::System { attempt: format!("serve metrics on {address}"), source };
+    let cannot = |source| RoleError::System { attempt: format!("serve HTTP on {address}"), source };
     let listener = tokio::net::TcpListener::bind(&listening_at(address)[..]).await.map_err(cannot)?;
     let bound = listener.local_addr().map_err(cannot)?;
     Ok((listener, bound))
@@ -100,12 +110,16 @@ mod tests {
     use super::*;
 
     async fn status(address: SocketAddr, page: &str) -> String {
+        answer(address, page).await.split(' ').nth(1).unwrap().to_owned()
+    }
+
+    async fn answer(address: SocketAddr, page: &str) -> String {
         let mut stream = TcpStream::connect(address).await.unwrap();
         let request = format!("GET {page} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).await.unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await.unwrap();
-        answer.split(' ').nth(1).unwrap().to_owned()
+        answer
     }
 
     #[tokio::test]
@@ -116,5 +130,23 @@ mod tests {
         assert_eq!([status(address, "/healthz").await, status(address, "/readyz").await], ["200", "503"]);
         readiness.set_ready();
         assert_eq!([status(address, "/readyz").await, status(address, "/metrics").await], ["200", "200"]);
+    }
+
+    #[tokio::test]
+    async fn a_forwarded_page_asks_the_other_side_for_the_job() {
+        let ask = |query: String| async move {
+            if query == "after=7&points=9" {
+                Ok(format!("{{\"asked\":\"{query}\"}}"))
+            } else {
+                Err(format!("no {query}"))
+            }
+        };
+        let page = rectrain_coordinator::forwarded_page(ask);
+        let (address, _serving) = serve_page("127.0.0.1:0".parse().unwrap(), page).await.unwrap();
+        assert!(answer(address, "/").await.contains("<h1 id=\"name\">"));
+        let job = answer(address, "/job.json?after=7&points=9&other=%2F..").await;
+        assert!(job.ends_with("{\"asked\":\"after=7&points=9\"}") && job.contains("application/json"), "{job}");
+        let refused = answer(address, "/job.json?after=x").await;
+        assert!(refused.starts_with("HTTP/1.1 502") && refused.ends_with("no after=0&points=0"), "{refused}");
     }
 }

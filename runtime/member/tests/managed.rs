@@ -10,11 +10,12 @@ use std::sync::Arc;
 
 use prometheus::Registry;
 use rectrain_coordinator::{Coordinator, serve_control};
+use rectrain_crds::TableSummary;
 use rectrain_kinds::Role;
 use rectrain_member::local::run_with;
 use rectrain_proto::v1;
 use rectrain_proto::v1::control_client::ControlClient;
-use rectrain_protocol::events::{EventFollower, EventLog, JobEvent, Summary, TableSummary};
+use rectrain_protocol::events::{EventFollower, EventLog, JobEvent, Summary};
 use rectrain_protocol::metrics::{CoordinatorMetrics, RoleMetrics};
 use rectrain_protocol::plan::JobPlan;
 use rectrain_random::mix;

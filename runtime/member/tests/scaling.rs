@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use prometheus::Registry;
-use rectrain_coordinator::{Coordinator, serve_control};
+use rectrain_coordinator::{Coordinator, ResizeRefused, serve_control};
 use rectrain_kinds::Role;
 use rectrain_member::local::run_with;
 use rectrain_proto::v1;
@@ -90,6 +90,45 @@ fn train(run: &str, changes: &[&str], sizes: &[u32], crash: Option<Duration>) ->
 
 /// As [`train`], for members of any role.
 fn train_with(run: &str, changes: &[&str], sizes: &[(Role, u32)], crash: Option<Duration>) -> Result<Run, RoleError> {
+    let requests: Vec<_> = sizes.iter().map(|(role, size)| Request::Size(*role, *size)).collect();
+    train_and_request(run, changes, &requests, crash)
+}
+
+/// A request in the middle of training.
+#[derive(Clone, Copy)]
+enum Request {
+    /// This many members of a role.
+    Size(Role, u32),
+    /// A weight for the member with this index.
+    Weight(Role, u32, u32),
+}
+
+impl Request {
+    fn make(self, coordinator: &Coordinator) -> Result<(), ResizeRefused> {
+        match self {
+            Self::Size(role, size) => coordinator.request_scale(role, size).map(drop),
+            Self::Weight(role, member, weight) => coordinator.weigh(role, member, weight),
+        }
+    }
+
+    /// Whether the event says that the request is carried out. Pieces of batches move without one.
+    fn is_done(self, event: &JobEvent) -> bool {
+        match (self, event) {
+            (Self::Weight(Role::EmbeddingWorker, ..), _) => true,
+            (Self::Size(role, _) | Self::Weight(role, ..), JobEvent::SlotsMoved { .. }) => role == Role::Ps,
+            (Self::Size(role, size), JobEvent::Scaled { role: of, to, .. }) => *of == role && *to == size,
+            _ => false,
+        }
+    }
+}
+
+/// As [`train_with`], for any requests.
+fn train_and_request(
+    run: &str,
+    changes: &[&str],
+    requests: &[Request],
+    crash: Option<Duration>,
+) -> Result<Run, RoleError> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(3).enable_all().build().unwrap();
     let events = EventLog::default();
     let summary = runtime.block_on(async {
@@ -102,24 +141,19 @@ fn train_with(run: &str, changes: &[&str], sizes: &[(Role, u32)], crash: Option<
         let crashing = async {
             let mut follower = events.follow();
             let mut reached = 0;
-            for (place, (role, size)) in sizes.iter().enumerate() {
+            for (place, request) in requests.iter().enumerate() {
                 let due = reached + STEPS_BETWEEN;
                 wait_until(&mut follower, &mut reached, |_, reached| reached >= due).await;
-                if let Err(refused) = coordinator.request_scale(*role, *size) {
+                if let Err(refused) = request.make(&coordinator) {
                     assert_eq!(refused.to_string(), "training has ended");
                 }
-                if place + 1 == sizes.len()
+                if place + 1 == requests.len()
                     && let Some(crash) = crash
                 {
                     tokio::time::sleep(crash).await;
                     return;
                 }
-                let moved = |event: &JobEvent, _| match event {
-                    JobEvent::SlotsMoved { .. } => *role == Role::Ps,
-                    JobEvent::Scaled { role: of, to, .. } => of == role && to == size,
-                    _ => false,
-                };
-                wait_until(&mut follower, &mut reached, moved).await;
+                wait_until(&mut follower, &mut reached, |event, _| request.is_done(event)).await;
             }
             std::future::pending::<()>().await;
         };
@@ -182,6 +216,34 @@ fn sync_is_equal_to_the_bit_while_other_roles_are_scaled() {
         assert_eq!((summary.samples, summary.trained_rows), (ROWS, ROWS), "{mode}");
         assert!(mode == "hybrid" || summary.parameters_sha256 == alone, "{mode}");
     }
+}
+
+#[test]
+fn sync_is_equal_to_the_bit_while_work_moves_from_slow_members_and_back() {
+    use Request::Weight;
+    use Role::{EmbeddingWorker, Ps};
+    let members = [
+        "spec.roles.ps.replicas=3",
+        "spec.roles.embeddingWorker.replicas=2",
+        "spec.roles.denseWorker.replicas=2",
+        "spec.training.evaluation.every=steps,spec.training.evaluation.steps=50",
+        "spec.data.shuffle.windowRows=960",
+    ];
+    let requests = [
+        Weight(EmbeddingWorker, 1, 2),
+        Weight(Ps, 1, 2),
+        Weight(EmbeddingWorker, 1, 64),
+        Weight(Ps, 1, 64),
+        Weight(EmbeddingWorker, 0, 16),
+    ];
+    let weighed = train_and_request("weighed", &members, &requests, None).unwrap();
+    let moves = weighed.moves();
+    let [(3, 3, away, _), (3, 3, back, _), ..] = moves[..] else { panic!("{moves:?}") };
+    // A server of three has 341 of 1,024 slots.
+    assert!((50..400).contains(&away) && (50..400).contains(&back), "{moves:?}");
+    let summary = weighed.summary();
+    assert_eq!((summary.samples, summary.trained_rows), (ROWS, ROWS));
+    assert_eq!(summary.parameters_sha256, digest_without(&members));
 }
 
 #[test]

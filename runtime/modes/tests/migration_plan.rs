@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
 use proptest::prelude::*;
-use rectrain_modes::migration::{Epoch, Move, SlotCost, SlotMap, imbalance, plan_moves};
+use rectrain_modes::migration::{Epoch, Move, SlotCost, SlotMap, imbalance, plan_moves, plan_weighted_moves};
 
 /// The first `servers` numbers of servers.
 fn first(servers: u16) -> Vec<u16> {
@@ -75,7 +75,54 @@ fn without_measurements_slots_are_spread_by_number() {
     assert!(counts.iter().all(|count| (220..=270).contains(count)), "{counts:?}");
 }
 
+/// The share of the look-ups on each server.
+fn shares(map: &SlotMap, costs: &[SlotCost]) -> Vec<f64> {
+    let total: u64 = of(costs, |cost| cost.look_ups).iter().sum();
+    let sum = |server: &u16| map.slots_of(*server).map(|slot| costs[slot.0 as usize].look_ups).sum::<u64>();
+    map.servers().iter().map(|server| sum(server) as f64 / total as f64).collect()
+}
+
+#[test]
+fn a_server_of_less_weight_has_fewer_slots_and_gets_them_back() {
+    let costs = zipf(1024, 0.8);
+    for (weights, servers) in [(&[64, 2, 64][..], 3), (&[64, 16], 2), (&[64, 64, 64, 64, 8], 5)] {
+        let map = SlotMap::even(1024, servers);
+        let less = after(&map, &plan_weighted_moves(&map, &costs, &first(servers), weights), &first(servers));
+        let total: u64 = weights.iter().sum();
+        for (share, weight) in shares(&less, &costs).into_iter().zip(weights) {
+            let expected = *weight as f64 / total as f64;
+            assert!(share <= 1.1 * expected + 0.01, "{weights:?}: {share} instead of {expected}");
+        }
+        let again = plan_weighted_moves(&less, &costs, &first(servers), weights);
+        assert!(again.is_empty(), "{} slots move twice", again.len());
+        let even = after(&less, &plan_moves(&less, &costs, &first(servers)), &first(servers));
+        assert!(imbalance(&even, &of(&costs, |cost| cost.look_ups)) <= 1.1, "{weights:?}");
+    }
+}
+
+/// Moves of a slow server's slots are little more than the slots that it is not to have.
+#[test]
+fn only_the_slots_of_the_slow_server_move() {
+    let costs = zipf(1024, 0.8);
+    let map = SlotMap::even(1024, 3);
+    let moves = plan_weighted_moves(&map, &costs, &first(3), &[64, 2, 64]);
+    let of_others = moves.iter().filter(|step| step.from != 1).count();
+    assert!(of_others * 10 <= moves.len(), "{of_others} of {} moves", moves.len());
+    assert!(moves.len() <= 1024 / 3 + 35, "{} moves", moves.len());
+}
+
 proptest! {
+    #[test]
+    fn equal_weights_change_nothing(
+        raw in prop::collection::vec((0_u64..1000, 0_u64..1000, 0_u16..6), 1..100),
+        weight in 1_u64..1000,
+    ) {
+        let costs: Vec<_> = raw.iter().map(|(look_ups, bytes, _)| SlotCost { look_ups: *look_ups, bytes: *bytes }).collect();
+        let map = SlotMap::new(Epoch(4), raw.iter().map(|(.., owner)| *owner).collect(), 0..6).unwrap();
+        let weighted = plan_weighted_moves(&map, &costs, &first(6), &[weight; 6]);
+        prop_assert_eq!(plan_moves(&map, &costs, &first(6)), weighted);
+    }
+
     #[test]
     fn a_plan_uses_exactly_the_given_servers_and_is_stable(
         raw in prop::collection::vec((0_u64..1000, 0_u64..1000, 0_u16..6), 1..200),

@@ -13,6 +13,7 @@ mod half;
 mod journal_copy;
 mod kept;
 mod look_up_replies;
+mod memory_room;
 mod partition;
 mod shared;
 mod slots;
@@ -53,6 +54,7 @@ use self::journal_copy::JournalCopy;
 pub use self::kept::Rows;
 use self::kept::{Left, Standing};
 use self::look_up_replies::LookUpReplies;
+use self::memory_room::memory_room;
 use self::shared::{Shared, TrackedStore, as_keys};
 use self::slots::Slots;
 use self::table_life::{TableLife, set_budget};
@@ -446,7 +448,7 @@ impl Service for ParameterServer {
                 }
                 v1::WorkRequest::KIND => {
                     message::read::<v1::WorkRequest>(frame)?;
-                    Ok(message::reply::<v1::WorkRequest>(&v1::Work { done: self.shared.store.work_done() }, Vec::new()))
+                    Ok(message::reply::<v1::WorkRequest>(&self.shared.work(), Vec::new()))
                 }
                 v1::SetBudget::KIND => {
                     let (request, _) = message::read::<v1::SetBudget>(frame)?;
@@ -472,7 +474,8 @@ impl ParameterServer {
         match kind {
             v1::MeasureSlots::KIND => {
                 message::read::<v1::MeasureSlots>(frame)?;
-                Ok(message::reply::<v1::MeasureSlots>(&v1::SlotCosts {}, self.shared.slots.measure().await?))
+                let costs = v1::SlotCosts { memory_room: memory_room() };
+                Ok(message::reply::<v1::MeasureSlots>(&costs, self.shared.slots.measure().await?))
             }
             v1::CopySlot::KIND => {
                 let (request, _) = message::read::<v1::CopySlot>(frame)?;

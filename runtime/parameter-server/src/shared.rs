@@ -9,6 +9,7 @@ use rectrain_embedding::{
     Examples, FeatureKey, GroupId, LookupCounts, Missing, Moment, Store, UpdateCounts, UpdateLog,
 };
 use rectrain_modes::GlobalStep;
+use rectrain_proto::v1;
 use rectrain_protocol::error::RoleError;
 use rectrain_protocol::metrics::PsMetrics;
 use rectrain_protocol::plan::JobPlan;
@@ -75,6 +76,22 @@ impl Shared {
     pub(crate) fn bytes(&self) -> u64 {
         let bytes = self.store.bytes();
         bytes.payload + bytes.overhead
+    }
+
+    /// The progress of the long work, and the size of the tables as the metrics have it. Waits for
+    /// no lock.
+    pub(crate) fn work(&self) -> v1::Work {
+        let size = |gauge: i64| u64::try_from(gauge).unwrap_or(0);
+        let (rows, bytes) = (size(self.metrics.rows_held.get()), size(self.metrics.bytes.get()));
+        let tables = v1::TableSize { rows, bytes };
+        let metrics = &self.metrics;
+        v1::Work {
+            done: self.store.work_done(),
+            look_ups: metrics.lookup.get_sample_count(),
+            rows: metrics.found_rows.get() + metrics.inserted_rows.get() + metrics.initial_rows.get(),
+            seconds: metrics.lookup.get_sample_sum() + metrics.update_time.get_sample_sum(),
+            tables: Some(tables),
+        }
     }
 
     pub(crate) fn count_store(&self) {

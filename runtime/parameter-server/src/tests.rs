@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use prometheus::Registry;
-use rectrain_embedding::{Examples, FeatureKey};
+use rectrain_embedding::{Examples, FeatureKey, GroupId, Missing};
 use rectrain_proto::v1;
 use rectrain_wire::{Address, Frame, InProcess, InProcessConfig, Peer, Service, Tensor, Transport, WireCounters};
 use sha2::{Digest, Sha256};
@@ -27,6 +27,9 @@ const ROWS: u32 = 8;
 
 /// One row in each slot, with scores.
 const BUDGET: &[&str] = &["spec.features.memory.maxRows=1024"];
+/// One feature counts sightings, and the other one draws.
+const ADMISSIONS: &[&str] =
+    &["spec.features.sparse[0].admission.count=2", "spec.features.sparse[1].admission.probability=0.5"];
 
 fn plan(mode: &str, changes: &[&str]) -> Arc<JobPlan> {
     let mode = format!("spec.training.mode={mode}");
@@ -278,6 +281,50 @@ async fn a_server_within_a_budget_ends_alike_when_it_is_killed() {
     }
 }
 
+/// Each sighting counts once, and each draw is the same, although pushes are repeated.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_server_admits_the_ids_that_one_that_lives_admits() {
+    let changes = [BUDGET, ADMISSIONS].concat();
+    for mode in ["sync", "gba"] {
+        let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+        let mut lives = Tried::begin_with(mode, &changes, folders[0].path()).await;
+        let mut dies = Tried::begin_with(mode, &changes, folders[1].path()).await;
+        for number in 0..BATCHES {
+            let (push, keys) = batch(number);
+            let (step, piece) = (number / 3, (number % 3) as u32);
+            // Look-ups of a replaced worker come twice.
+            for (server, times) in [(&mut lives, 1), (&mut dies, 2)] {
+                for _ in 0..times {
+                    if mode == "gba" {
+                        server.look_up(&keys).await;
+                    } else {
+                        server.look_up_for(step, &keys).await;
+                    }
+                }
+                if mode == "gba" {
+                    server.push_rows(&push, &keys).await;
+                } else {
+                    server.push_piece(step, piece, &keys).await;
+                }
+            }
+            if number % 2 == 0 {
+                dies.is_killed(folders[1].path());
+                // A repeated piece is answered once its step is applied, so here only the last.
+                if mode == "gba" {
+                    dies.push_rows(&push, &keys).await;
+                } else if piece == 2 {
+                    dies.push_piece(step, piece, &keys).await;
+                }
+            }
+        }
+        assert_eq!(lives.standing().await, dies.standing().await, "{mode}");
+        let counts = |server: &Tried| super::table_life::TableLife::since_taken(&server.server.shared.store);
+        assert_eq!(counts(&lives), counts(&dies), "{mode}");
+        let counts = counts(&lives);
+        assert!(counts.admitted > 20 && counts.turned_away > 20 && counts.evicted > 0, "{mode}: {counts:?}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn parameters_and_counts_survive_a_switch_to_a_barrier_and_back() {
     let folder = tempfile::tempdir().unwrap();
@@ -417,13 +464,20 @@ async fn a_server_reports_its_progress() {
     let address = Address::local("ps-0");
     let _serving = transport.serve(Arc::clone(&server) as Arc<dyn Service>, &address).unwrap();
     let channel = transport.connect(&address).unwrap();
-    let done = async || message::call(&channel, v1::WorkRequest {}, Vec::new(), CALL_DEADLINE).await.unwrap().0.done;
+    let work = async || message::call(&channel, v1::WorkRequest {}, Vec::new(), CALL_DEADLINE).await.unwrap().0;
+    let done = async || work().await.done;
     let before = done().await;
     let digest = message::call(&channel, v1::StoreDigestRequest {}, Vec::new(), CALL_DEADLINE).await.unwrap();
     assert_eq!(done().await - before, u64::from(slots));
     let [digests] = message::take("store_digest", digest.1).unwrap();
     let expected = server.shared.store.digests(0..slots).unwrap().concat();
     assert_eq!(digests.expect_u8("digests").unwrap(), expected, "in the order of the slots");
+    assert_eq!(work().await.tables.unwrap().rows, 0);
+    let (keys, mut rows) = ([FeatureKey(7), FeatureKey(9)], vec![0.0; 2 * plan.store.groups[0].dim]);
+    server.shared.store.lookup(GroupId(0), &keys, Missing::Insert, &mut rows).unwrap();
+    server.shared.count_store();
+    let tables = work().await.tables.unwrap();
+    assert_eq!((tables.rows, tables.bytes), (2, server.shared.bytes()));
 }
 
 /// A process that ends in order cancels its blocking work. A reply with an error would fail the

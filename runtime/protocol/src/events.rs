@@ -11,6 +11,7 @@ use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
+use rectrain_crds::TableSummary;
 use rectrain_kinds::Role;
 use rectrain_proto::v1;
 
@@ -97,6 +98,18 @@ pub enum JobEvent {
         from: u32,
         /// Members now.
         to: u32,
+    },
+    /// A member is slower than its peers, or no longer, and gets another share of the work. For a
+    /// parameter server, `SlotsMoved` follows.
+    ShareChanged {
+        /// The role.
+        role: Role,
+        /// The member's index.
+        index: u32,
+        /// The work it gets over the work of a member of usual speed, up to 1.
+        share: f64,
+        /// Its time for a piece, or for a row, over the median of the other members.
+        factor: f64,
     },
     /// Slots have moved between parameter servers while training continued.
     SlotsMoved {
@@ -359,39 +372,16 @@ pub struct Summary {
     pub parameters_sha256: String,
 }
 
-/// The history of rows in tables that do not keep every row. It lacks the counts of earlier
-/// attempts.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct TableSummary {
-    /// Rows at the end.
-    pub rows: u64,
-    /// Bytes of the store at the end.
-    pub bytes: u64,
-    /// Rows made for ids that an admission admitted.
-    pub admitted: u64,
-    /// Gradients dropped because their id was not admitted.
-    pub turned_away: u64,
-    /// Rows removed because they were not updated for `expireAfter`.
-    pub expired: u64,
-    /// Rows removed because the tables were beyond their budget.
-    pub evicted: u64,
-    /// Gradients dropped because their row had been removed.
-    pub gradients_dropped: u64,
-}
-
-impl TableSummary {
-    /// Adds the counts of a parameter server.
-    #[must_use]
-    pub fn plus(self, counts: v1::TableCounts) -> Self {
-        Self {
-            admitted: self.admitted + counts.admitted,
-            turned_away: self.turned_away + counts.turned_away,
-            expired: self.expired + counts.expired,
-            evicted: self.evicted + counts.evicted,
-            gradients_dropped: self.gradients_dropped + counts.gradients_dropped,
-            ..self
-        }
+/// Adds the counts of a parameter server to the history of the tables' rows.
+#[must_use]
+pub fn with_counts(table: TableSummary, counts: v1::TableCounts) -> TableSummary {
+    TableSummary {
+        admitted: table.admitted + counts.admitted,
+        turned_away: table.turned_away + counts.turned_away,
+        expired: table.expired + counts.expired,
+        evicted: table.evicted + counts.evicted,
+        gradients_dropped: table.gradients_dropped + counts.gradients_dropped,
+        ..table
     }
 }
 

@@ -166,7 +166,7 @@ metrics! {
         update_time: seconds = metric_names::PS_UPDATE_SECONDS, "Time to sum and apply the gradients of a step.";
         found_rows: counter = metric_names::PS_FOUND_ROWS_TOTAL, "Rows looked up that existed.";
         inserted_rows: counter = metric_names::PS_INSERTED_ROWS_TOTAL, "Rows created because training saw their key for the first time.";
-        initial_rows: counter = "rectrain_ps_initial_rows_total", "Rows that an evaluation read as their initial value because they did not exist.";
+        initial_rows: counter = "rectrain_ps_initial_rows_total", "Rows read as their initial value because they did not exist: by an evaluation, or by training if their id is not admitted.";
         lost_rows: counter = "rectrain_ps_missing_rows_total", "Gradients dropped because their row no longer existed.";
         non_finite_rows: counter = "rectrain_ps_non_finite_rows_total", "Gradients dropped because they were not finite.";
         dense_staleness: steps = "rectrain_ps_dense_gradient_staleness_steps", "Staleness of dense gradients applied without a barrier: the step that applied a gradient minus the step at which its parameters were pulled.";
@@ -224,6 +224,7 @@ metrics! {
         embedding_workers: gauge = "rectrain_coordinator_embedding_workers", "Embedding workers that hold batches.";
         dense_workers: gauge = "rectrain_coordinator_dense_workers", "Dense workers that train.";
         loaders: gauge = "rectrain_coordinator_loaders", "Loaders that lease data or whose data is not yet trained.";
+        share_changes: counter = "rectrain_coordinator_share_changes_total", "Changes of the share of work that an embedding worker or a parameter server gets by its measured speed.";
         rejoins: counter = "rectrain_coordinator_rejoins_total", "Members that died and were replaced while the others continued.";
         migrations: counter = "rectrain_coordinator_migrations_total", "Migrations of slots between parameter servers.";
         moved_slots: counter = "rectrain_coordinator_moved_slots_total", "Slots that moved to another parameter server.";

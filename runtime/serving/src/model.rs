@@ -72,6 +72,14 @@ impl Model {
         Ok(())
     }
 
+    /// Removes rows. By row group, `is_kept` has one value for each row, by rising key. Rows
+    /// without a value go too.
+    pub fn keep_rows(&mut self, is_kept: &[Vec<bool>]) {
+        for (table, is_kept) in self.tables.iter_mut().zip(is_kept) {
+            table.keep_rows(is_kept);
+        }
+    }
+
     /// Rows of all groups.
     #[must_use]
     pub fn rows(&self) -> u64 {

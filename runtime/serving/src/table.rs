@@ -33,6 +33,15 @@ impl Table {
         self.values.extend_from_slice(values);
     }
 
+    /// Keeps the rows for which `is_kept` has true at their position.
+    pub(crate) fn keep_rows(&mut self, is_kept: &[bool]) {
+        let kept = || is_kept.iter().enumerate().filter(|(_, is_kept)| **is_kept).map(|(row, _)| row);
+        let values = kept().filter_map(|row| self.values.get(row * self.dim..(row + 1) * self.dim));
+        let values = values.flatten().copied().collect();
+        self.keys = kept().filter_map(|row| self.keys.get(row).copied()).collect();
+        self.values = values;
+    }
+
     /// Values of a row.
     #[must_use]
     pub fn dim(&self) -> usize {
@@ -98,6 +107,15 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn rows_that_are_not_kept_are_gone_with_their_values() {
+        let mut table = Table::of(2, vec![1, 5, 9], vec![0.1, 0.2, 0.3, 0.4, 0.5, 0.6]).unwrap();
+        table.keep_rows(&[true, false, true]);
+        assert_eq!(table, Table::of(2, vec![1, 9], vec![0.1, 0.2, 0.5, 0.6]).unwrap());
+        table.keep_rows(&[false]);
+        assert_eq!(table, Table::new(2));
     }
 
     #[test]

@@ -252,6 +252,31 @@ fn uneven_servers_are_rebalanced_instead_of_scaled_out() {
 }
 
 #[test]
+fn a_slow_server_gets_no_other_beside_it() {
+    let policy = policy(3, 8);
+    // All are busy for 0.2 of the time, unless they are slow.
+    let decisions = |slow: &[usize]| {
+        let world = World { look_up_load: 0.6, table_bytes: 1e9, ps: 3, noise: 0.0, ..World::new(1) };
+        let (mut world, mut history) = (world, History::default());
+        let mut made = Vec::new();
+        for _ in 0..60 {
+            world.now += INTERVAL;
+            let mut observations = world.observe();
+            slow.iter().for_each(|index| observations.ps[*index].busy = Some(1.0));
+            made.extend(history.advance(&policy, &observations));
+        }
+        made.into_iter().filter(|decision| decision.subject == Subject::Ps).collect::<Vec<_>>()
+    };
+    let one_is_slow = decisions(&[1]);
+    assert!(one_is_slow.iter().all(|decision| decision.action == Action::Keep), "{one_is_slow:?}");
+    let reason = &one_is_slow.last().unwrap().reason;
+    assert!(reason.contains("replica 1 takes 5.0 times as long for a row"), "{reason}");
+    // If all of them are as busy, they have too much work.
+    let all = decisions(&[0, 1, 2]);
+    assert!(all.iter().any(|decision| matches!(decision.action, Action::Scale { from: 3, .. })), "{all:?}");
+}
+
+#[test]
 fn a_number_that_was_too_few_is_not_retried_for_a_while() {
     let policy = policy(1, 8);
     // One server is busy for 0.9 of the time, and two for 0.22 each, which looks as if one were

@@ -25,7 +25,7 @@ use rectrain_operator::certificates::{JobCertificate, Root};
 use rectrain_operator::config::OperatorConfig;
 use rectrain_operator::coordinator_client::{CoordinatorClient, CoordinatorEndpoint, RequestError};
 use rectrain_operator::coordinator_poller::CoordinatorPoller;
-use rectrain_operator::coordinator_view::{CoordinatorView, Members, Rebalance, Report, Stage, SwitchAnswer};
+use rectrain_operator::coordinator_view::{CoordinatorView, Members, Rebalance, Report, Stage, SwitchAnswer, Tables};
 use rectrain_operator::events::Announcer;
 use rectrain_operator::metrics::OperatorMetrics;
 use rectrain_operator::nodes::NoNodes;
@@ -398,9 +398,9 @@ impl CoordinatorClient for ScriptedCoordinators {
         let slots_decided_seconds = run.and_then(|run| scripts.slots_decided.get(run)).copied().unwrap_or(0);
         let view = match view.unwrap_or(CoordinatorView::Silent) {
             CoordinatorView::Live(report) => {
-                let changed = run.and_then(|run| scripts.budgets.get(run)).copied().map(Box::new);
-                let budget = changed.or(report.budget);
-                CoordinatorView::Live(Report { mode, members, slots_decided_seconds, budget, ..report })
+                let changed = run.and_then(|run| scripts.budgets.get(run)).copied();
+                let tables = Box::new(Tables { budget: changed.or(report.tables.budget), ..*report.tables });
+                CoordinatorView::Live(Report { mode, members, slots_decided_seconds, tables, ..report })
             }
             other => other,
         };
@@ -499,7 +499,7 @@ fn report(stage: Stage, step: u64) -> Report {
         slots_decided_seconds: 0,
         slowest: None,
         no_step: None,
-        budget: None,
+        tables: Box::new(Tables { budget: None, size: Some((100 * step, 9_000 * step)) }),
         stream: None,
         missing: Vec::new(),
         stage,

@@ -27,6 +27,7 @@ use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use serde_json::json;
 
+use super::uses::LeastScore;
 use super::{by_slots, scratch, store_failure};
 use crate::args::ExportFormat;
 use crate::failure::Failure;
@@ -41,13 +42,14 @@ pub(super) async fn run(
     output: &Path,
     formats: &[ExportFormat],
     optimizer_state: bool,
+    least: Option<LeastScore>,
 ) -> Result<(), Failure> {
     let wants = |format| formats.is_empty() || formats.contains(&format);
     std::fs::create_dir_all(output).map_err(|error| failed("make the folder", output, error))?;
     write_description(checkpoint, output)?;
     if wants(ExportFormat::Parquet) || wants(ExportFormat::Safetensors) {
         let formats = (wants(ExportFormat::Parquet), wants(ExportFormat::Safetensors));
-        embeddings(checkpoint, output, formats, optimizer_state).await?;
+        embeddings(checkpoint, output, formats, optimizer_state, least).await?;
     }
     if wants(ExportFormat::Safetensors) || wants(ExportFormat::Onnx) {
         let dense = match checkpoint.dense().await {
@@ -140,6 +142,7 @@ async fn embeddings(
     output: &Path,
     (parquet, safetensors): (bool, bool),
     optimizer_state: bool,
+    mut least: Option<LeastScore>,
 ) -> Result<(), Failure> {
     let store = match scratch(checkpoint).await {
         Err(Failure::User(_)) => return Ok(()),
@@ -155,18 +158,33 @@ async fn embeddings(
     }
     by_slots(checkpoint, &store, async |range| {
         for slot in range {
-            export_slot(&store, Slot(slot), &mut groups)?;
+            export_slot(&store, Slot(slot), least.as_mut(), &mut groups)?;
         }
         Ok(())
     })
     .await?;
-    groups.into_iter().try_for_each(GroupFiles::finish)
+    groups.into_iter().try_for_each(GroupFiles::finish)?;
+    if let Some(least) = least {
+        output::line(least.report())?;
+    }
+    Ok(())
 }
 
-fn export_slot(store: &Store, slot: Slot, groups: &mut [GroupFiles]) -> Result<(), Failure> {
-    let mut result = Ok(());
+fn export_slot(
+    store: &Store,
+    slot: Slot,
+    mut least: Option<&mut LeastScore>,
+    groups: &mut [GroupFiles],
+) -> Result<(), Failure> {
+    let words = if least.is_some() { store.row_words(slot).map_err(store_failure)? } else { Vec::new() };
+    let (mut words, mut result) = (words.into_iter(), Ok(()));
     store
         .for_each_row(slot, |group, key, values, state| {
+            if let (Some(least), Some((_, word))) = (&mut least, words.next())
+                && !least.keeps(group, word)
+            {
+                return;
+            }
             let group = &mut groups[usize::from(group.0)];
             group.columns.push(key.0, values, state);
             if group.columns.keys.len() >= ROWS_PER_FLUSH && result.is_ok() {

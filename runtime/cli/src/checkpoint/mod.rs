@@ -5,6 +5,7 @@ mod diff;
 mod export;
 mod serving;
 mod show;
+mod uses;
 
 use std::collections::BTreeMap;
 
@@ -16,6 +17,8 @@ use crate::args::{CheckpointCommand, CheckpointPlace, ExportPurpose};
 use crate::failure::Failure;
 use crate::human::bytes;
 use crate::output;
+
+use self::uses::LeastScore;
 
 impl From<CheckpointError> for Failure {
     fn from(error: CheckpointError) -> Self {
@@ -65,6 +68,7 @@ pub(crate) fn run(command: &CheckpointCommand) -> Result<(), Failure> {
                     output::print(String::from_utf8_lossy(&checkpoint.manifest().encode()))?;
                 } else {
                     show::inspect(&checkpoint, *verbose)?;
+                    uses::inspect(&checkpoint).await?;
                 }
                 Ok(())
             }
@@ -73,11 +77,15 @@ pub(crate) fn run(command: &CheckpointCommand) -> Result<(), Failure> {
                 let (one, other) = (Place::of(place)?.one().await?, Place::of(&other)?.one().await?);
                 diff::run(&one, &other).await
             }
-            CheckpointCommand::Export { place, output, format, optimizer_state, purpose, values } => {
+            CheckpointCommand::Export { place, output, format, optimizer_state, min_score, purpose, values } => {
                 let checkpoint = Place::of(place)?.one().await?;
+                let least = match min_score {
+                    Some(least) => Some(LeastScore::of(&checkpoint, *least).await?),
+                    None => None,
+                };
                 match purpose {
-                    Some(ExportPurpose::Serving) => serving::run(&checkpoint, output, *values).await,
-                    None => export::run(&checkpoint, output, format, *optimizer_state).await,
+                    Some(ExportPurpose::Serving) => serving::run(&checkpoint, output, *values, least).await,
+                    None => export::run(&checkpoint, output, format, *optimizer_state, least).await,
                 }
             }
         }

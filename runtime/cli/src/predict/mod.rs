@@ -4,35 +4,30 @@ mod report;
 mod table;
 
 use std::collections::BTreeSet;
-use std::io::IsTerminal;
-use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use indicatif::{ProgressBar, ProgressStyle};
 use rectrain_data::{BadRows, Batch, DataError, Dataset, FileFormat, Format, ReadPlan, SourceConfig};
 use rectrain_dense::metrics::Evaluation;
 use rectrain_kinds::DataFormat;
-use rectrain_serving::{Description, Model, Predictor, PredictorOptions, unseen};
+use rectrain_serving::{Description, Predictor, PredictorOptions, unseen};
 
 use self::report::Report;
 use self::table::{Output, PROBABILITY};
-use crate::args::{BadRowsChoice, CheckpointPlace, PredictArgs};
-use crate::checkpoint;
+use crate::args::{BadRowsChoice, PredictArgs};
 use crate::failure::Failure;
 use crate::human::thousands;
-use crate::output;
+use crate::row_progress::RowProgress;
+use crate::{checkpoint, output, trained};
 
 /// The standard output as an `--output`.
 const STANDARD_OUTPUT: &str = "-";
 /// Batches that are parsed ahead.
 const READ_AHEAD: usize = 2;
-/// The least time between two lines of progress, where standard error is no terminal.
-const LINE_EVERY: Duration = Duration::from_secs(5);
 
 pub(crate) fn run(args: &PredictArgs) -> Result<(), Failure> {
     check(args)?;
     let started = Instant::now();
-    let model = load(args)?;
+    let model = trained::load(&args.model, &args.options)?;
     note(args, &format!("{}: step {}, {} rows", model.name, model.step, thousands(model.rows())));
     let dataset = open(args, &model.description)?;
     if dataset.files().contains(&args.output) {
@@ -71,19 +66,6 @@ fn check(args: &PredictArgs) -> Result<(), Failure> {
         }
         None => Ok(()),
     }
-}
-
-/// Loads an export from a local folder, or a checkpoint from any store.
-fn load(args: &PredictArgs) -> Result<Model, Failure> {
-    let folder = Path::new(&args.model);
-    if rectrain_serving::is_export(folder) {
-        return Ok(rectrain_serving::load_export(folder)?);
-    }
-    let place = CheckpointPlace { path: args.model.clone(), options: args.options.clone() };
-    crate::failure::runtime()?.block_on(async {
-        let checkpoint = checkpoint::open(&place).await?;
-        Ok(Model::of_checkpoint(&checkpoint).await?)
-    })
 }
 
 fn open(args: &PredictArgs, description: &Description) -> Result<Dataset, Failure> {
@@ -128,7 +110,7 @@ fn predict(
     let chunk_rows = u64::from(args.batch_rows);
     let plan = ReadPlan { chunk_rows, shuffle: None, epoch: 0, read_ahead_chunks: READ_AHEAD };
     let mut reader = dataset.reader(plan).map_err(data_failure)?;
-    let mut progress = Progress::new(args, dataset.estimated_rows());
+    let mut progress = RowProgress::new(args.json, dataset.estimated_rows());
     for chunk in 0.. {
         let Some(batch) = reader.read(chunk).map_err(data_failure)? else { break };
         let predictions = predictor.predict(&batch)?;
@@ -150,38 +132,5 @@ fn predict(
 fn note(args: &PredictArgs, text: &str) {
     if !args.json {
         output::say(text);
-    }
-}
-
-/// The progress on standard error: a bar, or lines if it is no terminal.
-struct Progress {
-    bar: ProgressBar,
-    last_line: Option<Instant>,
-    rows: u64,
-}
-
-impl Progress {
-    fn new(args: &PredictArgs, rows: u64) -> Self {
-        let terminal = std::io::stderr().is_terminal();
-        let bar = if args.json || !terminal { ProgressBar::hidden() } else { ProgressBar::new(rows) };
-        if let Ok(style) = ProgressStyle::with_template("{bar:32} {pos}/{len} rows  {per_sec}") {
-            bar.set_style(style);
-        }
-        Self { bar, last_line: (!args.json && !terminal).then(Instant::now), rows }
-    }
-
-    fn show(&mut self, rows: u64) {
-        self.bar.set_length(self.rows.max(rows));
-        self.bar.set_position(rows);
-        if let Some(last) = &mut self.last_line
-            && last.elapsed() >= LINE_EVERY
-        {
-            *last = Instant::now();
-            output::say(&format!("{} of about {} rows", thousands(rows), thousands(self.rows.max(rows))));
-        }
-    }
-
-    fn end(&self) {
-        self.bar.finish_and_clear();
     }
 }

@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use arrow_array::{ArrayRef, Float32Array, RecordBatch, StringArray};
@@ -16,6 +15,7 @@ use rectrain_data::{Batch, TextColumn};
 use super::STANDARD_OUTPUT;
 use crate::failure::Failure;
 use crate::output;
+use crate::partial::{Partial, failed};
 
 /// The column of the predictions.
 pub(super) const PROBABILITY: &str = "probability";
@@ -37,37 +37,6 @@ enum Writer {
 struct ParquetWriter {
     schema: Arc<Schema>,
     writer: ArrowWriter<File>,
-}
-
-/// A file that gets its name when it is complete. Dropping it before deletes it.
-struct Partial {
-    path: PathBuf,
-    partial: PathBuf,
-}
-
-impl Partial {
-    fn create(name: &str) -> Result<(Self, File), Failure> {
-        let path = Path::new(name);
-        let file_name = path.file_name().unwrap_or_default().to_string_lossy();
-        let partial = path.with_file_name(format!(".{file_name}.partial-{}", std::process::id()));
-        let file = File::create(&partial).map_err(|error| failed(name, error))?;
-        Ok((Self { path: path.to_owned(), partial }, file))
-    }
-
-    fn finish(&self) -> std::io::Result<()> {
-        std::fs::rename(&self.partial, &self.path)
-    }
-}
-
-impl Drop for Partial {
-    fn drop(&mut self) {
-        // After `finish` the file is no longer there.
-        let _ = std::fs::remove_file(&self.partial);
-    }
-}
-
-fn failed(name: &str, error: impl std::fmt::Display) -> Failure {
-    Failure::Failed(format!("cannot write {name}: {error}"))
 }
 
 impl Output {

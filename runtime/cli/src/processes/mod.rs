@@ -184,8 +184,8 @@ impl Job<'_> {
             memory.forget_coordinator().map_err(cannot)?;
         }
         let (coordinator, addresses) = self.start_coordinator(None).await?;
-        let _running = Running::note(&self.plan.name, &addresses.control);
         let page = addresses.metrics.trim_end_matches("metrics");
+        let _running = Running::note(&self.plan.name, &addresses.control, page);
         display.addresses(&Addresses { page, metrics: &addresses.metrics, control: &addresses.control });
         if self.args.history.open && restarts.done() == 0 {
             browser::open(page);

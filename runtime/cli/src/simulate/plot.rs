@@ -7,6 +7,7 @@ use std::fmt::Write;
 use rectrain_modes::simulate::{Report, Simulation};
 
 use crate::human::thousands;
+use crate::svg::{line, rectangle, text};
 
 const WIDTH: f64 = 960.0;
 const PANEL_HEIGHT: f64 = 260.0;
@@ -17,6 +18,8 @@ const BARS_LEFT: f64 = 74.0;
 const BARS_WIDTH: f64 = 290.0;
 const CURVE_LEFT: f64 = 500.0;
 const CURVE_WIDTH: f64 = 430.0;
+/// The colour of the grid.
+const GRID: &str = "#bbbbbb";
 
 /// A mode's colour. The palette is Okabe and Ito's, which is safe for colour-blind readers.
 fn colour(mode: &str) -> &'static str {
@@ -82,14 +85,14 @@ fn curves(panel: &[Run<'_>]) -> String {
     svg += &slowed_area(simulation);
     for share in [0.0, 0.5, 1.0] {
         let y = bottom - share * CHART_HEIGHT;
-        svg += &line(CURVE_LEFT, y, CURVE_LEFT + CURVE_WIDTH, y);
+        svg += &line(CURVE_LEFT, y, CURVE_LEFT + CURVE_WIDTH, y, GRID);
         svg += &text(CURVE_LEFT - 6.0, y + 4.0, "end", &format!("{share}"));
     }
     let tick = tick(seconds);
     let mut at = 0.0;
     while at <= seconds * 1.0001 {
         let x = CURVE_LEFT + at / seconds * CURVE_WIDTH;
-        svg += &line(x, bottom, x, bottom + 4.0);
+        svg += &line(x, bottom, x, bottom + 4.0, GRID);
         svg += &text(x, bottom + 18.0, "middle", &format!("{} s", (at * 1000.0).round() / 1000.0));
         at += tick;
     }
@@ -143,21 +146,6 @@ fn tick(seconds: f64) -> f64 {
 /// The largest rate. It is never 0, because callers divide by it.
 fn largest(rates: impl Iterator<Item = f64>) -> f64 {
     rates.fold(1e-9, f64::max)
-}
-
-fn rectangle(x: f64, y: f64, width: f64, height: f64, fill: &str, opacity: f64) -> String {
-    format!(
-        "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{height:.1}\" fill=\"{fill}\" fill-opacity=\"{opacity}\"/>\n"
-    )
-}
-
-fn line(x1: f64, y1: f64, x2: f64, y2: f64) -> String {
-    format!("<line x1=\"{x1:.1}\" y1=\"{y1:.1}\" x2=\"{x2:.1}\" y2=\"{y2:.1}\" stroke=\"#bbbbbb\"/>\n")
-}
-
-/// A text element. `content` must not contain characters with a meaning in XML.
-fn text(x: f64, y: f64, anchor: &str, content: &str) -> String {
-    format!("<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\">{content}</text>\n")
 }
 
 #[cfg(test)]

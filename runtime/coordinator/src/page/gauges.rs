@@ -1,16 +1,15 @@
 //! Figures of the members that run in this process, from its metrics. The coordinator of a job of
-//! several processes has none: each member serves its own metrics.
+//! several processes has none, because each member serves its own metrics. It has the sizes of the
+//! tables that the parameter servers report to it.
 
 use std::collections::BTreeMap;
 
 use prometheus::Registry;
 use prometheus::proto::{Metric, MetricFamily};
-use rectrain_proto::metric_names;
+use rectrain_proto::{metric_names, v1};
 use serde::Serialize;
 
 const ROWS: &str = "rectrain_ps_rows";
-const BUDGET_ROWS: &str = "rectrain_ps_budget_rows";
-const BUDGET_BYTES: &str = "rectrain_ps_budget_bytes";
 const EVICTED: &str = "rectrain_ps_evicted_rows_total";
 const STALENESS: &str = "rectrain_ps_dense_gradient_staleness_steps";
 /// The counters whose growth is the throughput of a role.
@@ -50,17 +49,28 @@ pub(super) struct Gauges {
 }
 
 impl Gauges {
-    /// The present figures.
+    /// Adds the sizes of tables that parameter servers in other processes have reported, and the
+    /// budget of the job.
+    pub(super) fn with_reported(self, reported: BTreeMap<usize, (u64, u64)>, budget: Option<v1::TableBudget>) -> Self {
+        let servers = if self.servers.is_empty() { reported } else { self.servers };
+        let sum = |of: fn(&(u64, u64)) -> u64| (!servers.is_empty()).then(|| servers.values().map(of).sum::<u64>());
+        let v1::TableBudget { rows, bytes } = budget.unwrap_or_default();
+        Self {
+            rows: sum(|(rows, _)| *rows),
+            bytes: sum(|(_, bytes)| *bytes),
+            budget_rows: (rows > 0).then_some(rows),
+            budget_bytes: (bytes > 0).then_some(bytes),
+            servers,
+            ..self
+        }
+    }
+
+    /// The present figures, without sums over the servers.
     pub(super) fn read(registry: &Registry) -> Self {
         let families = registry.gather();
         let metrics =
             |name: &str| families.iter().find(|family| family.name() == name).map_or(&[][..], MetricFamily::get_metric);
         let servers = per_server(metrics(ROWS), metrics(metric_names::PS_BYTES));
-        let sum = |of: fn(&(u64, u64)) -> u64| (!servers.is_empty()).then(|| servers.values().map(of).sum::<u64>());
-        let limit = |name: &str| {
-            let limits = metrics(name).iter().map(|metric| metric.get_gauge().get_value() as u64);
-            limits.max().filter(|limit| *limit > 0)
-        };
         let evicted = metrics(EVICTED).iter().map(|metric| metric.get_counter().get_value() as u64);
         let mut totals = BTreeMap::new();
         for (role, counters) in WORK {
@@ -70,14 +80,11 @@ impl Gauges {
             }
         }
         Self {
-            rows: sum(|(rows, _)| *rows),
-            bytes: sum(|(_, bytes)| *bytes),
-            budget_rows: limit(BUDGET_ROWS),
-            budget_bytes: limit(BUDGET_BYTES),
             evicted_rows: (!metrics(EVICTED).is_empty()).then(|| evicted.sum()),
             mean_staleness: mean(metrics(STALENESS)),
             totals,
             servers,
+            ..Self::default()
         }
     }
 }
@@ -129,16 +136,28 @@ mod tests {
             server.dense_staleness.observe(rows as f64);
         }
         LoaderMetrics::of(&all, 0).rows.inc_by(9);
-        let found = Gauges::read(all.registry());
+        let found = Gauges::read(all.registry()).with_reported(BTreeMap::new(), None);
         assert_eq!((found.rows, found.bytes, found.mean_staleness), (Some(42), Some(4200), Some(21.0)));
         assert_eq!(found.totals, BTreeMap::from([("ps", 14), ("loader", 9)]));
         assert_eq!((found.budget_rows, found.budget_bytes, found.evicted_rows), (None, None, None));
         let server = PsMetrics::of(&all, 2);
-        server.budget_rows.set(50);
         server.evicted.inc_by("C1", 3);
         server.evicted.inc_by("C2", 4);
-        let found = Gauges::read(all.registry());
+        // The metrics of this process are newer than the reports.
+        let budget = Some(v1::TableBudget { rows: 50, bytes: 0 });
+        let found = Gauges::read(all.registry()).with_reported(BTreeMap::from([(0, (1, 1))]), budget);
         assert_eq!((found.budget_rows, found.budget_bytes, found.evicted_rows), (Some(50), None, Some(7)));
         assert_eq!(found.servers, BTreeMap::from([(0, (30, 3000)), (2, (12, 1200))]));
+    }
+
+    #[test]
+    fn servers_in_other_processes_report_their_tables() {
+        let budget = Some(v1::TableBudget { rows: 0, bytes: 9000 });
+        let found = Gauges::default().with_reported(BTreeMap::from([(0, (30, 3000)), (1, (12, 1200))]), budget);
+        assert_eq!((found.rows, found.bytes), (Some(42), Some(4200)));
+        assert_eq!((found.budget_rows, found.budget_bytes), (None, Some(9000)));
+        assert_eq!(found.servers.get(&1), Some(&(12, 1200)));
+        let none = Gauges::default().with_reported(BTreeMap::new(), None);
+        assert_eq!(none, Gauges::default());
     }
 }

@@ -3,11 +3,14 @@
 //! changes nothing.
 //!
 //! [`page_of_runs`] writes the same page with the data of runs that have ended, as one file.
+//! [`forwarded_page`] is the live page of a job that runs elsewhere.
 
 mod curve;
 mod document;
 mod facts;
+mod forwarded;
 mod gauges;
+mod kept;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
@@ -28,7 +31,9 @@ pub use self::curve::{Columns, Point};
 use self::curve::{Curve, NewPoints};
 pub use self::document::page_of_runs;
 pub use self::facts::{PlanFacts, RunFacts};
+pub use self::forwarded::forwarded_page;
 use self::gauges::Gauges;
+pub use self::kept::{MAX_PAGE_RECORD_BYTES, PAGE_RECORD};
 use super::Coordinator;
 use rectrain_protocol::Role;
 use rectrain_protocol::events::Logged;
@@ -76,12 +81,7 @@ impl LivePage {
     }
 
     pub fn router(&self) -> Router {
-        let page = || async {
-            let headers =
-                [(header::CONTENT_TYPE, "text/html; charset=utf-8"), (header::CONTENT_SECURITY_POLICY, POLICY)];
-            (headers, document::LIVE.as_str())
-        };
-        Router::new().route("/", get(page)).route("/job.json", get(job)).with_state(self.clone())
+        Router::new().route("/", get(live)).route("/job.json", get(job)).with_state(self.clone())
     }
 
     /// Adds each report of progress to the curves. Never returns.
@@ -225,6 +225,7 @@ impl Attached {
     fn job(&self, seen: Seen, gauges: Gauges, run: RunFacts) -> Job {
         let coordinator = &self.coordinator;
         let status = coordinator.status();
+        let gauges = gauges.with_reported(coordinator.table_sizes.lock().by_server(), status.budget);
         let (epoch, steps_per_epoch) = {
             let state = coordinator.lock();
             (state.epoch(), state.steps_per_epoch())
@@ -265,6 +266,12 @@ impl Attached {
             events: coordinator.events.after(seen.event, MAX_EVENTS),
         }
     }
+}
+
+/// Serves the page that polls `/job.json`.
+async fn live() -> impl IntoResponse {
+    let headers = [(header::CONTENT_TYPE, "text/html; charset=utf-8"), (header::CONTENT_SECURITY_POLICY, POLICY)];
+    (headers, document::LIVE.as_str())
 }
 
 /// Serves the job as JSON. With `?after=N&points=N`, only events and points after these numbers.

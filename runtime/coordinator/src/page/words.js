@@ -78,6 +78,8 @@ const SENTENCES = {
   scaling: e => e.from === e.to ? `A rebalance of the ${members(e.to, e.role)} was requested.${reason(e)}`
     : `${members(e.to, e.role)} were requested; the job has ${count(e.from)}.${reason(e)}`,
   scaled: e => `The job now has ${members(e.to, e.role)}; it had ${count(e.from)}.`,
+  shareChanged: e => e.share < 1 ? `${e.role} ${e.index} takes ${fixed(e.factor, 1)} times as long as the others and gets ${fixed(100 * e.share, 0)} % of an even share of the work.`
+    : `${e.role} ${e.index} is no longer slow and gets an even share of the work.`,
   slotsMoved: e => e.slots ? `${count(e.slots)} slots (${bytes(e.bytes)}) moved from ${e.from} to ${members(e.to, "ps")} in ${duration(e.seconds)}. Training paused for ${duration(e.restSeconds)}.`
     : `No slot had to move: the busiest parameter server has ${fixed(e.imbalance, 2)} times the mean load.`,
   resumed: e => `Training resumes from checkpoint ${e.checkpoint} with ${count(e.rows)} rows.`,
@@ -111,7 +113,7 @@ const KINDS = {
   all: ["all events", () => true],
   results: ["results", kind => ["started", "evaluation", "summary", "failed", "interrupted"].includes(kind)],
   checkpoints: ["checkpoints", kind => ["checkpointSaved", "resumed", "warmStarted"].includes(kind)],
-  changes: ["modes and scaling", kind => ["modeChosen", "modeSwitched", "scaling", "scaled", "slotsMoved", "leaving"].includes(kind)],
+  changes: ["modes and scaling", kind => ["modeChosen", "modeSwitched", "scaling", "scaled", "shareChanged", "slotsMoved", "leaving"].includes(kind)],
   problems: ["problems", kind => ["warning", "restarting", "rejoined", "serverKeptRows", "coordinatorTakenUp", "failed", "interrupted"].includes(kind)],
 };
 const FATAL = ["failed", "interrupted"];

@@ -12,10 +12,16 @@ use super::stream::Stream;
 use crate::batch_index::Chunk;
 use crate::files::FileList;
 use crate::in_flight::{InFlightChunks, Leased, Replay};
+use crate::shares::{PIECES, Shares};
 use crate::snapshot::Snapshot;
+use rectrain_protocol::Role;
 use rectrain_protocol::error::RoleError;
+use rectrain_protocol::events::JobEvent;
 use rectrain_protocol::plan::JobPlan;
 use rectrain_protocol::round_robin::RoundRobin;
+
+/// Batches before the settled ones that a replaced member may fetch again, at most.
+pub(super) const FETCHED_AGAIN: u64 = 64;
 
 /// The reply to a loader that asks for a chunk to replay.
 #[derive(Debug, PartialEq, Eq)]
@@ -52,6 +58,8 @@ pub(super) struct Data {
     pub(super) in_flight: InFlightChunks,
     /// Which embedding worker gets which piece.
     pub(super) round_robin: RoundRobin,
+    /// The embedding workers' shares of the pieces, by their speed.
+    pub(super) piece_shares: Shares,
     pub(super) labels: Labels,
     pub(super) skipped_rows: u64,
     /// Counts of each chunk, by first batch, from the first chunk that a later run may read again.
@@ -73,6 +81,7 @@ impl Data {
             listed: None,
             in_flight: InFlightChunks::new(plan.batches_per_chunk),
             round_robin: RoundRobin::new(plan.replicas.embedding_worker),
+            piece_shares: Shares::default(),
             labels: Labels { sum, rows },
             skipped_rows: saved.map_or(0, |saved| saved.skipped_rows),
             reads: BTreeMap::new(),
@@ -171,6 +180,42 @@ impl State {
     pub(crate) fn round_robin(&self, evaluation: Option<GlobalStep>) -> &RoundRobin {
         let pass = evaluation.and_then(|at_step| self.evaluation.passes.get(&at_step));
         pass.map_or(&self.data.round_robin, |pass| &pass.round_robin)
+    }
+
+    /// Notes how long the embedding workers worked on the pieces that a dense worker fetched.
+    pub(super) fn note_pieces(&mut self, report: &v1::Progress, now: Instant) {
+        for time in &report.pieces {
+            self.data.piece_shares.record(time.embedding_worker, f64::from(time.pieces), time.seconds, now);
+        }
+        self.data.piece_shares.passed(report.step_seconds, now);
+    }
+
+    /// Gives a slow embedding worker fewer pieces of the batches that no loader has leased yet. One
+    /// that has recovered gets as many as the others.
+    pub(super) fn share_pieces(&mut self, now: Instant) {
+        let workers = self.members.embedding_workers.present();
+        let is_stable = self.members.embedding_workers.is_stable() && self.data.round_robin.latest_workers() == workers;
+        let settled = self.settled_batches();
+        if !is_stable || self.training.ended() || self.data.round_robin.latest_from() > settled {
+            self.data.piece_shares.forget();
+            return;
+        }
+        let numbers: Vec<u32> = (0..workers).collect();
+        let Some(change) = self.data.piece_shares.decide(&numbers, PIECES, now) else { return };
+        self.data.round_robin.forget_before(settled.saturating_sub(FETCHED_AGAIN));
+        self.weigh_pieces(workers);
+        self.pending_events.push(JobEvent::ShareChanged {
+            role: Role::EmbeddingWorker,
+            index: change.member,
+            share: change.share(),
+            factor: change.factor,
+        });
+    }
+
+    /// Assigns batches that no loader has leased yet to so many embedding workers, by their shares.
+    pub(super) fn weigh_pieces(&mut self, workers: u32) {
+        let weights: Vec<u32> = (0..workers).map(|worker| self.data.piece_shares.weight(worker)).collect();
+        self.data.round_robin.set_weights_from(self.data.ledger.next_batch(), &weights);
     }
 
     pub(crate) fn chunk_report(&mut self, report: &v1::ChunkReport) -> Result<(), RoleError> {
@@ -275,7 +320,10 @@ pub(super) fn data_changed(error: LedgerError) -> RoleError {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use rectrain_modes::Rank;
+    use rectrain_protocol::batch::{BatchKey, BatchPosition};
 
     use super::*;
     use rectrain_protocol::plan::small_plan;
@@ -297,6 +345,42 @@ mod tests {
         assert!(error.is_user_error() && error.to_string().contains("loader 1 finds 13 training files"), "{error}");
         state.reset_to(&plan(), None).unwrap();
         assert!(state.files_found(&found(0, 12, 9)).is_err(), "also after a reset to a checkpoint");
+    }
+
+    /// A second of training in which each embedding worker worked on 20 pieces, for so many seconds
+    /// in all.
+    fn second(state: &mut State, seconds: [f64; 2], now: Instant) {
+        let time = |(worker, seconds)| v1::PieceTime { embedding_worker: worker, pieces: 20, seconds };
+        let pieces = (0..).zip(seconds).map(time).collect();
+        state.note_pieces(&v1::Progress { step_seconds: 1.0, pieces, ..v1::Progress::default() }, now);
+        state.share_pieces(now);
+    }
+
+    fn holders(state: &State, batches: std::ops::Range<u64>) -> Vec<usize> {
+        let key = |batch| BatchKey { position: BatchPosition::Train(batch), piece: 0 };
+        let holder = |batch| state.round_robin(None).assign(key(batch), 1).embedding_worker;
+        batches.map(holder).collect()
+    }
+
+    #[test]
+    fn a_slow_embedding_worker_gets_fewer_pieces_of_batches_not_leased_yet() {
+        let mut state = State::new(&small_plan(&["spec.roles.embeddingWorker.replicas=2"]), None).unwrap();
+        assert!(matches!(state.data.ledger.lease(), Lease::Chunk(_)));
+        let leased = state.data.ledger.next_batch();
+        let (before, begun) = (holders(&state, 0..leased), Instant::now());
+        for seconds in 0..30 {
+            second(&mut state, [0.04, 2.0], begun + Duration::from_secs(seconds));
+        }
+        assert_eq!(holders(&state, 0..leased), before, "a loader may have sent them");
+        let later = holders(&state, leased..leased + 256);
+        assert!((4..=12).contains(&later.iter().filter(|worker| **worker == 1).count()), "{later:?}");
+        let changed = |event: &&JobEvent| matches!(event, JobEvent::ShareChanged { index: 1, .. });
+        assert_eq!(state.pending_events.iter().filter(changed).count(), 1, "the first change is not in force yet");
+        // A new number of workers keeps the shares.
+        state.weigh_pieces(3);
+        let third = holders(&state, leased..leased + 256);
+        assert!(third.iter().filter(|worker| **worker == 1).count() < third.len() / 20, "{third:?}");
+        assert!(third.iter().filter(|worker| **worker == 2).count() > third.len() / 3, "{third:?}");
     }
 
     /// The position counts the rows of the files that were trained. A list of other files beside it

@@ -142,7 +142,7 @@ impl State {
             PassSource::Test(DataLedger::new(plan))
         };
         let shares: Vec<_> = (0..self.progress.ranks.len()).map(|_| None).collect();
-        let (round_robin, asked) = (RoundRobin::new(self.data.round_robin.latest_workers()), vec![0; shares.len()]);
+        let (round_robin, asked) = (self.data.round_robin.latest(), vec![0; shares.len()]);
         let (data, parts) = (BatchIndex::new(plan.global_batch_rows), BTreeMap::new());
         self.evaluation.passes.insert(at_step, Pass { source, round_robin, data, asked, shares, parts });
     }

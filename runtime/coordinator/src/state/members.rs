@@ -1,21 +1,25 @@
 //! The members of the job: members join, are replaced, and come or go when a role is scaled.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
 
 use rectrain_modes::Rank;
 use rectrain_modes::migration::SlotMap;
 use rectrain_proto::{member_role, v1};
 
+use super::data::FETCHED_AGAIN;
 use super::progress::DenseWorkerState;
 use super::{MOST_MEMBERS, State};
 use crate::incarnations::Incarnations;
 use crate::membership::{Joined, Membership};
 use crate::refused::{DrainRefused, ResizeRefused};
+use crate::server_work::{self, ServerWork};
 use crate::servers::{self, ResizeToBegin, Servers};
+use crate::shares::SLOTS;
 use crate::snapshot::{AppliedGradients, Counted};
 use rectrain_protocol::Role;
 use rectrain_protocol::error::RoleError;
-use rectrain_protocol::events::{JobEvent, TableSummary};
+use rectrain_protocol::events::{JobEvent, with_counts};
 use rectrain_protocol::plan::Replicas;
 use serde::{Deserialize, Serialize};
 
@@ -306,6 +310,61 @@ impl State {
         self.members.servers.set_wanted(servers)
     }
 
+    /// Notes the work of the parameter servers in the last `seconds`. Gives a slow one fewer slots,
+    /// and one that has recovered an even share again. Returns the events of that.
+    pub(crate) fn follow_servers(
+        &mut self,
+        numbers: &[u32],
+        work: &[ServerWork],
+        seconds: f64,
+        now: Instant,
+    ) -> Vec<JobEvent> {
+        let servers = &mut self.members.servers;
+        if !servers.is_settled() || work.is_empty() || self.training.restoring() {
+            servers.shares.forget();
+            return Vec::new();
+        }
+        for ServerWork { server, units, seconds } in work {
+            servers.shares.record(*server, *units, *seconds, now);
+        }
+        servers.shares.passed(seconds, now);
+        if self.check_scalable().is_err() {
+            return Vec::new();
+        }
+        let servers = &mut self.members.servers;
+        let Some(change) = servers.shares.decide(numbers, SLOTS, now) else { return Vec::new() };
+        let present = servers.present();
+        match servers.set_wanted(present) {
+            Ok((from, _)) => server_work::events(change, (from, present)),
+            // The slots follow at the next rebalance.
+            Err(_) => Vec::new(),
+        }
+    }
+
+    /// Sets the share of its role's work that a member gets.
+    pub(crate) fn weigh(&mut self, role: Role, member: u32, weight: u32) -> Result<(), ResizeRefused> {
+        self.check_scalable()?;
+        match role {
+            Role::Ps => {
+                let servers = &mut self.members.servers;
+                servers.set_wanted(servers.present())?;
+                servers.shares.set(member, weight);
+            }
+            Role::EmbeddingWorker => {
+                self.data.piece_shares.set(member, weight);
+                self.weigh_pieces(self.members.embedding_workers.present());
+            }
+            _ => return Err(ResizeRefused::Number(format!("the work of {} is not shared by weights", role.plural()))),
+        }
+        Ok(())
+    }
+
+    /// The weights of servers by their speed; `None` if all have the same.
+    pub(crate) fn server_weights(&self, servers: &[u16]) -> Option<Vec<u32>> {
+        let shares = &self.members.servers.shares;
+        shares.is_uneven().then(|| servers.iter().map(|server| shares.weight(u32::from(*server))).collect())
+    }
+
     /// Drains a parameter server that is about to end.
     ///
     /// # Errors
@@ -347,7 +406,7 @@ impl State {
     pub(crate) fn servers_changed(&mut self, map: SlotMap, addresses: &[String], counted: &[Counted]) {
         let applied: Vec<v1::Applied> = counted.iter().map(|server| server.applied).collect();
         let tables = counted.iter().map(|server| server.table);
-        self.progress.table_before = tables.fold(self.progress.table_before, TableSummary::plus);
+        self.progress.table_before = tables.fold(self.progress.table_before, with_counts);
         self.progress.applied_before = AppliedGradients::mean_of(&applied).plus(self.progress.applied_before);
         self.members.servers.changed(&map, addresses);
         self.slots.map = Some(map);
@@ -475,11 +534,12 @@ impl State {
         }
         let to = self.members.embedding_workers.wanted();
         if to <= self.members.embedding_workers.present() && to != self.data.round_robin.latest_workers() {
-            self.data.round_robin.set_workers_from(self.data.ledger.next_batch(), to);
+            self.weigh_pieces(to);
         }
         let settled = self.settled_batches();
         let evaluated =
             self.evaluation.passes.values().map(|pass| pass.round_robin.latest_workers()).max().unwrap_or(0);
+        self.data.round_robin.forget_before(settled.saturating_sub(FETCHED_AGAIN));
         let held = self.data.round_robin.max_workers_from(settled).max(evaluated);
         if held < self.members.embedding_workers.present() && to < self.members.embedding_workers.present() {
             let left = self.members.embedding_workers.shrink(held.max(to));

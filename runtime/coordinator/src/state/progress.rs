@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
+use rectrain_crds::TableSummary;
 use rectrain_dense::metrics::{QualityWindow, WindowMetrics, WindowPart};
 use rectrain_kinds::Family;
 use rectrain_modes::Rank;
@@ -17,7 +18,7 @@ use crate::speeds::Speeds;
 use crate::throughput::Throughput;
 use rectrain_protocol::Role;
 use rectrain_protocol::error::RoleError;
-use rectrain_protocol::events::{JobEvent, StreamLag, Summary, TableSummary, WindowQuality};
+use rectrain_protocol::events::{JobEvent, StreamLag, Summary, WindowQuality};
 use rectrain_protocol::failure::Divergence;
 
 /// Members that the status lists as missing, at most.
@@ -153,6 +154,8 @@ impl State {
         let ignored = self.is_on_stream().then_some(Role::Loader);
         self.progress.slowest.record(report, ignored, now);
         self.name_slowest(now);
+        self.note_pieces(report, now);
+        self.share_pieces(now);
         self.training.set_pace(self.samples_per_second() / self.job.data.global_batch_rows.max(1) as f64);
         if report.rank != 0 || self.progress.loss_since_event.1 == 0 {
             return Ok(None);
@@ -273,8 +276,9 @@ impl State {
             idle_seconds: Some(self.progress.progressed.elapsed().as_secs_f64()),
             slots_decided_seconds: self.members.slots_decided_seconds,
             missing: self.missing(MOST_MISSING),
-            // The coordinator knows, and not its state.
+            // The coordinator knows both, and not its state.
             recovered: false,
+            tables: None,
             budget: self.budget,
             unseen: self.highest_unseen_shares(),
             slowest: self.slowest().filter(|_| phase == v1::Phase::Training),

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use rectrain_kinds::{BadRows, CsvFormat, DataFormat, DenseField, LabelField, Position, Schema};
+use rectrain_kinds::{BadRows, CsvFormat, DataFormat, LabelField, Position, Schema};
 
 use super::{Opening, open_each};
 use crate::batch::Batch;
@@ -13,13 +13,11 @@ use crate::blocking::Stop;
 use crate::blocks::{Blocks, Compression, Decoded};
 use crate::error::{DataError, Place, shown};
 use crate::identity::Identity;
-use crate::null::NullValues;
-use crate::number::{parse_f32, parse_f64};
+use crate::number::parse_f64;
 use crate::schema::{
-    EVENT_TIMES, Encoder, FLOAT_IDS, Layout, NO_BRACKETS, dense_input, expected_label, is_bracketed_list,
+    EVENT_TIMES, Encoder, FLOAT_IDS, Layout, NO_BRACKETS, dense_text, expected_label, is_bracketed_list,
 };
 use crate::source::{Rows, Source, Tally, View, offset};
-use crate::spelling::trim;
 use crate::storage::{SourceFile, identity_of};
 use crate::text::{Cells, MAX_RECORD_BYTES, Span, cell, find_record};
 use crate::time::TimeFilter;
@@ -590,7 +588,8 @@ impl Row<'_> {
         batch.labels.push(self.label(&schema.label)?);
         self.append_time(schema, batch)?;
         for (field, &column) in schema.dense.iter().zip(&self.layout.dense) {
-            batch.dense.push(self.dense(field, column, &encoder.nulls)?);
+            let input = dense_text(field, self.cell(column), &encoder.nulls);
+            batch.dense.push(input.or_else(|expected| self.fault(column, expected))?);
         }
         let columns = batch.sparse.iter_mut().zip(&self.layout.sparse);
         for ((into, &column), sparse) in columns.zip(&encoder.sparse) {
@@ -640,20 +639,6 @@ impl Row<'_> {
             false => field.label_of_word(cell),
         };
         label.map_or_else(|| self.fault(column, expected_label(field)), Ok)
-    }
-
-    #[inline]
-    fn dense(&self, field: &DenseField, column: usize, nulls: &NullValues) -> Result<f32, Fault> {
-        let cell = self.cell(column);
-        if cell.is_empty() {
-            return Ok(field.missing);
-        }
-        match parse_f32(cell) {
-            None if nulls.contains(trim(cell)) => Ok(field.missing),
-            None => self.fault(column, "a number"),
-            Some(value) if value.is_nan() => Ok(field.missing),
-            Some(value) => dense_input(field, value).or_else(|expected| self.fault(column, expected)),
-        }
     }
 
     pub(super) fn describe(&self, file: &str, at: Place, fault: Fault) -> DataError {

@@ -14,7 +14,7 @@ use std::fs::File;
 use std::sync::Arc;
 
 use arrow_array::cast::AsArray;
-use arrow_array::types::{Int32Type, Int64Type, UInt64Type};
+use arrow_array::types::{Int32Type, UInt64Type};
 use arrow_array::{Array, ArrayRef, BinaryArray, DictionaryArray, Float32Array, Float64Array, Int64Array, RecordBatch};
 use arrow_cast::cast;
 use arrow_cast::display::array_value_to_string;
@@ -37,11 +37,11 @@ use crate::batch::Batch;
 use crate::blocking::{Pending, Stop};
 use crate::error::{DataError, Place, shown};
 use crate::identity::Identity;
+use crate::ids::Ids;
 use crate::number::{as_half, as_single};
 use crate::pace;
-use crate::schema::{EVENT_TIMES, Encoder, FLOAT_IDS, Layout, SparseEncoder, dense_input, expected_label};
+use crate::schema::{EVENT_TIMES, Encoder, FLOAT_IDS, Layout, SparseEncoder, dense_number, expected_label};
 use crate::source::{Rows, Source, Tally, View, offset};
-use crate::spelling::Id;
 use crate::storage::{FilePlace, Object, SourceFile, identity_of};
 use crate::time::TimeFilter;
 
@@ -146,6 +146,7 @@ impl ParquetFile {
         let roots = inputs.chain(&layout.label).chain(&layout.group).chain(&layout.time).chain(&layout.clock);
         let mask = ProjectionMask::roots(metadata.parquet_schema(), roots.copied());
         check_compression(&file, metadata.metadata())?;
+        check_places(&file, metadata.metadata())?;
         Ok(Some(Self { file, layout, rows, metadata, mask }))
     }
 
@@ -250,6 +251,23 @@ fn read_footer(file: &SourceFile) -> Result<ArrowReaderMetadata, DataError> {
 
 fn not_parquet(file: &SourceFile, problem: String) -> DataError {
     DataError::WrongFormat { file: file.name.clone(), expected: "a readable Parquet file", problem }
+}
+
+/// Refuses a column chunk before the beginning of the file, or of a negative length. The library
+/// panics on both.
+fn check_places(file: &SourceFile, metadata: &ParquetMetaData) -> Result<(), DataError> {
+    for (group, row_group) in metadata.row_groups().iter().enumerate() {
+        for column in row_group.columns() {
+            let start = column.dictionary_page_offset().unwrap_or_else(|| column.data_page_offset());
+            let length = column.compressed_size();
+            if start < 0 || length < 0 {
+                let path = column.column_path();
+                let problem = format!("row group {group}, column `{path}`: {length} bytes from byte {start} on");
+                return Err(not_parquet(file, problem));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Refuses a codec that this build cannot decompress, before the first page is read.
@@ -1055,8 +1073,7 @@ fn push_dense(
     let before = into.len();
     for ((values, field), &column) in columns.iter().zip(&schema.dense).zip(&layout.dense) {
         let value = if values.is_null(row) { f32::NAN } else { values.value(row) };
-        let input = if value.is_nan() { Ok(field.missing) } else { dense_input(field, value) };
-        match input {
+        match dense_number(field, value) {
             Ok(input) => into.push(input),
             Err(expected) => {
                 into.truncate(before);
@@ -1161,110 +1178,5 @@ impl CheckedIds<'_> {
             }
         };
         Some((self.column, expected))
-    }
-}
-
-/// The values of a sparse column, in one of the types of ids.
-enum Ids {
-    Integers(arrow_array::PrimitiveArray<Int64Type>),
-    Unsigned(arrow_array::PrimitiveArray<UInt64Type>),
-    /// Integers as floats, and the first integer that such floats may have rounded.
-    Floats(Float64Array, f64),
-    Bytes(BinaryArray),
-    Lists(arrow_array::ListArray, Box<Ids>),
-}
-
-impl Ids {
-    fn of(values: &ArrayRef) -> Result<Self, ArrowError> {
-        Ok(match values.data_type() {
-            DataType::List(_) => {
-                let lists = values.as_list::<i32>().clone();
-                let items = Box::new(Self::of(lists.values())?);
-                Self::Lists(lists, items)
-            }
-            DataType::UInt64 => Self::Unsigned(values.as_primitive().clone()),
-            found if found.is_floating() => {
-                let mantissa = match found {
-                    DataType::Float16 => 11,
-                    DataType::Float32 => 24,
-                    _ => 53,
-                };
-                let values = cast(values, &DataType::Float64)?;
-                Self::Floats(values.as_primitive().clone(), f64::from(2_f32.powi(mantissa)))
-            }
-            found if found.is_integer() => Self::Integers(cast(values, &DataType::Int64)?.as_primitive().clone()),
-            _ => Self::Bytes(cast(values, &DataType::Binary)?.as_binary().clone()),
-        })
-    }
-
-    /// The expected values, if row `row` holds others: floats that are no integers, or may be
-    /// rounded, or a list in brackets.
-    fn fault(&self, row: usize, sparse: &SparseEncoder) -> Option<&'static str> {
-        match self {
-            Self::Lists(lists, items) if lists.is_valid(row) => {
-                let offsets = lists.value_offsets();
-                (offsets[row] as usize..offsets[row + 1] as usize).find_map(|item| items.item_fault(item, sparse))
-            }
-            Self::Floats(values, limit) if values.is_valid(row) => {
-                let value = values.value(row);
-                let is_id = value.is_nan() || value.fract() == 0.0 && value.abs() < *limit;
-                (!is_id).then_some(FLOAT_IDS)
-            }
-            Self::Bytes(values) if values.is_valid(row) => sparse.fault(values.value(row)),
-            _ => None,
-        }
-    }
-
-    /// As [`Ids::fault`], for an item of a list. Its text is not split, and may have brackets.
-    fn item_fault(&self, item: usize, sparse: &SparseEncoder) -> Option<&'static str> {
-        match self {
-            Self::Bytes(_) => self.is_rounded(item).then_some(FLOAT_IDS),
-            _ => self.fault(item, sparse),
-        }
-    }
-
-    /// Whether the text of row `row` is a float that may have lost digits.
-    fn is_rounded(&self, row: usize) -> bool {
-        matches!(self, Self::Bytes(values) if values.is_valid(row) && Id::read(values.value(row)).is_rounded())
-    }
-
-    /// Appends the keys of row `row`. It has no [`Ids::fault`].
-    fn push(&self, row: usize, sparse: &SparseEncoder, keys: &mut Vec<u64>) {
-        match self {
-            Self::Lists(lists, items) => {
-                let offsets = lists.value_offsets();
-                if lists.is_valid(row) {
-                    for item in offsets[row] as usize..offsets[row + 1] as usize {
-                        items.push_item(item, sparse, keys);
-                    }
-                }
-            }
-            Self::Bytes(values) if values.is_valid(row) => {
-                sparse.push_text(values.value(row), keys);
-            }
-            Self::Integers(values) if values.is_valid(row) => {
-                keys.push(sparse.table.integer(values.value(row)));
-            }
-            Self::Unsigned(values) if values.is_valid(row) => {
-                keys.push(sparse.table.unsigned(values.value(row)));
-            }
-            Self::Floats(values, _) if values.is_valid(row) && !values.value(row).is_nan() => {
-                sparse.remarks.note_floats();
-                keys.push(sparse.table.integer(values.value(row) as i64));
-            }
-            _ => keys.extend(sparse.missing),
-        }
-    }
-
-    /// Appends the key of one item of a list. Nulls and empty texts are not items. The text of an
-    /// item is not split at separators.
-    fn push_item(&self, item: usize, sparse: &SparseEncoder, keys: &mut Vec<u64>) {
-        match self {
-            Self::Bytes(values) if values.is_valid(item) => {
-                sparse.push_item(values.value(item), keys);
-            }
-            Self::Bytes(_) => {}
-            _ => self.push(item, sparse, keys),
-        }
     }
 }

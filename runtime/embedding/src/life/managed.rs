@@ -140,6 +140,11 @@ impl ManagedRows {
         self.settings.score == ScoreRule::Lru
     }
 
+    /// Whether words hold a time and a score.
+    pub(super) fn has_scores(&self) -> bool {
+        !self.is_lru()
+    }
+
     /// Units since the last update.
     fn units(&self, word: u32, now: Moment) -> u16 {
         self.clock.age((word >> 16) as u16, now)
@@ -149,8 +154,19 @@ impl ManagedRows {
     fn score_at(&self, word: u32, now: Moment) -> f64 {
         match word {
             0 => 1.0,
-            _ => score_of(word as u16) * power(self.factor, self.units(word, now)),
+            _ => self.score_after(word, self.units(word, now)),
         }
+    }
+
+    /// The score of an updated row after this many units of time.
+    #[inline]
+    pub(super) fn score_after(&self, word: u32, units: u16) -> f64 {
+        score_of(word as u16) * power(self.factor, units)
+    }
+
+    /// Units of time in whole seconds.
+    pub(super) fn seconds(&self, units: u16) -> u64 {
+        self.clock.seconds(units.into())
     }
 
     fn scored(&self, word: u32, touch: Touch) -> u32 {

@@ -51,6 +51,7 @@ mod keep_all;
 mod managed;
 mod score;
 mod seen;
+mod uses;
 
 use crate::index::Hash;
 use crate::log::RowLog;
@@ -64,6 +65,7 @@ pub(crate) use managed::ManagedRows;
 pub use managed::{Managed, Priority, ScoreRule};
 pub(crate) use seen::Touch;
 pub use seen::{Examples, Moment, Seen};
+pub use uses::{RowTimes, RowUses, RowWord};
 
 /// The policy of a row group, with its settings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

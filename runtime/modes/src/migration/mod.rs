@@ -38,7 +38,7 @@ mod plan;
 pub use coordinator::{Journal, Migration, MigrationError, Order, Progress};
 pub use holder::{Changes, HolderError, NotServed, Receipt, SlotHolder};
 pub use map::{Epoch, SlotMap};
-pub use plan::{Move, SlotCost, imbalance, plan_moves};
+pub use plan::{Move, SlotCost, imbalance, plan_moves, plan_weighted_moves};
 
 use std::fmt;
 

@@ -42,10 +42,17 @@ pub struct Move {
 /// by slot. The moves are in the order of slots. There are none if `servers` is empty.
 #[must_use]
 pub fn plan_moves(map: &SlotMap, costs: &[SlotCost], servers: &[u16]) -> Vec<Move> {
+    plan_weighted_moves(map, costs, servers, &vec![1; servers.len()])
+}
+
+/// As [`plan_moves`], for servers that are to have look-ups and bytes in proportion to `weights`
+/// instead of equal ones. `weights` is indexed like `servers`. A missing weight or 0 counts as 1.
+#[must_use]
+pub fn plan_weighted_moves(map: &SlotMap, costs: &[SlotCost], servers: &[u16], weights: &[u64]) -> Vec<Move> {
     if servers.is_empty() {
         return Vec::new();
     }
-    let mut balance = Balance::new(map, costs, servers);
+    let mut balance = Balance::new(map, costs, servers, weights);
     balance.place_homeless();
     while balance.relieve_the_fullest() {}
     let to = balance.owners.iter().flatten().map(|place| servers[*place]);
@@ -78,10 +85,13 @@ struct Balance {
     owners: Vec<Option<usize>>,
     /// Indexed by server.
     sums: Vec<Load>,
+    /// Indexed by server.
+    weights: Vec<u64>,
+    total_weight: u64,
 }
 
 impl Balance {
-    fn new(map: &SlotMap, costs: &[SlotCost], servers: &[u16]) -> Self {
+    fn new(map: &SlotMap, costs: &[SlotCost], servers: &[u16], weights: &[u64]) -> Self {
         let slots = map.owners().len();
         let costs: Vec<SlotCost> = (0..slots).map(|slot| costs.get(slot).copied().unwrap_or_default()).collect();
         let look_ups = parts(costs.iter().map(|cost| cost.look_ups), servers.len());
@@ -95,7 +105,23 @@ impl Balance {
             }
         }
         let bytes = costs.iter().map(|cost| cost.bytes).collect();
-        Self { loads, bytes, owners, sums }
+        let weight = |server: usize| weights.get(server).copied().unwrap_or(1).max(1);
+        let weights: Vec<u64> = (0..servers.len()).map(weight).collect();
+        let total_weight = weights.iter().sum();
+        Self { loads, bytes, owners, sums, weights, total_weight }
+    }
+
+    /// A load on a server, in relation to what the server is to have: [`MEAN`] if it has exactly
+    /// that. With equal weights it is the load itself.
+    fn relative(&self, server: usize, load: Load) -> Load {
+        let whole = u128::from(self.total_weight);
+        let own = u128::from(self.weights[server]) * self.weights.len() as u128;
+        load.map(|cost| u64::try_from(u128::from(cost) * whole / own).unwrap_or(u64::MAX))
+    }
+
+    /// The larger of the two costs on a server, in relation to what the server is to have.
+    fn fullness(&self, server: usize, load: Load) -> u64 {
+        most(self.relative(server, load))
     }
 
     /// Assigns the slots of leaving servers, the costliest first. Each goes to the server with the
@@ -113,16 +139,16 @@ impl Balance {
     /// Moves one slot off the fullest server. Returns false if that server is within the limit, or
     /// no move helps.
     fn relieve_the_fullest(&mut self) -> bool {
-        let fullest = |server: &usize| (most(self.sums[*server]), Reverse(*server));
+        let fullest = |server: &usize| (self.fullness(*server, self.sums[*server]), Reverse(*server));
         let Some(full) = (0..self.sums.len()).max_by_key(fullest) else { return false };
-        let before = self.sums[full];
+        let before = self.relative(full, self.sums[full]);
         if self.sums.len() < 2 || most(before) <= SETTLED {
             return false;
         }
         let mut best: Option<(bool, f64, usize, usize)> = None;
         for slot in (0..self.owners.len()).filter(|slot| self.owners[*slot] == Some(full)) {
             let (to, there) = self.best_place(slot, Some(full));
-            let here = without(before, self.loads[slot]);
+            let here = self.relative(full, without(self.sums[full], self.loads[slot]));
             let relief: u64 = (0..2).map(|cost| excess(before[cost]) - excess(here[cost])).sum();
             if most(here).max(there) >= most(before) || relief == 0 {
                 continue;
@@ -137,7 +163,7 @@ impl Balance {
             }
         }
         let Some((_, _, slot, to)) = best else { return false };
-        self.sums[full] = without(before, self.loads[slot]);
+        self.sums[full] = without(self.sums[full], self.loads[slot]);
         self.sums[to] = with(self.sums[to], self.loads[slot]);
         self.owners[slot] = Some(to);
         true
@@ -145,7 +171,7 @@ impl Balance {
 
     /// The server with the least load once it has the slot, and that load.
     fn best_place(&self, slot: usize, not: Option<usize>) -> (usize, u64) {
-        let full = |server: usize| (server, most(with(self.sums[server], self.loads[slot])));
+        let full = |server: usize| (server, self.fullness(server, with(self.sums[server], self.loads[slot])));
         let places = (0..self.sums.len()).filter(|server| Some(*server) != not).map(full);
         places.min_by_key(|(server, full)| (*full, *server)).unwrap_or((0, u64::MAX))
     }

@@ -146,17 +146,26 @@ fn faulty_member(watch: &mut Watch<'_>) -> Result<(), HarnessError> {
     jobs.delete(name)
 }
 
-/// A faulty member trains more ids within an hour of event time than the budget has rows for.
+/// A faulty member trains more ids within an hour of event time than the budget has rows for. Most
+/// look-ups then are of its new ids.
 fn crowding_member(watch: &mut Watch<'_>) -> Result<(), HarnessError> {
     let (jobs, name) = (&watch.cluster.jobs, "crowded");
     let features = json!({"memory": {"maxRows": 2_000_000}, "eviction": {"policy": "lru"}});
-    jobs.submit(name, &merged(endless(), json!({"training": {"mode": "async"}, "features": features})))?;
+    // Small batches, so that the job looks up fewer rows than the faulty member.
+    let training = json!({"mode": "async", "globalBatchSize": 100});
+    jobs.submit(name, &merged(endless(), json!({"training": training, "features": features})))?;
     jobs.until_phase(name, "Training")?;
+    eventually(FIRES, "a hit rate to compare with", || {
+        watch.monitoring.look_again(watch.cluster)?;
+        let query = format!("rectrain:job_hit_rate:ratio15m{{rectrain_dev_job=\"{name}\"}} > 0.8");
+        if watch.monitoring.query(&query)?.is_empty() { Err(not_yet("there is none")) } else { Ok(()) }
+    })?;
     let server = jobs.address_of(&format!("{name}-ps-0"))?;
     let certificates = Certificates::of(watch.cluster, name)?;
     let mut member = command(built("examples/faulty_member")?, [format!("tcp://{server}:7000")]);
     let _member = Running::start(member.arg(&certificates.folder).arg("crowds").stdout(Stdio::null()))?;
     watch.fires("RectrainYoungRowsEvicted", Some(name))?;
+    watch.fires("RectrainHitRateFell", Some(name))?;
     jobs.delete(name)
 }
 

@@ -17,6 +17,7 @@ pub(super) mod rights;
 pub(super) mod scaling;
 pub(super) mod scrapes;
 pub(super) mod shortage;
+pub(super) mod slow_members;
 pub(super) mod strangers;
 pub(super) mod survivors;
 pub(super) mod switches;

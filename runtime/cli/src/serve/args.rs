@@ -1,0 +1,141 @@
+//! The arguments of `rectrain serve`.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use clap::Args;
+use jiff::SignedDuration;
+use rectrain_inference::Limits;
+use rectrain_kinds::Precision;
+
+/// The longest time of an argument. Longer ones are taken for errors.
+const LONGEST: Duration = Duration::from_secs(24 * 3600);
+
+#[derive(Debug, Args)]
+pub(crate) struct ServeArgs {
+    /// The model: a folder of `rectrain checkpoint export --for serving`, a checkpoint, or a path
+    /// with checkpoints (the newest is used)
+    pub(super) model: String,
+    /// The name of the model in requests; by default the name of its job
+    #[arg(long)]
+    pub(super) name: Option<String>,
+    /// The address that serves REST and /metrics, without TLS (port 0 takes any free port)
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080")]
+    pub(super) listen: SocketAddr,
+    /// The address that serves gRPC, without TLS; by default there is none
+    #[arg(long, value_name = "ADDRESS")]
+    pub(super) grpc: Option<SocketAddr>,
+    /// Rows that are predicted at a time, of requests that wait together
+    #[arg(long, value_name = "ROWS", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    pub(super) max_batch_rows: u32,
+    /// The longest time that a request waits for others to share its batch: `500us`, `5ms`, `0s`
+    #[arg(long, value_name = "TIME", default_value = "1ms", value_parser = time)]
+    pub(super) max_wait: Duration,
+    /// Rows that may wait for the model; beyond them requests get status 429
+    #[arg(long, value_name = "ROWS", default_value_t = 1 << 16, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(super) max_queued_rows: u32,
+    /// Requests in progress; beyond them requests get status 429
+    #[arg(long, value_name = "REQUESTS", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    pub(super) max_requests: u32,
+    /// Rows of a request
+    #[arg(long, value_name = "ROWS", default_value_t = 1 << 14, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    pub(super) max_request_rows: u32,
+    /// Bytes of the body of a request
+    #[arg(long, value_name = "BYTES", default_value_t = 4 << 20, value_parser = clap::value_parser!(u32).range(1..=1 << 30))]
+    pub(super) max_body_bytes: u32,
+    /// The time within which a request is answered; a request may ask for less with the header
+    /// x-request-timeout-ms
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = time_above_zero)]
+    pub(super) timeout: Duration,
+    /// The time after SIGTERM in which the server is not ready but still accepts requests, so that
+    /// load balancers notice
+    #[arg(long, value_name = "TIME", default_value = "0s", value_parser = time)]
+    pub(super) drain: Duration,
+    /// Log requests that take this long, at most one a second
+    #[arg(long, value_name = "TIME", default_value = "500ms", value_parser = time)]
+    pub(super) slow: Duration,
+    /// Threads that compute; 0 means one for each core
+    #[arg(long, default_value_t = 0)]
+    pub(super) threads: usize,
+    /// Precision of the products of linear layers: fp32 or bf16
+    #[arg(long, default_value = "fp32")]
+    pub(super) precision: Precision,
+    /// An option of the model's object store: `--option endpoint=http://127.0.0.1:9000`
+    #[arg(long = "option", value_name = "NAME=VALUE")]
+    pub(super) options: Vec<String>,
+}
+
+impl ServeArgs {
+    pub(super) fn limits(&self) -> Limits {
+        Limits {
+            max_batch_rows: self.max_batch_rows as usize,
+            max_wait: self.max_wait,
+            max_queued_rows: self.max_queued_rows as usize,
+            max_requests: self.max_requests as usize,
+            max_request_rows: self.max_request_rows as usize,
+            max_body_bytes: self.max_body_bytes as usize,
+            timeout: self.timeout,
+            drain: self.drain,
+            slow: self.slow,
+        }
+    }
+}
+
+/// Parses a time such as `500us`, `5ms` or `2s`.
+fn time(text: &str) -> Result<Duration, String> {
+    let found = text.parse::<SignedDuration>().ok().and_then(|time| Duration::try_from(time).ok());
+    let found = found.filter(|time| *time <= LONGEST);
+    found.ok_or_else(|| "expected a time such as 500us, 5ms or 2s, of at most 24h".to_owned())
+}
+
+fn time_above_zero(text: &str) -> Result<Duration, String> {
+    time(text).and_then(|time| if time.is_zero() { Err("expected a time above 0".to_owned()) } else { Ok(time) })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::args::{Cli, Command};
+
+    fn parse(arguments: &[&str]) -> Result<ServeArgs, clap::Error> {
+        match Cli::try_parse_from([&["rectrain", "serve"], arguments].concat())?.command {
+            Command::Serve(args) => Ok(args),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_defaults_are_the_servers() {
+        assert_eq!(parse(&["model"]).unwrap().limits(), Limits::default());
+    }
+
+    #[test]
+    fn times_have_units() {
+        let args =
+            parse(&["model", "--max-wait", "500us", "--timeout", "2s", "--drain", "1m", "--slow", "0s"]).unwrap();
+        let times = [args.max_wait, args.timeout, args.drain, args.slow];
+        assert_eq!(times.map(|time| time.as_micros()), [500, 2_000_000, 60_000_000, 0]);
+        for (option, value) in [("--max-wait", "5"), ("--max-wait", "-5ms"), ("--drain", "25h"), ("--timeout", "0s")] {
+            let message = parse(&["model", &format!("{option}={value}")]).unwrap_err().to_string();
+            assert!(message.contains("expected a time"), "{option} {value}: {message}");
+        }
+    }
+
+    #[test]
+    fn the_example_of_kserve_has_arguments_of_this_command() {
+        let example = include_str!("../../../../docs/examples/kserve/serving-runtime.yaml");
+        let arguments: Vec<String> = example
+            .lines()
+            .skip_while(|line| line.trim() != "args:")
+            .skip(1)
+            .map_while(|line| Some(line.trim().strip_prefix("- ")?.trim_matches('"').to_owned()))
+            .collect();
+        let line = std::iter::once("rectrain").chain(arguments.iter().map(String::as_str));
+        let Command::Serve(args) = Cli::try_parse_from(line).unwrap().command else { panic!("{arguments:?}") };
+        assert_eq!((args.model.as_str(), args.name.as_deref()), ("/mnt/models", Some("{{.Name}}")));
+        assert_eq!(args.listen.port(), 8080);
+        assert!(!args.drain.is_zero());
+    }
+}

@@ -1,0 +1,43 @@
+//! `rectrain serve`: answers requests with the predictions of a trained model.
+
+pub(crate) mod args;
+
+use prometheus::Registry;
+use rectrain_inference::{ServedModel, Server, listen};
+use rectrain_serving::{Model, Predictor, PredictorOptions};
+
+use self::args::ServeArgs;
+use crate::failure::{Failure, runtime};
+use crate::human::thousands;
+use crate::output;
+use crate::{signal, trained};
+
+/// The name of a model whose checkpoint has no name of its job.
+const UNNAMED: &str = "model";
+
+pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
+    let model = trained::load(&args.model, &args.options)?;
+    let served = ServedModel::of(&model, name(args, &model));
+    let predictor = Predictor::new(model, PredictorOptions { threads: args.threads, precision: args.precision })?;
+    let announced = format!("{}: step {}, {} rows", served.name, served.step, thousands(served.rows));
+    let path = format!("/v2/models/{}", served.name);
+    let server = Server::new(served, predictor, args.limits(), Registry::new())?;
+    runtime()?.block_on(async {
+        let interrupted = signal::interrupted();
+        let (listener, bound) = listen(args.listen).await?;
+        let (grpc, announced) = match args.grpc {
+            Some(address) => {
+                let (grpc, bound) = listen(address).await?;
+                (Some(grpc), format!("{announced}, gRPC at {bound}"))
+            }
+            None => (None, announced),
+        };
+        output::line(format!("{announced}, at http://{bound}{path}"))?;
+        Ok(server.serve(listener, grpc, interrupted).await?)
+    })
+}
+
+fn name(args: &ServeArgs, model: &Model) -> String {
+    let named = args.name.clone().or_else(|| model.job.clone());
+    named.unwrap_or_else(|| UNNAMED.to_owned())
+}

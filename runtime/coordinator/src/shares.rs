@@ -1,0 +1,260 @@
+//! The shares of a role's work that its members get by their measured speed. Pure: every time is an
+//! argument.
+//!
+//! A member's *time* is the seconds that it works on a unit: on a piece, or on a row. Its *weight*
+//! says how much of the work it gets compared with a member of usual speed, which has [`EVEN`]. A
+//! slow member gets a weight in proportion to its speed. It keeps at least [`LEAST`], so that its
+//! recovery can be measured.
+//!
+//! **Hysteresis.** A member is slow from [`SLOW_FACTOR`] times the median time of the others on. At
+//! an even share of work, that must also cost a noticeable share of training. It is well up to
+//! [`WELL_FACTOR`] times, or if it would cost next to nothing. In between, a member with [`EVEN`]
+//! keeps it, and the weight of any other doubles. A member with little work is measured less well:
+//! with more work it shows whether it is slow.
+//!
+//! **Bound.** A weight falls once the member has been slow for [`Pace::slow_for`]. It rises once
+//! the member has been well for a while: at first for [`Pace::well_for`], and twice as long after
+//! each fall within [`FORGIVEN_AFTER`]. So within any [`FORGIVEN_AFTER`], the number of changes of
+//! a member that flaps grows only with the logarithm of the time.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+/// The weight of a member of usual speed.
+pub(super) const EVEN: u32 = 64;
+/// The least weight: a 32nd of an even share.
+pub(super) const LEAST: u32 = 2;
+/// A member is slow from this many times the usual time on.
+const SLOW_FACTOR: f64 = 2.5;
+/// A slow member costs at least this share of the time of training, at an even share of work.
+const SLOW_COST: f64 = 0.1;
+/// A member is well up to this many times the usual time, or up to this cost.
+const WELL_FACTOR: f64 = 1.5;
+const WELL_COST: f64 = 0.02;
+/// A weight changes by at least this factor.
+const LEAST_CHANGE: f64 = 1.5;
+/// The window over which times are measured, in parts.
+const PARTS: usize = 4;
+const PART: Duration = Duration::from_secs(2);
+/// Units of a member in the window, below which its time is not known.
+const LEAST_UNITS: f64 = 2.0;
+/// Time after a fall, after which the next fall counts as the first.
+const FORGIVEN_AFTER: Duration = Duration::from_mins(10);
+/// The least time between two decisions.
+const DECIDE_EVERY: Duration = Duration::from_secs(1);
+/// The longest time that a member must be well before its weight rises.
+const LONGEST_WAIT: Duration = Duration::from_mins(4);
+
+/// How fast the weights of a role follow the measurements.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Pace {
+    /// Time for which a member must be slow before its weight falls. Longer than the window, so
+    /// that the window has no measurement from before.
+    pub(super) slow_for: Duration,
+    /// Time for which it must be well before its weight rises again, after its first fall.
+    pub(super) well_for: Duration,
+}
+
+/// Work on pieces is assigned at no cost.
+pub(super) const PIECES: Pace = Pace { slow_for: Duration::from_secs(10), well_for: Duration::from_secs(15) };
+/// Moving slots sends their rows.
+pub(super) const SLOTS: Pace = Pace { slow_for: Duration::from_secs(10), well_for: Duration::from_secs(20) };
+
+/// The weights of a role's members, by number. A member without an entry has [`EVEN`].
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(super) struct Shares {
+    weights: BTreeMap<u32, u32>,
+    #[serde(skip)]
+    window: VecDeque<Part>,
+    #[serde(skip)]
+    trends: BTreeMap<u32, Trend>,
+    #[serde(skip)]
+    decided: Option<Instant>,
+}
+
+/// Measurements of a part of the window.
+#[derive(Debug)]
+struct Part {
+    begun: Instant,
+    /// Seconds of training.
+    seconds: f64,
+    /// By member: units of work, and seconds of work on them.
+    work: BTreeMap<u32, (f64, f64)>,
+}
+
+/// How long a member's weight should have been another one.
+#[derive(Debug, Default)]
+struct Trend {
+    falls_since: Option<Instant>,
+    rises_since: Option<Instant>,
+    /// The last fall, and the time that the member must be well before the next rise.
+    fell: Option<(Instant, Duration)>,
+}
+
+/// A change of a member's weight.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct ShareChange {
+    pub(super) member: u32,
+    pub(super) weight: u32,
+    /// The member's time over the median time of the others.
+    pub(super) factor: f64,
+}
+
+impl ShareChange {
+    /// The member's work over the work of a member of usual speed.
+    pub(super) fn share(&self) -> f64 {
+        f64::from(self.weight) / f64::from(EVEN)
+    }
+}
+
+impl Shares {
+    /// Records work of a member: units, and seconds of work on them.
+    pub(super) fn record(&mut self, member: u32, units: f64, seconds: f64, now: Instant) {
+        let (all_units, all_seconds) = self.part(now).work.entry(member).or_default();
+        *all_units += units;
+        *all_seconds += seconds;
+    }
+
+    /// Records that training has gone on for `seconds`. Members' times are compared with them.
+    pub(super) fn passed(&mut self, seconds: f64, now: Instant) {
+        self.part(now).seconds += seconds;
+    }
+
+    /// Forgets the measurements. Call it while an earlier change is not in force yet.
+    pub(super) fn forget(&mut self) {
+        self.window.clear();
+        for trend in self.trends.values_mut() {
+            (trend.falls_since, trend.rises_since) = (None, None);
+        }
+    }
+
+    /// The weight of a member.
+    pub(super) fn weight(&self, member: u32) -> u32 {
+        self.weights.get(&member).copied().unwrap_or(EVEN)
+    }
+
+    /// Whether a member has another weight than the rest.
+    pub(super) fn is_uneven(&self) -> bool {
+        !self.weights.is_empty()
+    }
+
+    /// Decides at `now` about the present members. Call it at least every few seconds; more often
+    /// than once a second changes nothing. At most one weight changes; the caller brings it into
+    /// force.
+    pub(super) fn decide(&mut self, members: &[u32], pace: Pace, now: Instant) -> Option<ShareChange> {
+        if self.decided.is_some_and(|before| now.saturating_duration_since(before) < DECIDE_EVERY) {
+            return None;
+        }
+        self.decided = Some(now);
+        self.weights.retain(|member, _| members.contains(member));
+        self.trends.retain(|member, _| members.contains(member));
+        let oldest = now.checked_sub(PART * PARTS as u32);
+        self.window.retain(|part| oldest.is_none_or(|oldest| part.begun >= oldest));
+        if self.window.len() + 1 < PARTS {
+            return None;
+        }
+        let changes = self.wanted(members).into_iter().filter_map(|wanted| self.follow(wanted, pace, now));
+        // Collected, so that the trend of each member is followed.
+        let changes: Vec<ShareChange> = changes.collect();
+        let change = changes.into_iter().max_by(|a, b| a.factor.total_cmp(&b.factor))?;
+        self.apply(change, pace, now);
+        Some(change)
+    }
+
+    /// The weight that each measured member should have.
+    fn wanted(&self, members: &[u32]) -> Vec<ShareChange> {
+        let (times, units) = self.times(members);
+        let seconds: f64 = self.window.iter().map(|part| part.seconds).sum();
+        let each = units / members.len().max(1) as f64;
+        let wanted = |(rank, &(time, member)): (usize, &(f64, u32))| {
+            let usual = median_without(rank, &times)?;
+            let factor = time / usual;
+            let cost = (time - usual) * each / seconds.max(f64::MIN_POSITIVE);
+            let weight = if factor <= WELL_FACTOR || cost <= WELL_COST {
+                EVEN
+            } else if factor >= SLOW_FACTOR && cost >= SLOW_COST {
+                ((f64::from(EVEN) / factor).round() as u32).clamp(LEAST, EVEN)
+            } else {
+                (2 * self.weight(member)).min(EVEN)
+            };
+            Some(ShareChange { member, weight, factor })
+        };
+        times.iter().enumerate().filter_map(wanted).collect()
+    }
+
+    /// The times of the measured members, ascending, and the units of all of them.
+    fn times(&self, members: &[u32]) -> (Vec<(f64, u32)>, f64) {
+        let mut sums: BTreeMap<u32, (f64, f64)> = BTreeMap::new();
+        for (member, (units, seconds)) in self.window.iter().flat_map(|part| &part.work) {
+            let sum = sums.entry(*member).or_default();
+            *sum = (sum.0 + units, sum.1 + seconds);
+        }
+        sums.retain(|member, (units, seconds)| members.contains(member) && *units >= LEAST_UNITS && *seconds > 0.0);
+        let units = sums.values().map(|(units, _)| units).sum();
+        let mut times: Vec<(f64, u32)> =
+            sums.into_iter().map(|(member, (units, seconds))| (seconds / units, member)).collect();
+        times.sort_by(|a, b| a.0.total_cmp(&b.0));
+        (times, units)
+    }
+
+    /// Follows the trend of a member. Returns the change if it is due.
+    fn follow(&mut self, wanted: ShareChange, pace: Pace, now: Instant) -> Option<ShareChange> {
+        let present = f64::from(self.weight(wanted.member));
+        let trend = self.trends.entry(wanted.member).or_default();
+        let (falls, rises) =
+            (f64::from(wanted.weight) * LEAST_CHANGE <= present, f64::from(wanted.weight) >= present * LEAST_CHANGE);
+        let falls_since = falls.then(|| trend.falls_since.unwrap_or(now));
+        let rises_since = rises.then(|| trend.rises_since.unwrap_or(now));
+        (trend.falls_since, trend.rises_since) = (falls_since, rises_since);
+        let wait = trend.fell.map_or(pace.well_for, |(_, wait)| wait);
+        let has_lasted =
+            |since: Option<Instant>, time| since.is_some_and(|since| now.saturating_duration_since(since) >= time);
+        (has_lasted(falls_since, pace.slow_for) || has_lasted(rises_since, wait)).then_some(wanted)
+    }
+
+    fn apply(&mut self, change: ShareChange, pace: Pace, now: Instant) {
+        let falls = change.weight < self.weight(change.member);
+        let trend = self.trends.entry(change.member).or_default();
+        if falls {
+            let recent = trend.fell.filter(|(fell, _)| now.saturating_duration_since(*fell) < FORGIVEN_AFTER);
+            let wait = recent.map_or(pace.well_for, |(_, wait)| (wait * 2).min(LONGEST_WAIT));
+            trend.fell = Some((now, wait));
+        }
+        self.set(change.member, change.weight);
+        self.forget();
+    }
+
+    /// Sets the weight of a member.
+    pub(super) fn set(&mut self, member: u32, weight: u32) {
+        match weight.clamp(LEAST, EVEN) {
+            EVEN => self.weights.remove(&member),
+            weight => self.weights.insert(member, weight),
+        };
+    }
+
+    /// The part of the window at `now`.
+    fn part(&mut self, now: Instant) -> &mut Part {
+        let is_new = self.window.back().is_none_or(|part| now.saturating_duration_since(part.begun) >= PART);
+        if is_new {
+            self.window.push_back(Part { begun: now, seconds: 0.0, work: BTreeMap::new() });
+        }
+        if self.window.len() > PARTS + 1 {
+            self.window.pop_front();
+        }
+        let last = self.window.len() - 1;
+        &mut self.window[last]
+    }
+}
+
+/// The lower median of ascending times without the one at `rank`. `None` without another one.
+fn median_without(rank: usize, times: &[(f64, u32)]) -> Option<f64> {
+    let middle = times.len().checked_sub(2)? / 2;
+    let (time, _) = times.get(if rank > middle { middle } else { middle + 1 })?;
+    Some(*time)
+}
+
+#[cfg(test)]
+#[path = "shares_tests.rs"]
+mod tests;

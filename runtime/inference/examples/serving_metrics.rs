@@ -1,0 +1,5 @@
+//! Prints docs/reference/serving-metrics.md. `cargo xtask docs` writes it.
+
+fn main() {
+    print!("{}", rectrain_inference::reference_markdown());
+}

@@ -1,0 +1,40 @@
+//! The errors that end the server. A request that is refused is a [`Refusal`](crate::refusal).
+
+use std::net::SocketAddr;
+
+use rectrain_data::DataError;
+use rectrain_serving::ServingError;
+
+/// Every error of this crate.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum InferenceError {
+    /// The address cannot be bound.
+    #[error("cannot listen on {address}: {source}")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// The reason.
+        source: std::io::Error,
+    },
+    /// The features of the model cannot be encoded.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// The model cannot predict a row of missing values.
+    #[error("the model cannot predict: {0}")]
+    Model(#[from] ServingError),
+    /// The metrics cannot be registered.
+    #[error("cannot register metrics: {0}")]
+    Metrics(#[from] prometheus::Error),
+    /// The thread of the model cannot start, or the server failed.
+    #[error("cannot {action}: {source}")]
+    Io {
+        /// The action.
+        action: &'static str,
+        /// The reason.
+        source: std::io::Error,
+    },
+    /// The thread of the model ended before the server: a defect.
+    #[error("the thread that predicts ended unexpectedly; this is a defect of rectrain")]
+    ModelEnded,
+}

@@ -1,0 +1,145 @@
+//! The metrics of the server. Each process has one server, so they have no label for it.
+
+use prometheus::{
+    Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry, TextEncoder, core::Collector,
+};
+use rectrain_serving::LookUps;
+
+/// Buckets of times: 100 µs to 10 s, three a decade.
+const SECONDS: &[f64] =
+    &[1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
+
+/// Buckets of numbers of rows.
+const ROWS: &[f64] = &[1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0];
+
+macro_rules! metrics {
+    ($($field:ident: $kind:ident = $name:literal, $help:literal;)*) => {
+        /// All metrics of a server.
+        #[derive(Clone)]
+        pub(crate) struct Metrics {
+            registry: Registry,
+            /// The names of the sparse features, for their labels.
+            features: Vec<String>,
+            $(#[doc = $help] pub(crate) $field: metrics!(@type $kind),)*
+        }
+
+        impl Metrics {
+            /// Registers every metric. `features` are the names of the sparse features.
+            pub(crate) fn new(registry: Registry, features: Vec<String>) -> Result<Self, prometheus::Error> {
+                $(let $field = register(&registry, metrics!(@new $kind, $name, $help)?)?;)*
+                Ok(Self { registry, features, $($field,)* })
+            }
+        }
+
+        /// Name, kind and meaning of every metric.
+        const REFERENCE: &[(&str, &str, &str)] = &[$(($name, metrics!(@kind $kind), $help),)*];
+    };
+    (@type seconds) => { Histogram };
+    (@type rows) => { Histogram };
+    (@type counter) => { IntCounter };
+    (@type gauge) => { IntGauge };
+    (@type $label:ident) => { IntCounterVec };
+    (@new seconds, $name:literal, $help:literal) => {
+        Histogram::with_opts(HistogramOpts::new($name, $help).buckets(SECONDS.to_vec()))
+    };
+    (@new rows, $name:literal, $help:literal) => {
+        Histogram::with_opts(HistogramOpts::new($name, $help).buckets(ROWS.to_vec()))
+    };
+    (@new counter, $name:literal, $help:literal) => { IntCounter::new($name, $help) };
+    (@new gauge, $name:literal, $help:literal) => { IntGauge::new($name, $help) };
+    (@new $label:ident, $name:literal, $help:literal) => {
+        IntCounterVec::new(Opts::new($name, $help), &[stringify!($label)])
+    };
+    (@kind seconds) => { "histogram" };
+    (@kind rows) => { "histogram" };
+    (@kind gauge) => { "gauge" };
+    (@kind $counter:ident) => { "counter" };
+}
+
+metrics! {
+    requests: code = "rectrain_inference_requests_total", "Requests for predictions that were answered, by the status `code` of the response.";
+    seconds: seconds = "rectrain_inference_request_seconds", "Time from the head of a request for predictions until its response, refused ones included.";
+    in_progress: gauge = "rectrain_inference_requests_in_progress", "Requests for predictions that are being read, wait, or are being answered.";
+    cancelled: counter = "rectrain_inference_cancelled_requests_total", "Requests whose client closed the connection before the response.";
+    slow: counter = "rectrain_inference_slow_requests_total", "Requests that took longer than `--slow`.";
+    shed: reason = "rectrain_inference_shed_requests_total", "Requests refused with status 429, by the `reason`: `requests` in progress or `rows` that wait.";
+    queue: seconds = "rectrain_inference_queue_seconds", "Time that a request waited for the model.";
+    queued_rows: gauge = "rectrain_inference_queued_rows", "Rows that wait for the model.";
+    abandoned: counter = "rectrain_inference_abandoned_requests_total", "Requests that left the queue without a prediction, because their client had gone or their time had passed.";
+    predict: seconds = "rectrain_inference_predict_seconds", "Time in which the model predicted a batch.";
+    batch_rows: rows = "rectrain_inference_batch_rows", "Rows of a batch.";
+    rows: counter = "rectrain_inference_rows_total", "Rows predicted.";
+    ids: feature = "rectrain_inference_ids_total", "Ids looked up, by `feature`. An id counts for each row and each of its values.";
+    unseen_ids: feature = "rectrain_inference_unseen_ids_total", "Ids without a row, which read as initial values, by `feature`. High shares mean that training had other ids, for instance because requests write them in another form.";
+    step: gauge = "rectrain_inference_model_step", "Global steps that the model was trained.";
+    model_rows: gauge = "rectrain_inference_model_rows", "Embedding rows of the model.";
+}
+
+fn register<T: Collector + Clone + 'static>(registry: &Registry, metric: T) -> Result<T, prometheus::Error> {
+    registry.register(Box::new(metric.clone()))?;
+    Ok(metric)
+}
+
+impl Metrics {
+    /// Counts a batch that was predicted.
+    pub(crate) fn count(&self, rows: usize, look_ups: &[LookUps]) {
+        self.rows.inc_by(rows as u64);
+        for (feature, look_ups) in self.features.iter().zip(look_ups) {
+            self.ids.with_label_values(&[feature]).inc_by(look_ups.ids);
+            self.unseen_ids.with_label_values(&[feature]).inc_by(look_ups.unseen);
+        }
+    }
+
+    /// The text of `/metrics`.
+    pub(crate) fn encode(&self) -> Result<String, prometheus::Error> {
+        TextEncoder::new().encode_to_string(&self.registry.gather())
+    }
+}
+
+/// The text of docs/reference/serving-metrics.md.
+#[must_use]
+pub fn reference_markdown() -> String {
+    let mut text = String::from(
+        "# Metrics of the inference server\n\n`rectrain serve` serves them on `/metrics`, at the address of its answers. \
+         Times are histograms in seconds.\n[Serving](../guide/serving.md) explains the server.\n\n\
+         | metric | kind | meaning |\n|---|---|---|\n",
+    );
+    for (name, kind, help) in REFERENCE {
+        text.push_str(&format!("| `{name}` | {kind} | {help} |\n"));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_reference_is_up_to_date() {
+        let written = include_str!("../../../docs/reference/serving-metrics.md");
+        assert_eq!(written, reference_markdown(), "run `cargo xtask docs` to update it");
+    }
+
+    #[test]
+    fn metrics_are_named_alike() {
+        for (name, kind, help) in REFERENCE {
+            assert!(name.starts_with("rectrain_inference_") && help.ends_with('.'), "{name}");
+            assert_eq!(*kind == "counter", name.ends_with("_total"), "{name}");
+            assert_eq!(*kind == "histogram", name.ends_with("_seconds") || name.ends_with("batch_rows"), "{name}");
+        }
+    }
+
+    #[test]
+    fn ids_are_counted_by_feature() {
+        let metrics = Metrics::new(Registry::new(), vec!["user".into(), "item".into()]).unwrap();
+        metrics.count(3, &[LookUps { ids: 3, unseen: 1 }, LookUps { ids: 5, unseen: 0 }]);
+        let text = metrics.encode().unwrap();
+        for line in [
+            "rectrain_inference_rows_total 3",
+            "rectrain_inference_ids_total{feature=\"item\"} 5",
+            "rectrain_inference_unseen_ids_total{feature=\"user\"} 1",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line}: {text}");
+        }
+    }
+}
