@@ -557,7 +557,7 @@ mod tests {
         assert_eq!(ledger.lease(), Lease::Wait);
         let chunks = ledger.chunks_mut().stream_mut().unwrap();
         let state = PartitionState { part: PartId(0), begin: 0, end, aged_end: 0, start: 0 };
-        chunks.found(&[state]).unwrap();
+        chunks.found(0, &[state]).unwrap();
         for segment in chunks.to_probe() {
             assert!(chunks.probed(segment, SegmentRead { next: segment.from, more: true }));
         }

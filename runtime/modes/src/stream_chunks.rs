@@ -12,6 +12,10 @@ use std::collections::BTreeMap;
 use rectrain_kinds::{LostRecords, PartId, PartitionState, Position, Segment, SegmentRead, StreamEnd};
 use serde::{Deserialize, Serialize};
 
+/// Reports of one loader in a row after which a partition counts as shorter than it was. A loader
+/// may have looked at the brokers before the last rows arrived, or have asked an earlier leader.
+const MOST_SHORT_REPORTS: u32 = 3;
+
 /// The settings of a stream that the order of its chunks depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StreamPlan {
@@ -151,6 +155,9 @@ pub struct StreamChunks {
     next_chunk: u64,
     /// Records that were deleted before they were trained.
     lost_records: u64,
+    /// By partition and loader: reports in a row by which the partition ends before its next
+    /// offset.
+    short_reports: BTreeMap<(PartId, u32), u32>,
 }
 
 impl StreamChunks {
@@ -177,21 +184,29 @@ impl StreamChunks {
             is_known: false,
             next_chunk: 0,
             lost_records: 0,
+            short_reports: BTreeMap::new(),
         }
     }
 
-    /// A loader has found the partitions in this state. Returns the records that are lost.
+    /// Loader `loader` has found the partitions in this state. Returns the records that are lost.
     ///
     /// # Errors
-    /// Records are lost and the plan says to fail, or a partition is shorter than it was.
-    pub fn found(&mut self, states: &[PartitionState]) -> Result<Vec<Lost>, StreamError> {
+    /// Records are lost and the plan says to fail. A partition is shorter than it was at the start
+    /// of the run, or by several reports of a loader.
+    pub fn found(&mut self, loader: u32, states: &[PartitionState]) -> Result<Vec<Lost>, StreamError> {
         let is_first = !self.is_known;
         let mut lost = if is_first { self.drop_deleted(states) } else { Vec::new() };
         for state in states {
             let part = self.partitions.entry(state.part).or_insert_with(|| Partition::new(state, is_first));
             if state.end < part.next {
-                return Err(StreamError::Shrunk { part: state.part, end: state.end, next: part.next });
+                let reports = self.short_reports.entry((state.part, loader)).or_default();
+                *reports += 1;
+                if is_first || *reports >= MOST_SHORT_REPORTS {
+                    return Err(StreamError::Shrunk { part: state.part, end: state.end, next: part.next });
+                }
+                continue;
             }
+            self.short_reports.retain(|(of, _), _| *of != state.part);
             // A chunk on lease begins at `next`. Its loader finds that records are gone.
             if state.begin > part.next {
                 lost.push(Lost { part: state.part, from: part.next, until: state.begin });
@@ -203,11 +218,22 @@ impl StreamChunks {
                 part.stop = Some(state.end.max(part.next));
             }
         }
-        self.is_known |= !states.is_empty();
+        if !states.is_empty() {
+            self.is_known = true;
+            self.end_others();
+        }
         self.lost_records += lost.iter().map(|lost| lost.until - lost.from).sum::<u64>();
         match (self.plan.lost_records, lost.first()) {
             (LostRecords::Fail, Some(first)) => Err(StreamError::Lost(*first)),
             _ => Ok(lost),
+        }
+    }
+
+    /// A run up to the latest records reads no partition that the first report lacks. All its
+    /// records are later ones.
+    fn end_others(&mut self) {
+        if self.plan.until == Some(StreamEnd::Latest) {
+            self.partitions.values_mut().for_each(|part| part.stop = part.stop.or(Some(part.next)));
         }
     }
 
@@ -410,7 +436,7 @@ mod tests {
     /// Trains with `loaders` loaders until the end, or until `chunks` chunks have begun. Returns
     /// the rows of the chunks that were read.
     fn run(chunks: &mut StreamChunks, topic: &Topic, loaders: usize, choices: &[usize], limit: u64) -> Rows {
-        chunks.found(&states(topic)).unwrap();
+        chunks.found(0, &states(topic)).unwrap();
         let mut held: Vec<Option<(u64, Segment)>> = vec![None; loaders];
         let (mut rows, mut next) = (Rows::new(), 0);
         for turn in choices.iter().chain(&[0, 1, 2, 3, 4]).cycle().take(4_000) {
@@ -485,12 +511,12 @@ mod tests {
         let mut chunks = StreamChunks::new(StreamPlan { until: None, ..PLAN });
         let mut topic: Topic = vec![vec![true; 3], vec![true; 9]];
         assert_eq!(chunks.begin(0), None, "nothing is known");
-        chunks.found(&states(&topic)).unwrap();
+        chunks.found(0, &states(&topic)).unwrap();
         probe(&mut chunks, &topic);
         let segment = Segment { part: PartId(1), from: 0, until: 9 };
         assert_eq!((chunks.begin(0), chunks.begin(1), chunks.waiting()), (Some(segment), None, 12));
         chunks.read(0, SegmentRead { next: 4, more: true });
-        chunks.found(&[PartitionState { aged_end: 2, ..state(0, 3) }]).unwrap();
+        chunks.found(0, &[PartitionState { aged_end: 2, ..state(0, 3) }]).unwrap();
         assert_eq!(chunks.begin(1), None, "no loader has seen a row");
         probe(&mut chunks, &topic);
         assert_eq!(chunks.begin(1), Some(Segment { part: PartId(0), from: 0, until: 3 }));
@@ -499,7 +525,7 @@ mod tests {
         chunks.read(2, SegmentRead { next: 8, more: true });
         assert!(chunks.is_at_rest() && !chunks.is_finished());
         topic.push(vec![true; 5]);
-        chunks.found(&[PartitionState { start: 5, ..state(2, 5) }]).unwrap();
+        chunks.found(0, &[PartitionState { start: 5, ..state(2, 5) }]).unwrap();
         probe(&mut chunks, &topic);
         let added = Segment { part: PartId(2), from: 0, until: 5 };
         assert_eq!(chunks.begin(3), Some(added), "an added partition is read from its first record");
@@ -519,12 +545,55 @@ mod tests {
             StreamPlace { partitions: vec![PartitionPlace { part: PartId(0), next: 5 }], ..StreamPlace::default() };
         let gone = PartitionState { begin: 8, ..state(0, 20) };
         let lost = Lost { part: PartId(0), from: 5, until: 8 };
-        assert_eq!(StreamChunks::resume(PLAN, &place).found(&[gone]), Err(StreamError::Lost(lost)));
+        assert_eq!(StreamChunks::resume(PLAN, &place).found(0, &[gone]), Err(StreamError::Lost(lost)));
         let mut chunks = StreamChunks::resume(StreamPlan { lost_records: LostRecords::Skip, ..PLAN }, &place);
-        assert_eq!(chunks.found(&[gone]), Ok(vec![lost]));
-        assert_eq!((chunks.lost_records(), chunks.found(&[gone])), (3, Ok(vec![])));
-        let shrunk = StreamError::Shrunk { part: PartId(0), end: 7, next: 8 };
-        assert_eq!(chunks.found(&[state(0, 7)]), Err(shrunk));
+        assert_eq!(chunks.found(0, &[gone]), Ok(vec![lost]));
+        assert_eq!((chunks.lost_records(), chunks.found(0, &[gone])), (3, Ok(vec![])));
+        let shrunk = StreamError::Shrunk { part: PartId(0), end: 4, next: 5 };
+        assert_eq!(StreamChunks::resume(PLAN, &place).found(0, &[state(0, 4)]), Err(shrunk));
+    }
+
+    #[test]
+    fn a_partition_is_shorter_only_if_a_loader_finds_it_so_again_and_again() {
+        let topic: Topic = vec![vec![true; 9]];
+        let mut chunks = StreamChunks::new(PLAN);
+        chunks.found(0, &states(&topic)).unwrap();
+        probe(&mut chunks, &topic);
+        chunks.begin(0).unwrap();
+        chunks.read(0, SegmentRead { next: 4, more: true });
+        // Several loaders looked before the records came.
+        for loader in 0..9 {
+            assert_eq!(chunks.found(loader, &[state(0, 2)]), Ok(vec![]));
+        }
+        assert_eq!(chunks.found(0, &[state(0, 3)]), Ok(vec![]));
+        // One of them sees the records now.
+        assert_eq!(chunks.found(1, &[state(0, 9)]), Ok(vec![]));
+        let reports = [(); 3].map(|()| chunks.found(0, &[state(0, 3)]));
+        let shrunk = StreamError::Shrunk { part: PartId(0), end: 3, next: 4 };
+        assert_eq!(reports, [Ok(vec![]), Ok(vec![]), Err(shrunk)]);
+    }
+
+    #[test]
+    fn a_run_up_to_the_latest_records_ends_before_partitions_that_come_later() {
+        let topic: Topic = vec![vec![true; 3], vec![true; 5]];
+        let mut chunks = StreamChunks::new(PLAN);
+        chunks.found(0, &states(&topic)[..1]).unwrap();
+        let rows = run(&mut chunks, &topic, 1, &[0], u64::MAX);
+        assert_eq!((rows, chunks.is_finished()), (Rows::from([(0, (0, vec![0, 1, 2]))]), true));
+        // A later run reads them from their first record.
+        let place = chunks.place(1);
+        let rows = run(&mut StreamChunks::resume(PLAN, &place), &topic, 1, &[0], u64::MAX);
+        assert_eq!(rows, Rows::from([(0, (1, vec![0, 1, 2, 3])), (1, (1, vec![4]))]));
+    }
+
+    #[test]
+    fn a_run_up_to_the_latest_records_ends_without_a_topic_that_is_gone() {
+        let partitions = [0, 1].map(|part| PartitionPlace { part: PartId(part), next: 3 });
+        let place = StreamPlace { partitions: partitions.into(), ..StreamPlace::default() };
+        let mut chunks = StreamChunks::resume(PLAN, &place);
+        assert!(!chunks.is_finished());
+        chunks.found(0, &[state(0, 3)]).unwrap();
+        assert!(chunks.is_finished());
     }
 
     #[test]
@@ -537,13 +606,13 @@ mod tests {
         };
         let plan = StreamPlan { lost_records: LostRecords::Skip, ..PLAN };
         let mut chunks = StreamChunks::resume(plan, &place);
-        let lost = chunks.found(&[PartitionState { begin: 3, ..state(0, 20) }]).unwrap();
+        let lost = chunks.found(0, &[PartitionState { begin: 3, ..state(0, 20) }]).unwrap();
         assert_eq!(lost, [Lost { part: PartId(0), from: 0, until: 4 }]);
         assert_eq!(chunks.begin(0), Some(Segment { part: PartId(0), from: 4, until: 8 }));
         assert_eq!(chunks.begin(1), Some(Segment { part: PartId(0), from: 8, until: 20 }));
         assert_eq!((chunks.begin(2), chunks.lost_records()), (None, 4));
         let mut chunks = StreamChunks::resume(plan, &place);
-        let lost = chunks.found(&[PartitionState { begin: 10, ..state(0, 20) }]).unwrap();
+        let lost = chunks.found(0, &[PartitionState { begin: 10, ..state(0, 20) }]).unwrap();
         assert_eq!(lost.iter().map(|lost| (lost.from, lost.until)).collect::<Vec<_>>(), [(0, 4), (4, 8), (8, 10)]);
         assert_eq!(chunks.to_probe(), [Segment { part: PartId(0), from: 10, until: 20 }]);
     }

@@ -97,7 +97,7 @@ impl State {
             let reason = "the job trains on files".to_owned();
             return Err(RoleError::Inconsistent { message: "stream_found", reason });
         };
-        let lost = chunks.found(&states).map_err(|error| self.data.stream.error(error))?;
+        let lost = chunks.found(found.loader, &states).map_err(|error| self.data.stream.error(error))?;
         self.pending_events.extend(lost.iter().map(|lost| self.data.stream.warning(lost)));
         for probed in &found.probed {
             let Some((segment, read)) = probed.segment.map(segment).zip(probed.read.map(segment_read)) else {
