@@ -32,7 +32,7 @@ use rectrain_protocol::plan::JobPlan;
 use rectrain_protocol::watchdog::Watchdog;
 
 /// How often progress is reported.
-const REPORT_EVERY: Duration = Duration::from_millis(200);
+pub(crate) const REPORT_EVERY: Duration = Duration::from_millis(200);
 /// The number of training predictions in the running AUC.
 const RUNNING_AUC_SAMPLES: usize = 100_000;
 
@@ -195,6 +195,11 @@ impl Trainer {
             self.report_progress()?;
         }
         Ok(())
+    }
+
+    /// Reports the batches trained since the last report, if there are any.
+    pub(crate) fn report_trained(&mut self) -> Result<(), RoleError> {
+        if self.progress.samples == 0 { Ok(()) } else { self.report_progress() }
     }
 
     pub(crate) fn report_progress(&mut self) -> Result<(), RoleError> {
