@@ -1,11 +1,12 @@
 //! A real Kafka broker on loopback: one process in KRaft mode. Its jars come from Maven once, into
 //! the user's cache.
 
+use std::collections::BTreeSet;
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -57,20 +58,23 @@ impl Broker {
         Self::for_test_with("")
     }
 
-    /// As [`for_test`](Self::for_test). Tests that run at the same time have one broker together,
-    /// so each of them needs topics of its own.
+    /// As [`for_test`](Self::for_test). The tests of a process have one broker together, so each of
+    /// them needs topics of its own. It ends with the process.
     ///
     /// # Panics
     /// See [`for_test_with`](Self::for_test_with).
     #[must_use]
+    #[allow(clippy::panic, reason = "only tests call it")]
     pub fn shared_for_test() -> Option<Arc<Self>> {
-        static SHARED: Mutex<Weak<Broker>> = Mutex::new(Weak::new());
+        static SHARED: Mutex<Option<(Arc<Broker>, Child)>> = Mutex::new(None);
         let mut shared = SHARED.lock();
-        if let Some(broker) = shared.upgrade() {
-            return Some(broker);
+        if let Some((broker, _)) = &*shared {
+            return Some(Arc::clone(broker));
         }
         let broker = Arc::new(Self::for_test()?);
-        *shared = Arc::downgrade(&broker);
+        // No value of a static is ever dropped.
+        let remover = remove_at_end(&broker.folder).unwrap_or_else(|error| panic!("{error}"));
+        *shared = Some((Arc::clone(&broker), remover));
         Some(broker)
     }
 
@@ -230,6 +234,15 @@ fn tied(inner: &Command) -> Command {
     tied
 }
 
+/// Removes a folder some time after its standard input has ended.
+const REMOVE: &str = r#"cat >/dev/null; sleep 1; rm -rf -- "$0""#;
+
+/// Starts a process that removes a folder when this process has ended, and its broker with it.
+fn remove_at_end(folder: &Path) -> Result<Child, HarnessError> {
+    let mut remover = command("sh", ["-c", REMOVE]);
+    start(remover.arg(folder).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()))
+}
+
 const PROJECT: &str = "<project xmlns=\"http://maven.apache.org/POM/4.0.0\">
   <modelVersion>4.0.0</modelVersion>
   <groupId>dev.rectrain</groupId><artifactId>kafka</artifactId><version>1</version>
@@ -239,35 +252,63 @@ const PROJECT: &str = "<project xmlns=\"http://maven.apache.org/POM/4.0.0\">
 </project>
 ";
 
-/// The folder with Kafka's jars, from the cache or fetched into it.
+/// The SHA-256 of each of Kafka's jars, as `sha256sum` prints it.
+const JARS: &str = include_str!("kafka.sha256");
+
+/// The folder with Kafka's jars, from the cache or fetched into it. They are checked once in a
+/// process.
 fn jars() -> Result<PathBuf, HarnessError> {
     // Several tests of one process may need them at the same time.
-    static FETCHING: Mutex<()> = Mutex::new(());
-    let _fetching = FETCHING.lock();
+    static CHECKED: Mutex<Option<PathBuf>> = Mutex::new(None);
+    let mut checked = CHECKED.lock();
+    if let Some(jars) = &*checked {
+        return Ok(jars.clone());
+    }
     let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     let cache = cache.or_else(|| std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache")));
     let cache = cache.ok_or_else(|| not_yet("there is no folder for Kafka's jars: set HOME"))?;
     let folder = cache.join(format!("rectrain/kafka-{VERSION}"));
     let jars = folder.join("lib");
     if jars.is_dir() {
-        return Ok(jars);
+        check(&jars)?;
+    } else {
+        fetch(&folder, &jars)?;
     }
+    Ok(checked.insert(jars).clone())
+}
+
+/// Fetches Kafka's jars with Maven, and checks them.
+fn fetch(folder: &Path, jars: &Path) -> Result<(), HarnessError> {
     // Another process may fetch them at the same time: each has a folder of its own, and the first
     // one is kept.
     let own = folder.join(format!("fetch-{}", std::process::id()));
-    std::fs::create_dir_all(&own).map_err(HarnessError::io("create", own.display()))?;
     files::write(&own.join("pom.xml"), PROJECT.replace("VERSION", VERSION))?;
     let goal = ["-q", "-B", "dependency:copy-dependencies", "-DincludeScope=runtime", "-DoutputDirectory=lib"];
-    let fetched = output(command("mvn", goal).current_dir(&own));
-    let renamed = std::fs::rename(own.join("lib"), &jars);
+    let fetched = output(command("mvn", goal).current_dir(&own)).and_then(|_| check(&own.join("lib")));
+    let renamed = fetched.is_ok() && std::fs::rename(own.join("lib"), jars).is_ok();
     let _removed = std::fs::remove_dir_all(&own);
-    match (fetched, renamed) {
-        (Ok(_), _) if jars.is_dir() => Ok(jars),
-        (fetched, _) => {
-            let problem = fetched.err().map_or_else(|| "Maven wrote no jars".to_owned(), |error| error.to_string());
-            Err(not_yet(format!("Kafka {VERSION} cannot be fetched: {problem}")))
-        }
+    match fetched {
+        Ok(()) if renamed || jars.is_dir() => Ok(()),
+        Ok(()) => Err(not_yet(format!("Kafka {VERSION} cannot be kept in {}", jars.display()))),
+        Err(error) => Err(not_yet(format!("Kafka {VERSION} cannot be fetched: {error}"))),
     }
+}
+
+/// Checks that a folder has Kafka's jars and nothing else.
+fn check(jars: &Path) -> Result<(), HarnessError> {
+    let entries = std::fs::read_dir(jars).and_then(Iterator::collect::<std::io::Result<Vec<_>>>);
+    let entries = entries.map_err(HarnessError::io("list", jars.display()))?;
+    let names = entries.iter().map(std::fs::DirEntry::file_name);
+    let found = output(command("sha256sum", names).current_dir(jars))?;
+    if lines(&found) == lines(JARS) {
+        return Ok(());
+    }
+    let problem = format!("{} has other files than Kafka {VERSION}, by their SHA-256: remove it", jars.display());
+    Err(not_yet(problem))
+}
+
+fn lines(text: &str) -> BTreeSet<&str> {
+    text.lines().collect()
 }
 
 fn free_port() -> Result<u16, HarnessError> {
@@ -285,6 +326,32 @@ mod tests {
         assert!(child.try_wait().unwrap().is_none());
         drop(child.stdin.take());
         assert!(!child.wait().unwrap().success());
+    }
+
+    #[test]
+    fn a_folder_is_removed_after_its_remover_has_no_input() {
+        let folder = std::env::temp_dir().join(format!("rectrain-removed-{}", std::process::id()));
+        files::write(&folder.join("file"), "").unwrap();
+        let mut remover = remove_at_end(&folder).unwrap();
+        assert!(remover.try_wait().unwrap().is_none() && folder.exists());
+        drop(remover.stdin.take());
+        assert!(remover.wait().unwrap().success());
+        assert!(!folder.exists());
+    }
+
+    #[test]
+    fn only_the_jars_of_the_list_are_kafka() {
+        for line in JARS.lines() {
+            let (digest, name) = line.split_once("  ").unwrap();
+            assert!(digest.len() == 64 && digest.bytes().all(|byte| byte.is_ascii_hexdigit()), "{line}");
+            assert!(name.ends_with(".jar"), "{line}");
+        }
+        assert!(JARS.contains(&format!("  kafka_2.13-{VERSION}.jar\n")));
+        let folder = std::env::temp_dir().join(format!("rectrain-jars-{}", std::process::id()));
+        files::write(&folder.join(format!("kafka_2.13-{VERSION}.jar")), "another one").unwrap();
+        let error = check(&folder).unwrap_err().to_string();
+        std::fs::remove_dir_all(&folder).unwrap();
+        assert!(error.contains("has other files than Kafka"), "{error}");
     }
 
     #[test]

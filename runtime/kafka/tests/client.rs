@@ -70,6 +70,7 @@ fn records_are_found_by_offset_and_time_also_after_a_restart() {
         let found = client.topics(&["clicks".to_owned(), "none".to_owned()]).await.unwrap();
         assert_eq!(found[0].partitions.iter().map(|of| of.number).collect::<Vec<_>>(), [0, 1, 2]);
         assert_eq!(found[1].error, ErrorCode::UNKNOWN_TOPIC_OR_PARTITION);
+        a_record_of_ten_megabytes_is_read_whole(&client).await;
 
         broker.kill();
         assert!(fetch(&client, "clicks", 1, 0).await.unwrap_err().is_transient());
@@ -80,18 +81,13 @@ fn records_are_found_by_offset_and_time_also_after_a_restart() {
     });
 }
 
-#[test]
-fn a_record_of_ten_megabytes_is_read_whole() {
-    let Some(broker) = Broker::for_test() else { return };
-    runtime().block_on(async {
-        let client = client(&broker.address);
-        client.create_topic("large", 1).await.unwrap();
-        let large = "x".repeat(10 << 20);
-        let written = records(&[&large]);
-        patiently(|| client.produce("large", 0, &written)).await;
-        let fetched = fetch(&client, "large", 0, 0).await.unwrap();
-        assert_eq!(fetched.records[0].value.as_ref().map(Bytes::len), Some(10 << 20));
-    });
+async fn a_record_of_ten_megabytes_is_read_whole(client: &Client) {
+    client.create_topic("large", 1).await.unwrap();
+    let large = "x".repeat(10 << 20);
+    let written = records(&[&large]);
+    patiently(|| client.produce("large", 0, &written)).await;
+    let fetched = fetch(client, "large", 0, 0).await.unwrap();
+    assert_eq!(fetched.records[0].value.as_ref().map(Bytes::len), Some(10 << 20));
 }
 
 /// The settings of a client with this password, and this authority if there is one.
