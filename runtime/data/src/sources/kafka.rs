@@ -357,6 +357,22 @@ impl Ahead {
     }
 }
 
+/// Since when a broker lacks records that must exist.
+#[derive(Debug, Default)]
+struct Lack(Option<Instant>);
+
+impl Lack {
+    /// A broker answers that it has no records.
+    fn lasts_too_long(&mut self, now: Instant) -> bool {
+        now.duration_since(*self.0.get_or_insert(now)) >= PATIENCE
+    }
+
+    /// No broker answers. The next leader may need time until it gives all records.
+    fn end(&mut self) {
+        self.0 = None;
+    }
+}
+
 /// Cursor over the records of a segment.
 struct KafkaRows {
     shared: Arc<Shared>,
@@ -397,7 +413,7 @@ impl KafkaRows {
     /// of a segment exist, so the broker is asked again if it has none. It may be a new leader. If
     /// it has none for long, the partition was truncated, and the segment ends.
     fn fill(&mut self) -> Result<bool, DataError> {
-        let (start, mut pause) = (Instant::now(), PAUSES.0);
+        let (mut lack, mut pause) = (Lack::default(), PAUSES.0);
         loop {
             if let Some(record) = self.ahead.records.front() {
                 self.ahead.at = record.offset as u64;
@@ -415,9 +431,12 @@ impl KafkaRows {
             }
             match self.receive() {
                 Ok(true) => continue,
-                Ok(false) if start.elapsed() >= PATIENCE => return Ok(false),
+                Ok(false) if lack.lasts_too_long(Instant::now()) => return Ok(false),
                 Ok(false) => {}
-                Err(error) if error.is_transient() => tracing::warn!(%error, "reading is tried again"),
+                Err(error) if error.is_transient() => {
+                    lack.end();
+                    tracing::warn!(%error, "reading is tried again");
+                }
                 Err(error) => return Err(error),
             }
             std::thread::sleep(pause);
@@ -614,6 +633,15 @@ mod tests {
     fn ahead() -> Ahead {
         let record = |offset| Record { offset, timestamp: 0, key: None, value: None };
         Ahead { records: [5, 7, 9].map(record).into(), next: 12, ..Ahead::new(5) }
+    }
+
+    #[test]
+    fn the_time_without_brokers_is_no_lack_of_records() {
+        let (mut lack, start) = (Lack::default(), Instant::now());
+        assert!(!lack.lasts_too_long(start) && !lack.lasts_too_long(start + PATIENCE / 2));
+        lack.end();
+        assert!(!lack.lasts_too_long(start + 2 * PATIENCE));
+        assert!(lack.lasts_too_long(start + 3 * PATIENCE));
     }
 
     #[test]
