@@ -223,7 +223,8 @@ impl State {
             // The loader that died, or its replacement, has reported it already.
             return Ok(());
         }
-        let resumes = self.job.resumes;
+        // A stream's records may be deleted before they are read. The next attempt tells it.
+        let resumes = self.job.resumes && !self.is_on_stream();
         let until = self.stream_read(report);
         let lease = self.data.ledger.report(report.epoch, report.chunk, report.rows).map_err(|error| match error {
             LedgerError::DataChanged { .. } if resumes => data_changed(error),

@@ -338,6 +338,18 @@ mod tests {
     }
 
     #[test]
+    fn a_chunk_whose_records_are_gone_is_left_to_the_next_attempt() {
+        let mut state = running(&plan(&[]));
+        state.job.resumes = true;
+        tell(&mut state, 50);
+        let Lease::Chunk(first) = state.data.ledger.lease() else { panic!("there are rows") };
+        let read = Some(v1::SegmentRead { next: 50, more: false });
+        let report = v1::ChunkReport { chunk: first.chunk, read, ..v1::ChunkReport::default() };
+        let error = state.chunk_report(&report).unwrap_err();
+        assert!(!error.is_user_error(), "{error}");
+    }
+
+    #[test]
     fn brokers_that_go_and_come_back_are_told_once() {
         let mut state = running(&plan(&[]));
         let gone = v1::StreamFound { unreachable: "no answer".to_owned(), ..v1::StreamFound::default() };
