@@ -48,6 +48,7 @@ mod serve;
 mod show;
 mod signal;
 mod simulate;
+mod sizing;
 mod slow;
 mod svg;
 mod tensorboard;
@@ -88,6 +89,7 @@ fn execute(command: Command) -> Result<(), Failure> {
         Command::Validate(args) => job::validate(&args),
         Command::Explain { topic, recursive } => job::explain(&topic, recursive),
         Command::Simulate(args) => simulate::run(&args),
+        Command::Plan(args) => sizing::run(&args),
         Command::Policy { command } => policy::run(&command),
         Command::Data { command } => data::run(&command),
         Command::Mode(args) => mode::mode(&args),

@@ -13,12 +13,15 @@ use binary::{JOB, folder_with, training};
 
 const SIMULATION: &str = "{apiVersion: rectrain.dev/v1alpha1, kind: Simulation, spec: {workers: 2, seconds: 1}}";
 
-/// A folder with a job, a checkpoint in `ck`, and a simulation.
+/// A folder with a job, a checkpoint in `ck`, a profile of the data, and a simulation.
 fn folder() -> tempfile::TempDir {
     let folder = folder_with(JOB);
     std::fs::write(folder.path().join("s.yaml"), SIMULATION).unwrap();
     let saved = command(folder.path(), &["run", "job.yaml", "--set", "spec.checkpoint.path=ck"]).output().unwrap();
     assert!(saved.status.success(), "{saved:?}");
+    let profile = ["data", "profile", "job.yaml", "--json", "profile.json"];
+    let profiled = command(folder.path(), &profile).output().unwrap();
+    assert!(profiled.status.success(), "{profiled:?}");
     folder
 }
 
@@ -48,7 +51,7 @@ fn assert_no_panic(output: &Output, code: i32, arguments: &[&str]) {
 }
 
 /// The commands that end by themselves and print something.
-const COMMANDS: [&[&str]; 22] = [
+const COMMANDS: [&[&str]; 23] = [
     &["--help"],
     &["run", "--help"],
     &["--version"],
@@ -63,6 +66,7 @@ const COMMANDS: [&[&str]; 22] = [
     &["validate", "job.yaml", "--data"],
     &["data", "profile", "job.yaml"],
     &["data", "profile", "job.yaml", "--sample", "100"],
+    &["plan", "job.yaml", "--profile", "profile.json"],
     &["simulate", "s.yaml"],
     &["simulate", "s.yaml", "--json"],
     &["devices"],

@@ -1,0 +1,97 @@
+//! `rectrain plan`: the memory, the servers, the workers, the time and the cost of a job, before a
+//! cluster exists. The formulas are those of the page *Sizes* (docs/operations/sizing.md).
+//! [`sizes`] computes them.
+
+mod show;
+mod sizes;
+
+use std::path::Path;
+
+use rectrain_protocol::plan::JobPlan;
+use serde::Deserialize;
+
+use self::sizes::{Prices, Table, Wish, sizes};
+use crate::args::PlanArgs;
+use crate::failure::Failure;
+use crate::{input, job, output};
+
+pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
+    let text = input::read(&args.job.manifest, "manifest")?;
+    let (_, plan) = job::parse(&args.job, &text)?;
+    let profile = args.profile.as_deref().map(read_profile).transpose()?;
+    let wish = Wish {
+        tables: tables(args, &plan, profile.as_ref())?,
+        server_memory: args.server_memory,
+        training_rows: args.rows.or(profile.map(|profile| profile.read.all_rows)),
+        samples_per_second: args.samples_per_second,
+        worker_samples_per_second: args.worker_samples_per_second,
+        prices: args.core_hour.zip(args.gb_hour).map(|(core_hour, gb_hour)| Prices { core_hour, gb_hour }),
+    };
+    let sizes = sizes(&plan, &wish);
+    if args.json {
+        let json = serde_json::to_string_pretty(&sizes).map_err(|error| Failure::Failed(error.to_string()))?;
+        return Ok(output::line(json)?);
+    }
+    Ok(output::line(show::text(&sizes))?)
+}
+
+/// The part of a profile that sizes need.
+#[derive(Deserialize)]
+struct Profile {
+    read: Read,
+    features: Vec<Feature>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Read {
+    all_rows: u64,
+}
+
+/// A sparse feature, and its part of the rows of its table.
+#[derive(Deserialize)]
+struct Feature {
+    name: String,
+    rows: u64,
+}
+
+fn read_profile(path: &Path) -> Result<Profile, Failure> {
+    let text = input::read(path, "profile")?;
+    serde_json::from_str(&text).map_err(|error| {
+        let name = input::name(path);
+        Failure::User(format!(
+            "{name}:{}: the profile cannot be read: {error}: write it with `rectrain data profile JOB --json {name}`",
+            error.line()
+        ))
+    })
+}
+
+/// The rows of each sparse feature: those of `--ids`, else those of the profile. A hashed table has
+/// no more rows than the manifest says.
+fn tables(args: &PlanArgs, plan: &JobPlan, profile: Option<&Profile>) -> Result<Vec<Table>, Failure> {
+    let fields = &plan.schema.sparse;
+    if let Some(unknown) = args.ids.iter().find(|given| fields.iter().all(|field| field.name != given.feature)) {
+        let names: Vec<&str> = fields.iter().map(|field| field.name.as_str()).collect();
+        let message =
+            format!("--ids: the job has no sparse feature `{}`: it has {}", unknown.feature, names.join(", "));
+        return Err(Failure::User(message));
+    }
+    let mut tables = Vec::with_capacity(fields.len());
+    for (field, place) in fields.iter().zip(&plan.layout.features) {
+        let given = args.ids.iter().rev().find(|given| given.feature == field.name).map(|given| given.ids);
+        let profiled =
+            || profile?.features.iter().find(|feature| feature.name == field.name).map(|feature| feature.rows);
+        let rows = given.or_else(profiled).or(field.hash_buckets).ok_or_else(|| unknown_rows(&field.name))?;
+        let row_bytes = plan.store.groups.get(place.group).map_or(0, |spec| spec.row_bytes().total());
+        let rows = rows.min(field.hash_buckets.unwrap_or(u64::MAX));
+        tables.push(Table { feature: field.name.clone(), rows, row_bytes });
+    }
+    Ok(tables)
+}
+
+fn unknown_rows(feature: &str) -> Failure {
+    Failure::User(format!(
+        "the number of ids of the feature `{feature}` is not known: give `--ids {feature}=10000000`, or count all ids \
+         with `rectrain data profile JOB --json profile.json` and give `--profile profile.json`"
+    ))
+}

@@ -1,0 +1,123 @@
+//! `rectrain plan`: its figures against a computation by hand, and bad inputs.
+
+#![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::{Value, json};
+
+/// Rows of 4 values with two moments each, and 22 bytes of their own: 4 × 4 × 3 + 22 = 70 bytes.
+const JOB: &str = "
+apiVersion: rectrain.dev/v1alpha1
+kind: RecTrainingJob
+metadata: {name: clicks}
+spec:
+  model: {kind: dnn, embeddingDim: 4, hidden: [8]}
+  features: {sparse: [{name: user}, {name: item}]}
+  data: {train: {paths: [clicks.csv]}}
+  training: {globalBatchSize: 10, epochs: 2}
+  checkpoint: {path: ck, keep: 3}
+";
+const ROW_BYTES: u64 = 70;
+const IDS: [&str; 4] = ["--ids", "user=1000000000", "--ids", "item=10000000"];
+
+fn folder() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("job.yaml"), JOB).unwrap();
+    let rows: String = (0..100).map(|row| format!("{},{row},{}\n", row % 2, row % 7)).collect();
+    std::fs::write(folder.path().join("clicks.csv"), format!("label,user,item\n{rows}")).unwrap();
+    folder
+}
+
+/// Runs `rectrain` in a folder until it ends.
+fn rectrain(folder: &Path, arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_rectrain")).args(arguments).current_dir(folder).output().unwrap()
+}
+
+fn planned(folder: &Path, arguments: &[&str]) -> Value {
+    let output = rectrain(folder, &[&["plan", "job.yaml", "--json"], arguments].concat());
+    assert!(output.status.success(), "{output:?}");
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+#[test]
+fn the_figures_are_those_of_the_formulas() {
+    let folder = folder();
+    let mut arguments = IDS.to_vec();
+    arguments.extend(["--rows", "720000000", "--samples-per-second", "100000"]);
+    arguments.extend(["--worker-samples-per-second", "30000", "--core-hour", "0.03", "--gb-hour", "0.004"]);
+    let plan = planned(folder.path(), &arguments);
+    let bytes = 1_010_000_000 * ROW_BYTES;
+    assert_eq!(plan["tables"][0], json!({"feature": "user", "rows": 1_000_000_000, "rowBytes": ROW_BYTES}));
+    assert_eq!((&plan["rows"], &plan["bytes"]), (&json!(1_010_000_000), &json!(bytes)));
+    // 70.7 GB in 0.6 of 16 GiB each: 6.86.
+    assert_eq!(plan["servers"], 7);
+    // Four full checkpoints, and as much for deltas.
+    assert_eq!(plan["checkpointBytes"], json!(8 * bytes));
+    // 4 dense workers, an embedding worker and a loader: 7 × 2 + 4 × 4 + 2 + 0.5 cores.
+    let workers = &plan["workers"];
+    assert_eq!((&workers["denseWorkers"], &workers["embeddingWorkers"]), (&json!(4), &json!(1)));
+    assert_eq!((&workers["loaders"], &workers["cores"]), (&json!(1), &json!(32.5)));
+    let memory = (7_u64 * 16 + 4 * 8 + 2) * (1 << 30) + (512 << 20);
+    assert_eq!(workers["memory"], json!(memory));
+    // Two epochs of 720 million rows at 100,000 a second are 4 hours.
+    assert_eq!(plan["hours"], 4.0);
+    let cost = 4.0 * (32.5 * 0.03 + memory as f64 / 1e9 * 0.004);
+    assert!((plan["cost"].as_f64().unwrap() - cost).abs() < 1e-9, "{plan}");
+}
+
+#[test]
+fn a_profile_gives_the_ids_and_the_rows() {
+    let folder = folder();
+    let profiled = rectrain(folder.path(), &["data", "profile", "job.yaml", "--json", "profile.json"]);
+    assert!(profiled.status.success(), "{profiled:?}");
+    let plan = planned(folder.path(), &["--profile", "profile.json", "--samples-per-second", "1"]);
+    assert_eq!((&plan["tables"][0]["rows"], &plan["tables"][1]["rows"]), (&json!(100), &json!(7)));
+    assert_eq!((&plan["servers"], &plan["workers"]), (&json!(1), &Value::Null));
+    assert_eq!(plan["hours"].as_f64().unwrap(), 200.0 / 3600.0);
+    let plan = planned(folder.path(), &["--profile", "profile.json", "--ids", "item=9"]);
+    assert_eq!((&plan["tables"][0]["rows"], &plan["tables"][1]["rows"]), (&json!(100), &json!(9)));
+}
+
+#[test]
+fn a_budget_and_a_hashed_table_bound_the_rows() {
+    let folder = folder();
+    let budget = ["--set", "spec.features.memory.maxRows=1010000", "--set", "spec.optimizer.sparse.kind=adam"];
+    let plan = planned(folder.path(), &[&IDS[..], &budget].concat());
+    assert_eq!((&plan["rows"], &plan["isBounded"], &plan["servers"]), (&json!(1_010_000), &json!(true), &json!(1)));
+    let buckets = ["--set", "spec.features.sparse[0].hashBuckets=1000"];
+    let plan = planned(folder.path(), &[&IDS[..], &buckets].concat());
+    assert_eq!((&plan["tables"][0]["rows"], &plan["isBounded"]), (&json!(1_000), &json!(false)));
+}
+
+#[test]
+fn a_person_reads_what_is_missing() {
+    let folder = folder();
+    let output = rectrain(folder.path(), &[&["plan", "job.yaml"], &IDS[..]].concat());
+    let text = String::from_utf8(output.stdout).unwrap();
+    for part in ["1,000,000,000", "70.7 GB", "7 of 17.2 GB", "give --samples-per-second"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+}
+
+#[test]
+fn bad_inputs_are_refused_with_exit_code_2() {
+    let folder = folder();
+    std::fs::write(folder.path().join("other.json"), "{\"rows\": 3}").unwrap();
+    let cases: [(&[&str], &str); 7] = [
+        (&[], "the number of ids of the feature `user` is not known: give `--ids user=10000000`"),
+        (&["--ids", "usr=5"], "the job has no sparse feature `usr`: it has user, item"),
+        (&["--ids", "user"], "expected FEATURE=IDS"),
+        (&["--server-memory", "16Q"], "expected a number of bytes such as 16Gi"),
+        (&["--samples-per-second", "0"], "expected a number above 0"),
+        (&["--core-hour", "1"], "--gb-hour"),
+        (&["--profile", "other.json"], "other.json:1: the profile cannot be read"),
+    ];
+    for (arguments, part) in cases {
+        let output = rectrain(folder.path(), &[&["plan", "job.yaml"], arguments].concat());
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {message}");
+        assert!(message.contains(part) && output.stdout.is_empty(), "{part}: {message}");
+    }
+}
