@@ -61,8 +61,8 @@ struct Shared {
     /// Where a job begins in each partition.
     starts: Mutex<BTreeMap<PartId, u64>>,
     aging: Mutex<Aging>,
-    /// Since when the brokers do not know a topic that they knew.
-    missing_since: Mutex<Option<Instant>>,
+    /// The absence of a topic that the brokers knew.
+    absence: Mutex<Lack>,
 }
 
 impl KafkaSource {
@@ -93,7 +93,7 @@ impl KafkaSource {
             layout,
             kept: Mutex::default(),
             starts: Mutex::default(),
-            missing_since: Mutex::default(),
+            absence: Mutex::default(),
             aging: Mutex::new(Aging::new(Duration::from_millis(config.linger_millis))),
             config: config.clone(),
         };
@@ -166,16 +166,21 @@ impl Shared {
     /// Finds all topics, the one for bad records too. Tries for a while if no broker answers, or if
     /// a topic was made just now.
     fn find_topics(&self) -> Result<(), DataError> {
-        let start = Instant::now();
-        let mut pause = PAUSES.0;
+        let (mut brokers, mut topics, mut pause) = (Lack::default(), Lack::default(), PAUSES.0);
         loop {
             let error = match self.topics().and_then(|topics| topics.iter().try_for_each(check_topic)) {
                 Ok(()) => return Ok(()),
                 Err(error) => error,
             };
-            let may_come = error.is_transient() || matches!(error, DataError::Topic { .. });
-            let patience = if error.is_transient() { PATIENCE } else { PATIENCE / 10 };
-            if !may_come || start.elapsed() >= patience {
+            let is_over = match &error {
+                error if error.is_transient() => {
+                    topics.end();
+                    brokers.lasts(PATIENCE, Instant::now())
+                }
+                DataError::Topic { .. } => topics.lasts(PATIENCE / 10, Instant::now()),
+                _ => true,
+            };
+            if is_over {
                 return Err(error);
             }
             std::thread::sleep(pause);
@@ -185,17 +190,14 @@ impl Shared {
 
     /// A broker that has just started may not know its topics for a while.
     fn allow_absence<T>(&self, found: Result<T, DataError>, now: Instant) -> Result<T, DataError> {
-        let mut missing_since = self.missing_since.lock();
+        let mut absence = self.absence.lock();
         match found {
+            Err(DataError::Topic { problem }) if absence.lasts(ABSENCE, now) => Err(DataError::Topic { problem }),
             Err(DataError::Topic { problem }) => {
-                let since = *missing_since.get_or_insert(now);
-                if now.duration_since(since) >= ABSENCE {
-                    return Err(DataError::Topic { problem });
-                }
                 Err(KafkaError::Broker { subject: problem, code: ErrorCode::UNKNOWN_TOPIC_OR_PARTITION }.into())
             }
             found => {
-                *missing_since = None;
+                absence.end();
                 found
             }
         }
@@ -357,17 +359,18 @@ impl Ahead {
     }
 }
 
-/// Since when a broker lacks records that must exist.
+/// Since when something is missing.
 #[derive(Debug, Default)]
 struct Lack(Option<Instant>);
 
 impl Lack {
-    /// A broker answers that it has no records.
-    fn lasts_too_long(&mut self, now: Instant) -> bool {
-        now.duration_since(*self.0.get_or_insert(now)) >= PATIENCE
+    /// It is missing now. Returns whether this has lasted for as long as `patience`.
+    fn lasts(&mut self, patience: Duration, now: Instant) -> bool {
+        now.duration_since(*self.0.get_or_insert(now)) >= patience
     }
 
-    /// No broker answers. The next leader may need time until it gives all records.
+    /// Nothing is known of it now: no broker answers. The next answer may come too early, because a
+    /// broker that starts may not have everything yet.
     fn end(&mut self) {
         self.0 = None;
     }
@@ -431,7 +434,7 @@ impl KafkaRows {
             }
             match self.receive() {
                 Ok(true) => continue,
-                Ok(false) if lack.lasts_too_long(Instant::now()) => return Ok(false),
+                Ok(false) if lack.lasts(PATIENCE, Instant::now()) => return Ok(false),
                 Ok(false) => {}
                 Err(error) if error.is_transient() => {
                     lack.end();
@@ -638,10 +641,10 @@ mod tests {
     #[test]
     fn the_time_without_brokers_is_no_lack_of_records() {
         let (mut lack, start) = (Lack::default(), Instant::now());
-        assert!(!lack.lasts_too_long(start) && !lack.lasts_too_long(start + PATIENCE / 2));
+        assert!(!lack.lasts(PATIENCE, start) && !lack.lasts(PATIENCE, start + PATIENCE / 2));
         lack.end();
-        assert!(!lack.lasts_too_long(start + 2 * PATIENCE));
-        assert!(lack.lasts_too_long(start + 3 * PATIENCE));
+        assert!(!lack.lasts(PATIENCE, start + 2 * PATIENCE));
+        assert!(lack.lasts(PATIENCE, start + 3 * PATIENCE));
     }
 
     #[test]
