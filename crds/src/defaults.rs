@@ -45,6 +45,8 @@ pub const SYNTHETIC_ZIPF_EXPONENT: f64 = 1.05;
 pub const SYNTHETIC_SEED: u64 = 1;
 /// `spec.data.shuffle.windowRows`
 pub const SHUFFLE_WINDOW_ROWS: u64 = 65_536;
+/// `spec.data.train.kafka.lingerMillis`
+pub const LINGER_MILLIS: u64 = 2_000;
 /// `spec.data.nullValues`
 pub const NULL_VALUES: [&str; 3] = ["nan", "NULL", "\\N"];
 /// `spec.data.badRows.limit`

@@ -42,6 +42,7 @@ use crate::{
     printcolumn(name = "DW", type_ = "string", json_path = ".status.replicaStatuses.denseWorker.display", description = "Dense workers, ready/wanted."),
     printcolumn(name = "Restarts", type_ = "integer", json_path = ".status.restarts", description = "Restarts after crashes, all roles together."),
     printcolumn(name = "Slowest", type_ = "string", json_path = ".status.slowest.pod", priority = 1, description = "Pod that slows training the most."),
+    printcolumn(name = "Lag", type_ = "integer", json_path = ".status.stream.lagSeconds", priority = 1, description = "Seconds that training is behind its stream."),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp", description = "Time since the job was created.")
 )]
 #[serde(rename_all = "camelCase")]

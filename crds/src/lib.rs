@@ -72,14 +72,15 @@ pub use resolved::{
     ResolvedCheckpoint, ResolvedData, ResolvedDenseWorkerScaling, ResolvedEmbedding, ResolvedEmbeddingWorkerScaling,
     ResolvedEvaluation, ResolvedEviction, ResolvedFaultTolerance, ResolvedFeatures, ResolvedJob, ResolvedLife,
     ResolvedMemory, ResolvedModel, ResolvedPsScaling, ResolvedRole, ResolvedRoles, ResolvedStorage, ResolvedTable,
-    ResolvedTraining, TrainTest, TrainingLength,
+    ResolvedTraining, StreamSource, TrainTest, TrainingLength,
 };
 pub use schema::{crd, crd_yaml};
 pub use set::{SetError, SetKind, apply_set};
 pub use spec::*;
 pub use status::{
     AttemptMode, AttemptReplicas, AttemptStatus, BudgetStatus, CheckpointStatus, JobSummary, ModePrediction, Phase,
-    RecTrainingJobStatus, ReplicaCount, ReplicaStatuses, RoleReplicas, SlowestStatus, TableSummary, TablesStatus,
+    RecTrainingJobStatus, ReplicaCount, ReplicaStatuses, RoleReplicas, SlowestStatus, StreamStatus, TableSummary,
+    TablesStatus,
 };
 pub use validate::{validate, validate_update};
 pub use warm_start::WarmStart;

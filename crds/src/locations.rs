@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use rectrain_kinds::{Scheme, endpoint_problem, is_true, unexpanded};
 
-use crate::{FieldError, FieldPath, RecTrainingJobSpec};
+use crate::{FieldError, FieldPath, PathsSpec, RecTrainingJobSpec};
 
 /// Options that name an endpoint, for `s3://` and for `gs://`. Names are in any case of letters.
 const S3_ENDPOINTS: [&str; 5] = ["endpoint", "endpoint_url", "aws_endpoint", "aws_endpoint_url", "aws_endpoint_url_s3"];
@@ -28,9 +28,10 @@ pub(crate) fn location_errors(spec: &RecTrainingJobSpec) -> Vec<FieldError> {
 fn locations(spec: &RecTrainingJobSpec) -> Vec<(FieldPath, &str)> {
     let data = &spec.data;
     let mut found = Vec::new();
-    for (field, paths) in [("train", &data.train), ("test", &data.test), ("source", &data.source)] {
+    let train = data.train.as_ref().map_or(&[][..], |given| &given.paths);
+    for (field, paths) in [("train", train), ("test", paths(&data.test)), ("source", paths(&data.source))] {
         let list = FieldPath::parse("spec.data").key(field).key("paths");
-        let paths = paths.iter().flat_map(|given| &given.paths).enumerate();
+        let paths = paths.iter().enumerate();
         found.extend(paths.map(|(index, path)| (list.index(index), path.as_str())));
     }
     let checkpoint = spec.checkpoint.as_ref().and_then(|checkpoint| checkpoint.path.as_deref());
@@ -38,6 +39,10 @@ fn locations(spec: &RecTrainingJobSpec) -> Vec<(FieldPath, &str)> {
     let from = spec.checkpoint.as_ref().and_then(|checkpoint| checkpoint.from.as_deref());
     found.extend(from.map(|from| (FieldPath::parse("spec.checkpoint.from"), from)));
     found
+}
+
+fn paths(given: &Option<PathsSpec>) -> &[String] {
+    given.as_ref().map_or(&[], |given| &given.paths)
 }
 
 fn problem(path: &str) -> Option<String> {

@@ -345,9 +345,11 @@ fn initializer(given: Option<&InitializerSpec>) -> Initializer {
 
 fn data(spec: &RecTrainingJobSpec, features: &ResolvedFeatures, errors: &mut Errors) -> ResolvedData {
     let given = &spec.data;
-    let source = match &given.synthetic {
-        Some(synthetic) => DataSource::Synthetic(self::synthetic(synthetic, &features.schema, errors)),
-        None => DataSource::Files(files(given, &features.schema, errors)),
+    let kafka = given.train.as_ref().and_then(|train| train.kafka.as_ref());
+    let source = match (&given.synthetic, kafka) {
+        (Some(synthetic), _) => DataSource::Synthetic(self::synthetic(synthetic, &features.schema, errors)),
+        (None, Some(kafka)) => DataSource::Stream(stream(kafka, given, spec, &features.schema, errors)),
+        (None, None) => DataSource::Files(files(given, &features.schema, errors)),
     };
     let storage = given.storage.clone().unwrap_or_default();
     ResolvedData {
@@ -355,6 +357,108 @@ fn data(spec: &RecTrainingJobSpec, features: &ResolvedFeatures, errors: &mut Err
         shuffle_window_rows: given.shuffle.as_ref().map(|s| s.window_rows.unwrap_or(d::SHUFFLE_WINDOW_ROWS)),
         storage: ResolvedStorage { options: storage.options, secret_name: storage.secret_name },
     }
+}
+
+fn stream(
+    given: &KafkaSpec,
+    data: &DataSpec,
+    spec: &RecTrainingJobSpec,
+    schema: &Schema,
+    errors: &mut Errors,
+) -> StreamSource {
+    let kafka = at("spec.data.train.kafka");
+    let is_repeated = |at: usize| given.topics[..at].contains(&given.topics[at]);
+    for place in (0..given.topics.len()).filter(|place| is_repeated(*place)) {
+        errors.add(kafka.key("topics").index(place), "the topic is named twice: its records would be trained twice");
+    }
+    let epochs = spec.training.as_ref().and_then(|training| training.epochs);
+    if epochs.is_some_and(|epochs| epochs > 1) {
+        errors.add(at("spec.training.epochs"), "a stream is read once: remove `epochs`, or give `steps`");
+    }
+    let security = given.security.clone().unwrap_or_default();
+    StreamSource {
+        kafka: KafkaConfig {
+            bootstrap_servers: given.bootstrap_servers.clone(),
+            topics: given.topics.clone(),
+            format: record_format(given, schema, &kafka, errors),
+            start: stream_start(given),
+            until: given.until.map(|StreamEndSpec::Latest| StreamEnd::Latest),
+            linger_millis: given.linger_millis.unwrap_or(d::LINGER_MILLIS),
+            lost_records: match given.lost_records.unwrap_or_default() {
+                LostRecordsSpec::Fail => LostRecords::Fail,
+                LostRecordsSpec::Skip => LostRecords::Skip,
+            },
+            dead_letter_topic: dead_letter_topic(given, data, errors),
+            security: kafka_security(&security),
+        },
+        test: stream_test(data, schema, errors),
+        secret_name: security.secret_name,
+    }
+}
+
+/// The test files of a job on a stream, if it has any.
+fn stream_test(data: &DataSpec, schema: &Schema, errors: &mut Errors) -> FilePlan {
+    if data.test.is_some() {
+        return files(data, schema, errors);
+    }
+    FilePlan {
+        parts: TrainTest::Separate { train: Vec::new(), test: Vec::new() },
+        format: FileFormat::Csv(CsvFormat::default()),
+        bad_rows: bad_rows(data.bad_rows.as_ref()),
+        null_values: null_values(data.null_values.as_deref(), errors),
+    }
+}
+
+fn record_format(given: &KafkaSpec, schema: &Schema, path: &FieldPath, errors: &mut Errors) -> RecordFormat {
+    match given.format {
+        RecordFormatSpec::Json => return RecordFormat::Json,
+        RecordFormatSpec::Avro => {
+            return RecordFormat::Avro { registry: given.schema_registry.clone().unwrap_or_default() };
+        }
+        RecordFormatSpec::Csv => {}
+    }
+    let mut found = Errors::default();
+    let csv = text_format(given.csv.clone().unwrap_or_default(), false, &mut found);
+    if csv.header || csv.columns.is_none() {
+        let message = "records have no header: give the names of the columns in `columns`, and leave out `header`";
+        found.add(path.key("csv"), message);
+    }
+    columns(&csv, schema, &TrainTest::Separate { train: Vec::new(), test: Vec::new() }, &mut found);
+    separators(schema, &mut found);
+    // The checks name the place of the files' settings.
+    let here = |text: String| text.replace("spec.data.csv", "spec.data.train.kafka.csv");
+    for FieldError { path, message } in found.0 {
+        errors.add(at(&here(path.to_string())), here(message));
+    }
+    RecordFormat::Csv(csv)
+}
+
+fn dead_letter_topic(given: &KafkaSpec, data: &DataSpec, errors: &mut Errors) -> Option<String> {
+    let topic = given.dead_letter_topic.clone()?;
+    let path = at("spec.data.train.kafka.deadLetterTopic");
+    if given.topics.contains(&topic) {
+        errors.add(path, "the job reads this topic: bad records would come back for ever; expected another topic");
+    } else if bad_rows(data.bad_rows.as_ref()) == BadRows::Fail {
+        errors.add(path, "only skipped records are written to it: set spec.data.badRows.action: skip");
+    }
+    Some(topic)
+}
+
+fn stream_start(given: &KafkaSpec) -> StreamStart {
+    match given.start.unwrap_or_default() {
+        StreamStartSpec::Earliest => StreamStart::Earliest,
+        StreamStartSpec::Latest => StreamStart::Latest,
+        StreamStartSpec::Timestamp => StreamStart::Timestamp(given.start_timestamp.unwrap_or(0) as i64),
+    }
+}
+
+fn kafka_security(given: &KafkaSecuritySpec) -> KafkaSecurity {
+    let mechanism = |mechanism| match mechanism {
+        SaslMechanismSpec::Plain => SaslMechanism::Plain,
+        SaslMechanismSpec::ScramSha256 => SaslMechanism::ScramSha256,
+        SaslMechanismSpec::ScramSha512 => SaslMechanism::ScramSha512,
+    };
+    KafkaSecurity { tls: given.tls.unwrap_or(false), sasl: given.sasl.map(mechanism) }
 }
 
 fn synthetic(given: &SyntheticSpec, schema: &Schema, errors: &mut Errors) -> SyntheticConfig {
@@ -406,7 +510,8 @@ fn files(given: &DataSpec, schema: &Schema, errors: &mut Errors) -> FilePlan {
     let paths = |paths: &Option<PathsSpec>| paths.as_ref().map(|p| p.paths.clone()).unwrap_or_default();
     let divided = given.source.as_ref().zip(given.split.as_ref());
     let parts = divided.and_then(|(source, split)| divide(&source.paths, split, errors));
-    let parts = parts.unwrap_or_else(|| TrainTest::Separate { train: paths(&given.train), test: paths(&given.test) });
+    let train = given.train.as_ref().map(|train| train.paths.clone()).unwrap_or_default();
+    let parts = parts.unwrap_or_else(|| TrainTest::Separate { train, test: paths(&given.test) });
     if let TrainTest::Separate { train, test } = &parts {
         for (index, path) in test.iter().enumerate().filter(|(_, path)| train.contains(path)) {
             errors.add(
@@ -1009,6 +1114,7 @@ fn checkpoint(given: &CheckpointSpec) -> Option<ResolvedCheckpoint> {
     Some(ResolvedCheckpoint {
         path: given.path.clone()?,
         every_steps: given.every_steps,
+        every_seconds: given.every_seconds,
         full_every: given.full_every.unwrap_or(d::FULL_CHECKPOINT_EVERY),
         keep: given.keep.unwrap_or(d::CHECKPOINTS_KEPT) as usize,
         resume: given.resume.unwrap_or_default(),

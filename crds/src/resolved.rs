@@ -10,9 +10,9 @@ use std::collections::BTreeMap;
 use std::num::NonZeroU64;
 
 use rectrain_kinds::{
-    BadRows, Compression, DenseOptimizer, DeviceKind, EvictionKind, FileFormat, Initializer, KeyDivisor, Mode,
-    ModelSettings, PerRole, Pooling, Precision, RowPriority, Schema, SparseOptimizer, Split, SyntheticConfig, Task,
-    ValueType,
+    BadRows, Compression, DenseOptimizer, DeviceKind, EvictionKind, FileFormat, Initializer, KafkaConfig, KeyDivisor,
+    Mode, ModelSettings, PerRole, Pooling, Precision, RowPriority, Schema, SparseOptimizer, Split, SyntheticConfig,
+    Task, ValueType,
 };
 use serde::Serialize;
 
@@ -198,6 +198,20 @@ pub enum DataSource {
     Files(FilePlan),
     /// Synthetic rows.
     Synthetic(SyntheticConfig),
+    /// From a stream.
+    Stream(StreamSource),
+}
+
+/// A stream to train on, and the files to test on.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct StreamSource {
+    /// The topics.
+    pub kafka: KafkaConfig,
+    /// The test files, in `test.parts`, with the treatment of bad rows and missing values of both.
+    pub test: FilePlan,
+    /// Secret whose entries become environment variables of the loaders, in a cluster.
+    pub secret_name: Option<String>,
 }
 
 /// The files, and which of their rows are the test.
@@ -438,6 +452,8 @@ pub struct ResolvedCheckpoint {
     pub path: String,
     /// Global batches between two checkpoints; `None` means one at the end.
     pub every_steps: Option<u64>,
+    /// Seconds between two checkpoints; `None` means none by time.
+    pub every_seconds: Option<u64>,
     /// Every n-th checkpoint is a full one; at least 1.
     pub full_every: u32,
     /// Full checkpoints to keep, at least 1.

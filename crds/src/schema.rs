@@ -347,7 +347,7 @@ mod tests {
         let columns: Vec<_> = version.additional_printer_columns.iter().flatten().map(|c| c.name.as_str()).collect();
         assert_eq!(
             columns,
-            ["Phase", "Mode", "Step", "Samples/s", "AUC", "PS", "EW", "DW", "Restarts", "Slowest", "Age"]
+            ["Phase", "Mode", "Step", "Samples/s", "AUC", "PS", "EW", "DW", "Restarts", "Slowest", "Lag", "Age"]
         );
         let subresources = version.subresources.clone().unwrap();
         assert!(subresources.status.is_some());

@@ -336,6 +336,21 @@ pub struct SlowestStatus {
     pub since: Option<Time>,
 }
 
+/// How far training is behind its stream.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct StreamStatus {
+    /// Records that wait at the brokers. Gaps between offsets count, too.
+    pub lag_rows: u64,
+    /// The age of the latest record that was read, in seconds; 0 if no record waits.
+    pub lag_seconds: u64,
+    /// The time of that record.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub event_time: Option<Time>,
+    /// Records that the brokers deleted before they were trained.
+    pub lost_records: u64,
+}
+
 /// The state of a job, written by the operator.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
@@ -399,6 +414,10 @@ pub struct RecTrainingJobStatus {
     /// The member that slows training the most. Absent if none is slow.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub slowest: Option<SlowestStatus>,
+
+    /// How far training is behind its stream. Absent for a job on files.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stream: Option<StreamStatus>,
 
     /// Mean loss (cross entropy, in nats) of the rows in the last report.
     #[serde(skip_serializing_if = "Option::is_none")]

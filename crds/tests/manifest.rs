@@ -935,6 +935,54 @@ fn refused(expressions: &[&str], path: &str, part: &str) {
     assert!(errors.len() == 1 && found(&errors[0]), "{expressions:?}: {errors:#?}\nexpected {path}: …{part}…");
 }
 
+/// Lays a stream over the training files of the base.
+const KAFKA: &str = "spec.data.train.paths=null,spec.data.train.kafka.bootstrapServers={kafka:9092},\
+                     spec.data.train.kafka.topics={clicks},spec.data.train.kafka.format=json";
+
+#[test]
+fn a_stream_takes_every_default() {
+    let DataSource::Stream(stream) = resolve(&[KAFKA]).data.source else { panic!("the job reads a stream") };
+    let expected = KafkaConfig {
+        bootstrap_servers: vec!["kafka:9092".to_owned()],
+        topics: vec!["clicks".to_owned()],
+        format: RecordFormat::Json,
+        start: StreamStart::Earliest,
+        until: None,
+        linger_millis: 2_000,
+        lost_records: LostRecords::Fail,
+        dead_letter_topic: None,
+        security: KafkaSecurity::default(),
+    };
+    assert_eq!((stream.kafka, stream.secret_name), (expected, None));
+    let TrainTest::Separate { train, test } = stream.test.parts else { panic!("a stream has no split") };
+    assert_eq!((train, test), (vec![], vec!["test.csv".to_owned()]));
+}
+
+#[test]
+fn settings_of_a_stream_that_contradict_each_other_are_refused() {
+    let kafka = "spec.data.train.kafka";
+    let of = |setting: &str| format!("{kafka}.{setting}");
+    for (settings, path, part) in [
+        ("topics={clicks,clicks}", "topics[1]", "named twice"),
+        ("topics={a b}", "topics[0]", ""),
+        ("bootstrapServers={http://kafka:9092}", "bootstrapServers[0]", ""),
+        ("deadLetterTopic=dead", "deadLetterTopic", "set spec.data.badRows.action: skip"),
+        ("deadLetterTopic=clicks", "deadLetterTopic", "would come back for ever"),
+        ("lingerMillis=5", "lingerMillis", ""),
+    ] {
+        refused(&[KAFKA, &of(settings)], &of(path), part);
+    }
+    let csv = |columns: &str| format!("{kafka}.format=csv,{kafka}.csv.columns={columns}");
+    refused(
+        &[KAFKA, &csv("{label,user,item}")],
+        "spec.features.dense",
+        "is not among spec.data.train.kafka.csv.columns",
+    );
+    let header = format!("{},{kafka}.csv.header=true", csv("{label,user,item,age}"));
+    refused(&[KAFKA, &header], "spec.data.train.kafka.csv", "records have no header");
+    refused(&[KAFKA, "spec.training.epochs=2"], "spec.training.epochs", "a stream is read once");
+}
+
 #[test]
 fn numbers_that_floats_cannot_hold_are_refused() {
     let age = |settings: &str| format!("spec.features.dense[0].transform={settings}");
@@ -1101,7 +1149,7 @@ fn a_number_is_no_marker_of_missing_values() {
 fn files_of(expressions: &[&str]) -> FilePlan {
     match resolve(expressions).data.source {
         DataSource::Files(files) => files,
-        DataSource::Synthetic(_) => panic!("the job reads files"),
+        DataSource::Synthetic(_) | DataSource::Stream(_) => panic!("the job reads files"),
     }
 }
 
@@ -1228,6 +1276,27 @@ const RULES: &[(&[&str], &[&str])] = &[
     ),
     (&["spec.data.csv.header=false"], &["spec.data.csv.header=false,spec.data.csv.columns={label,user,item,age}"]),
     (&["spec.data.test=null,spec.data.train=null"], &["spec.data.test=null"]),
+    (&[KAFKA, "spec.data.train.paths={a.csv}"], &[KAFKA]),
+    (&[KAFKA, "spec.data.shuffle.windowRows=512"], &[KAFKA, "spec.data.badRows.action=skip"]),
+    (&[KAFKA, "spec.data.test=null,spec.data.format=csv"], &[KAFKA, "spec.data.format=csv"]),
+    (
+        &[KAFKA, "spec.data.train.kafka.start=timestamp"],
+        &[KAFKA, "spec.data.train.kafka.start=timestamp,spec.data.train.kafka.startTimestamp=5"],
+    ),
+    (&[KAFKA, "spec.data.train.kafka.startTimestamp=5"], &[KAFKA, "spec.data.train.kafka.start=latest"]),
+    (
+        &[KAFKA, "spec.data.train.kafka.format=csv"],
+        &[KAFKA, "spec.data.train.kafka.format=csv,spec.data.train.kafka.csv.columns={label,user,item,age}"],
+    ),
+    (
+        &[KAFKA, "spec.data.train.kafka.format=avro"],
+        &[KAFKA, "spec.data.train.kafka.format=avro,spec.data.train.kafka.schemaRegistry=http://registry:8081"],
+    ),
+    (&[KAFKA, "spec.data.train.kafka.csv.columns={label,user,item,age}"], &[KAFKA]),
+    (
+        &[KAFKA, "spec.data.train.kafka.security.sasl=plain"],
+        &[KAFKA, "spec.data.train.kafka.security.sasl=plain,spec.data.train.kafka.security.tls=true"],
+    ),
     (
         &["spec.data.train=null,spec.data.source.paths={a.csv},spec.data.split.position.trainRows=5"],
         &[
@@ -1365,6 +1434,7 @@ const RULES: &[(&[&str], &[&str])] = &[
         &["spec.autoscaling.denseWorker.maxCostPerMillionSamples=1,spec.autoscaling.denseWorker.pricePerHour=2"],
     ),
     (&["spec.checkpoint.everySteps=5"], &["spec.checkpoint.everySteps=5,spec.checkpoint.path=/c"]),
+    (&["spec.checkpoint.everySeconds=60"], &["spec.checkpoint.everySeconds=60,spec.checkpoint.path=/c"]),
     (&["spec.model.kind=dlrm,spec.features.sparse[0].dim=8"], &["spec.model.kind=dlrm,spec.features.sparse[0].dim=16"]),
     (&["spec.model.kind=lr,spec.features.sparse[0].dim=8"], &["spec.features.sparse[0].dim=8"]),
     (

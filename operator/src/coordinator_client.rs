@@ -8,9 +8,11 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use rectrain_crds::{
-    BudgetStatus, CheckpointStatus, JobSummary, MOST_UNSEEN_FEATURES, Mode, Role, TableSummary, UnseenShares,
-    highest_unseen,
+    BudgetStatus, CheckpointStatus, JobSummary, MOST_UNSEEN_FEATURES, Mode, Role, StreamStatus, TableSummary,
+    UnseenShares, highest_unseen,
 };
 use rectrain_proto::v1::control_client::ControlClient;
 use rectrain_proto::{member_role, v1};
@@ -257,9 +259,20 @@ fn report(status: &v1::JobStatus) -> Report {
         idle_seconds: status.idle_seconds,
         recovered: status.recovered,
         slots_decided_seconds: status.slots_decided_seconds,
-        slowest: status.slowest.as_ref().and_then(slow_member),
-        no_step: status.no_step.as_ref().map(no_step),
+        slowest: status.slowest.as_ref().and_then(slow_member).map(Box::new),
+        no_step: status.no_step.as_ref().map(no_step).map(Box::new),
         tables: Box::new(tables(status)),
+        stream: status.stream.as_ref().map(|lag| Box::new(stream(lag))),
+    }
+}
+
+fn stream(lag: &v1::StreamLag) -> StreamStatus {
+    let event_time = lag.event_time.and_then(|seconds| Timestamp::from_second(seconds as i64).ok());
+    StreamStatus {
+        lag_rows: lag.rows,
+        lag_seconds: lag.seconds.max(0.0).round() as u64,
+        event_time: event_time.map(Time),
+        lost_records: lag.lost_records,
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use rectrain_crds::{BudgetStatus, CheckpointStatus, JobSummary, Mode, Role, TablesStatus, UnseenShares};
+use rectrain_crds::{BudgetStatus, CheckpointStatus, JobSummary, Mode, Role, StreamStatus, TablesStatus, UnseenShares};
 
 /// A coordinator's report about its job.
 #[derive(Clone, Debug, PartialEq)]
@@ -68,11 +68,13 @@ pub struct Report {
     /// 1970; 0 if there is none.
     pub slots_decided_seconds: u64,
     /// The member that slows training the most.
-    pub slowest: Option<SlowMember>,
+    pub slowest: Option<Box<SlowMember>>,
     /// The time without a step, while training makes none for longer than usual.
-    pub no_step: Option<NoStep>,
+    pub no_step: Option<Box<NoStep>>,
     /// Its tables.
     pub tables: Box<Tables>,
+    /// How far training is behind its stream, if it reads one.
+    pub stream: Option<Box<StreamStatus>>,
 }
 
 /// The tables of a job. A coordinator of an earlier version reports nothing about them.

@@ -19,6 +19,7 @@ mod moment;
 mod optimizer;
 mod position;
 mod role;
+mod stream;
 mod task;
 mod unseen;
 mod values;
@@ -36,6 +37,10 @@ pub use named::{KindSet, UnknownKind};
 pub use optimizer::{DenseOptimizer, DenseOptimizerKind, SparseOptimizer, SparseOptimizerKind};
 pub use position::{Offset, PartId, Position, Start};
 pub use role::{PerRole, Role};
+pub use stream::{
+    KafkaConfig, KafkaSecurity, LostRecords, PartitionState, RecordFormat, SaslMechanism, Segment, SegmentRead,
+    StreamEnd, StreamStart,
+};
 pub use task::{LossKind, Task};
 pub use unseen::{MOST_UNSEEN_FEATURES, UnseenShares, highest_unseen, unseen_warning};
 pub use values::{

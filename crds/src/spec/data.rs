@@ -7,7 +7,7 @@ use rectrain_kinds::{DataFormat, DateOrder, TimeUnit};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
-use crate::defaults;
+use crate::{TrainSpec, defaults};
 
 /// A set of files.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -262,7 +262,8 @@ pub struct BadRowsSpec {
     pub action: BadRowAction,
 
     /// The most rows that may be skipped in one pass over the training rows, or over the test rows.
-    /// Beyond it the run ends with an error. Each pass counts from 0.
+    /// Beyond it the run ends with an error. Each pass counts from 0. On a stream it is the most
+    /// rows that may be skipped for one global batch.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1_000_000_000_000u64), extend("x-default" = defaults::BAD_ROWS_LIMIT))]
     pub limit: Option<u64>,
@@ -296,6 +297,7 @@ pub struct StorageSpec {
     validation = Rule::new("!has(self.test) || has(self.train)").message("`test` goes with `train`: with `source` the test comes from `split`, and `synthetic` makes its own").field_path(".test"),
     validation = Rule::new("!has(self.source) || has(self.split)").message("`source` needs `split`, which selects the test rows: position, fraction, time or slices").field_path(".source"),
     validation = Rule::new("!has(self.split) || has(self.source)").message("`split` divides `source`: remove it, or give `source` instead of `train` and `test`").field_path(".split"),
+    validation = Rule::new("!(has(self.train) && has(self.train.kafka)) || (!has(self.shuffle) && (has(self.test) || !(has(self.format) || has(self.csv))))").message("a stream is trained in its order, and `format` and `csv` are for the files of `test`: remove them").field_path(".train"),
     validation = Rule::new("!has(self.csv) || !(has(self.format) && self.format == 'parquet')").message("`csv` is only for text files: remove it, or set format: csv or tsv").field_path(".csv"),
     validation = Rule::new("!has(self.synthetic) || !has(self.timeColumn)").message("synthetic rows have no column of times: remove `timeColumn`").field_path(".timeColumn"),
     validation = Rule::new("!has(self.synthetic) || !(has(self.format) || has(self.csv) || has(self.badRows) || has(self.nullValues))").message("`format`, `csv`, `badRows` and `nullValues` are for files, and `synthetic` reads none: remove them").field_path(".synthetic")
@@ -310,9 +312,9 @@ pub struct DataSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub csv: Option<CsvSpec>,
 
-    /// Files to train on. Goes with `test`.
+    /// Files or a stream to train on. Goes with `test`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub train: Option<PathsSpec>,
+    pub train: Option<TrainSpec>,
 
     /// Files to test on. Without them the model is trained but not tested.
     #[serde(skip_serializing_if = "Option::is_none")]

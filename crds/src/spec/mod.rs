@@ -12,6 +12,7 @@ mod memory;
 mod model;
 mod operation;
 mod roles;
+mod stream;
 mod training;
 
 pub use autoscaling::*;
@@ -21,5 +22,6 @@ pub use memory::*;
 pub use model::*;
 pub use operation::*;
 pub use roles::*;
+pub use stream::*;
 pub(crate) use training::REFUSED_MODES;
 pub use training::*;

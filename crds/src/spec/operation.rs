@@ -23,7 +23,7 @@ pub enum Resume {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
-    validation = Rule::new("has(self.path) || !(has(self.everySteps) || has(self.fullEvery) || has(self.keep) || (has(self.resume) && self.resume != 'none'))").message("checkpoints need a `path`: give it, or remove the other settings of `checkpoint`")
+    validation = Rule::new("has(self.path) || !(has(self.everySteps) || has(self.everySeconds) || has(self.fullEvery) || has(self.keep) || (has(self.resume) && self.resume != 'none'))").message("checkpoints need a `path`: give it, or remove the other settings of `checkpoint`")
 )]
 pub struct CheckpointSpec {
     /// Directory of the checkpoints: a local path, or a gs:// or s3:// URL. Without it, none are
@@ -37,6 +37,13 @@ pub struct CheckpointSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1_000_000_000_000u64), extend("x-default" = "one checkpoint, at the end"))]
     pub every_steps: Option<u64>,
+
+    /// Seconds between two checkpoints, for jobs that have no end. The checkpoint is taken at the
+    /// next global-step boundary. There is none if nothing was trained since the last one. May go
+    /// with `everySteps`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 10, max = 31_536_000u64), extend("x-default" = "none by time"))]
+    pub every_seconds: Option<u64>,
 
     /// Every n-th checkpoint is a full one. The ones in between hold the embedding rows that
     /// changed since the previous checkpoint. 1 makes all checkpoints full.

@@ -10,6 +10,7 @@ pub mod events;
 pub mod files;
 pub mod http;
 pub mod jobs;
+pub mod kafka;
 pub mod kubectl;
 pub mod manifests;
 pub mod processes;

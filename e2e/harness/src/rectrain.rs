@@ -71,3 +71,12 @@ pub fn movielens_data() -> Result<(), HarnessError> {
     let prepared = output(data.current_dir(workspace()));
     prepared.map(drop).map_err(|error| not_yet(format!("the data set cannot be downloaded: {error}")))
 }
+
+/// Writes the rows of a text file of the workspace to a Kafka topic.
+///
+/// # Errors
+/// See [`output`].
+pub fn replay(file: &str, topic: &str) -> Result<(), HarnessError> {
+    let mut replay = command(built("rectrain")?, ["data", "replay", file, "--to", topic]);
+    output(replay.current_dir(workspace())).map(drop)
+}

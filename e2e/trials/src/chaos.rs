@@ -12,8 +12,9 @@ use rectrain_harness::arguments::number;
 use rectrain_harness::cargo::build_programs;
 use rectrain_harness::command::start;
 use rectrain_harness::events::{integer, test_auc};
+use rectrain_harness::kafka::Broker;
 use rectrain_harness::processes::children_of;
-use rectrain_harness::rectrain::{job, train};
+use rectrain_harness::rectrain::{job, movielens_data, replay, train};
 use rectrain_harness::{HarnessError, run_processes};
 use rectrain_random::SplitMix64;
 use serde_json::{Value, json};
@@ -22,7 +23,9 @@ use crate::TrialError;
 use crate::error::unmet;
 
 const USAGE: &str = "usage: cargo xtask chaos [--manifest FILE] [--mode sync] [--kills 20] [--seed 7] \
+[--source kafka] \
 [--set PATH=VALUE]
+  --source kafka trains MovieLens from a Kafka topic of 8 partitions, and the broker may be a victim, too.
   The run gets a checkpoint folder of its own, which is deleted at the end.
   Prints each kill, and at the end one line of JSON: the number of kills, whether the models are equal, rows
   lost or trained twice, gradients that parameter servers lack or have twice, repeated batches, the difference
@@ -33,7 +36,14 @@ const SILENCE: Duration = Duration::from_secs(180);
 /// The time after a restart in which processes start, join or restore.
 const STARTUP: Duration = Duration::from_millis(1500);
 
+/// The manifest of a run on a stream, and its data.
+const STREAM_MANIFEST: &str = "docs/examples/movielens-100k.yaml";
+const STREAM_DATA: &str = "data/movielens-100k/train.csv";
+const TOPIC: &str = "chaos";
+
 struct Plan {
+    /// Whether the rows come from Kafka.
+    on_stream: bool,
     manifest: String,
     mode: String,
     kills: u32,
@@ -67,15 +77,44 @@ enum Before {
 pub fn run(arguments: &[&str]) -> Result<(), TrialError> {
     let plan = parse(arguments)?;
     build_programs()?;
+    let broker = plan.on_stream.then(stream).transpose()?;
+    let plan = match &broker {
+        Some(broker) => plan.on(broker),
+        None => plan,
+    };
     let alone = undisturbed(&plan)?;
     let steps = integer("the summary", &alone, "steps")?;
     println!("seed {}: {} kills over {steps} steps", plan.seed, plan.kills);
     let folder = std::env::temp_dir().join(format!("rectrain-chaos-{}", std::process::id()));
-    let killed = killed(&plan, &moments(&plan, steps), &folder.display().to_string());
+    let killed = killed(&plan, &moments(&plan, steps), &folder.display().to_string(), broker);
     let removed = std::fs::remove_dir_all(&folder);
     let (killed, kills) = killed?;
     removed.map_err(HarnessError::io("remove", folder.display()))?;
     report(&plan, &alone, &killed, &kills)
+}
+
+/// A broker with a topic of rows.
+fn stream() -> Result<Broker, HarnessError> {
+    movielens_data()?;
+    let broker = Broker::start("")?;
+    replay(STREAM_DATA, &format!("kafka://{}/{TOPIC}", broker.address))?;
+    Ok(broker)
+}
+
+impl Plan {
+    /// The same with rows from a broker.
+    fn on(self, broker: &Broker) -> Self {
+        let kafka = format!(
+            "spec.data.train.paths=null,spec.data.shuffle=null,spec.training.epochs=null,\
+             spec.data.train.kafka.bootstrapServers={{{}}},spec.data.train.kafka.topics={{{TOPIC}}},\
+             spec.data.train.kafka.format=json,spec.data.train.kafka.until=latest,\
+             spec.roles.loader.replicas=3,spec.roles.ps.replicas=2,spec.roles.embeddingWorker.replicas=2,\
+             spec.roles.denseWorker.replicas=2,spec.checkpoint.everySteps=20",
+            broker.address
+        );
+        let sets = [kafka].into_iter().chain(self.sets).collect();
+        Self { manifest: STREAM_MANIFEST.to_owned(), sets, ..self }
+    }
 }
 
 /// The kills of a run so far.
@@ -89,6 +128,7 @@ struct Kills {
 
 fn parse(arguments: &[&str]) -> Result<Plan, HarnessError> {
     let mut plan = Plan {
+        on_stream: false,
         manifest: "docs/examples/chaos.yaml".to_owned(),
         mode: "sync".to_owned(),
         kills: 20,
@@ -101,6 +141,7 @@ fn parse(arguments: &[&str]) -> Result<Plan, HarnessError> {
             ["--mode", mode] => plan.mode = (*mode).to_owned(),
             ["--kills", kills] => plan.kills = number(kills, USAGE)?,
             ["--seed", seed] => plan.seed = number(seed, USAGE)?,
+            ["--source", "kafka"] => plan.on_stream = true,
             ["--set", set] => plan.sets.push((*set).to_owned()),
             _ => return Err(HarnessError::Usage(USAGE)),
         }
@@ -132,7 +173,7 @@ fn moments(plan: &Plan, steps: u64) -> Vec<Moment> {
 }
 
 /// Trains the job and kills its processes; returns its summary.
-fn killed(plan: &Plan, moments: &[Moment], folder: &str) -> Result<(Value, Kills), TrialError> {
+fn killed(plan: &Plan, moments: &[Moment], folder: &str, broker: Option<Broker>) -> Result<(Value, Kills), TrialError> {
     let own = format!(
         "spec.checkpoint.path={folder},spec.faultTolerance.maxRestarts={},spec.faultTolerance.backoffSeconds=1",
         2 * plan.kills + 10
@@ -141,7 +182,8 @@ fn killed(plan: &Plan, moments: &[Moment], folder: &str) -> Result<(Value, Kills
     let mut run = start(job.arg("--processes").stdout(Stdio::piped()))?;
     let (sender, events) = channel();
     run_processes::forward_lines(run.stdout.take(), sender, |line| serde_json::from_str(line).ok())?;
-    let result = Killer::new(run.id(), moments, SplitMix64::new(plan.seed ^ 0x5eed)).follow(&events);
+    let killer = Killer::new(run.id(), moments, SplitMix64::new(plan.seed ^ 0x5eed));
+    let result = Killer { broker, ..killer }.follow(&events);
     let status = run_processes::end(&mut run, &result)?;
     let (summary, kills) = result?;
     let unsummarized = || unmet("a summary", format!("the run ended with {status} after {} kills", kills.done));
@@ -160,13 +202,15 @@ struct Killer<'a> {
     due: Option<Instant>,
     /// Whether the last victim is not back.
     is_down: bool,
+    /// The broker of a run on a stream. It may be a victim, too.
+    broker: Option<Broker>,
 }
 
 impl<'a> Killer<'a> {
     fn new(run: u32, moments: &'a [Moment], random: SplitMix64) -> Self {
         let mut later = moments.iter();
         let next = later.next().copied();
-        Self { run, random, kills: Kills::default(), next, later, due: None, is_down: false }
+        Self { run, random, kills: Kills::default(), next, later, due: None, is_down: false, broker: None }
     }
 
     /// Follows the run and kills, until its summary or its end.
@@ -224,18 +268,28 @@ impl<'a> Killer<'a> {
 
     /// Kills a process now, or tries again in a moment if there is none.
     fn kill(&mut self) -> Result<(), HarnessError> {
+        if let Some(broker) = self.broker.as_mut().filter(|_| self.random.remainder(10) == 0) {
+            broker.restart()?;
+            self.note("broker");
+            return Ok(());
+        }
         let Some(killed) = kill_one(self.run, &mut self.random)? else {
             self.due = Some(Instant::now() + Duration::from_millis(50));
             return Ok(());
         };
-        self.due = None;
         self.is_down = true;
-        self.kills.done += 1;
         self.kills.server = (killed == "ps").then(Instant::now);
+        self.note(&killed);
+        Ok(())
+    }
+
+    /// Counts a kill, and plans the next one.
+    fn note(&mut self, killed: &str) {
+        self.due = None;
+        self.kills.done += 1;
         let Moment { batch, before } = self.next.unwrap_or(Moment { batch: 0, before: Before::Nothing });
         println!("kill {}: {killed} (batch {batch}, before {before:?})", self.kills.done);
         self.next = self.later.next().copied();
-        Ok(())
     }
 }
 

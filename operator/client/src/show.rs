@@ -42,6 +42,9 @@ fn lines(status: &RecTrainingJobStatus) -> Vec<(&'static str, String)> {
         lines
             .push(("slowest", format!("{}{node}: costs {:.0} % of a step{since}", slowest.pod, 100.0 * slowest.share)));
     }
+    if let Some(stream) = &status.stream {
+        lines.push(("behind", format!("{} s, {} records wait", stream.lag_seconds, stream.lag_rows)));
+    }
     if let Some(loss) = status.loss {
         lines.push(("loss", format!("{loss:.4}")));
     }
@@ -130,12 +133,18 @@ mod tests {
         let text = render(&job(
             json!({"phase": "Starting", "mode": "sync", "step": 3, "totalSteps": 9, "conditions": [condition],
             "slowest": {"role": "ps", "index": 1, "pod": "clicks-ps-1", "node": "node-a", "share": 0.6, "since": "2026-11-21T20:00:00Z"},
+            "stream": {"lagRows": 7, "lagSeconds": 40, "lostRecords": 0},
             "replicaStatuses": {"ps": {"ready": 1, "wanted": 2, "display": "1/2"}}}),
         ));
         let slow = "slowest      clicks-ps-1 on node-a: costs 60 % of a step, since 2026-11-21T20:00:00Z";
         assert!(text.contains(slow), "{text}");
         assert!(text.starts_with("clicks: Starting\n"), "{text}");
-        for line in ["step         3 of 9", "pods         ps 1/2", "Unschedulable: no node takes clicks-ps-0"] {
+        for line in [
+            "step         3 of 9",
+            "pods         ps 1/2",
+            "behind       40 s, 7 records wait",
+            "Unschedulable: no node takes clicks-ps-0",
+        ] {
             assert!(text.contains(line), "{line}: {text}");
         }
     }

@@ -44,7 +44,8 @@ impl Draft<'_> {
             self.note_unseen(&report.unseen);
             self.status.tables = report.tables.status().or(self.status.tables);
         }
-        self.status.slowest = report.slowest.map(|slow| self.slowest(slow));
+        self.status.slowest = report.slowest.as_deref().map(|slow| self.slowest(*slow));
+        self.status.stream = report.stream.as_deref().cloned();
         self.status.mode = report.mode.or(self.status.mode);
         self.note_checkpoint(report.last_checkpoint.as_ref());
         match report.stage {

@@ -36,7 +36,8 @@ impl Draft<'_> {
 
     /// The message of a job that makes no step for longer than usual.
     pub(super) fn no_step_message(&self, phase: Phase) -> Option<String> {
-        let NoStep { seconds, waits_for } = self.live_report()?.no_step.filter(|_| phase == Phase::Training)?;
+        let NoStep { seconds, waits_for } =
+            *self.live_report()?.no_step.as_deref().filter(|_| phase == Phase::Training)?;
         let time = words(seconds);
         Some(match waits_for {
             Some((role, index)) => {

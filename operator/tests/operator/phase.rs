@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use proptest::prelude::*;
 use rectrain_crds::{
     CheckpointStatus, DecisionAction, DecisionStatus, DecisionSubject, Mode, Phase, RecTrainingJob,
-    RecTrainingJobStatus, ResolvedJob, Role, TrainingSpec,
+    RecTrainingJobStatus, ResolvedJob, Role, StreamStatus, TrainingSpec,
 };
 use rectrain_operator::attempt_signals::{AttemptSignals, Saving};
 use rectrain_operator::automatic::Findings;
@@ -29,6 +29,7 @@ const APPLIED: &str = "  training: {mode: auto, localBatchSize: 512}
 
 /// An event between two reconciles.
 #[derive(Clone, Debug)]
+#[allow(clippy::large_enum_variant, reason = "a test has few of them")]
 enum Happening {
     Time(i64),
     /// Pods of the present attempt start, or all pods end.
@@ -596,6 +597,7 @@ fn at(step: u64) -> Report {
         slowest: None,
         no_step: None,
         tables: Box::default(),
+        stream: None,
         missing: Vec::new(),
         stage,
         mode: Some(Mode::Sync),
@@ -626,10 +628,22 @@ fn ready_message(status: &RecTrainingJobStatus) -> String {
 }
 
 #[test]
+fn a_job_on_a_stream_shows_how_far_it_is_behind() {
+    let mut history = training(7);
+    let behind = StreamStatus { lag_rows: 5, lag_seconds: 40, event_time: None, lost_records: 0 };
+    let stream = Some(Box::new(behind.clone()));
+    history.happens(&reported(CoordinatorView::Live(Report { stream, ..at(7) })));
+    assert_eq!(history.advance().stream, Some(behind));
+    history.happens(&reported(CoordinatorView::Live(at(9))));
+    assert_eq!(history.advance().stream, None);
+}
+
+#[test]
 fn a_stall_and_a_slow_member_are_in_the_status() {
     let mut history = training(7);
-    let slowest = Some(SlowMember { role: Role::Ps, index: 0, share: 0.61, since_seconds: 1_700_000_000 });
-    let no_step = Some(NoStep { seconds: 17.0, waits_for: Some((Role::Ps, 0)) });
+    let member = SlowMember { role: Role::Ps, index: 0, share: 0.61, since_seconds: 1_700_000_000 };
+    let slowest = Some(Box::new(member));
+    let no_step = Some(Box::new(NoStep { seconds: 17.0, waits_for: Some((Role::Ps, 0)) }));
     history.happens(&reported(CoordinatorView::Live(Report { slowest, no_step, ..at(7) })));
     let status = history.advance();
     let slow = status.slowest.clone().expect("a slow member");
@@ -637,7 +651,7 @@ fn a_stall_and_a_slow_member_are_in_the_status() {
     let message = ready_message(&status);
     assert!(message.starts_with("no step was made for 15 s: training waits for ") && message.contains(&slow.pod));
     // The share wavers by less than a tenth, and steps are made again.
-    let wavering = slowest.map(|slow| SlowMember { share: 0.66, ..slow });
+    let wavering = Some(Box::new(SlowMember { share: 0.66, ..member }));
     history.happens(&reported(CoordinatorView::Live(Report { slowest: wavering, ..at(8) })));
     let status = history.advance();
     assert_eq!(ready_message(&status), "the job trains");

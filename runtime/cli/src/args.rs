@@ -359,6 +359,32 @@ pub(crate) enum DataCommand {
         #[arg(long)]
         from: Option<PathBuf>,
     },
+    /// Write the rows of text files to a Kafka topic, as JSON objects
+    Replay(Replay),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Replay {
+    /// CSV or TSV files with a header
+    #[arg(required = true)]
+    pub(crate) files: Vec<PathBuf>,
+    /// The topic: kafka://HOST:PORT/TOPIC; it is made if it does not exist
+    #[arg(long)]
+    pub(crate) to: String,
+    /// Rows a second; by default as many as the broker takes
+    #[arg(long, value_parser = positive)]
+    pub(crate) rate: Option<f64>,
+    /// A column of numbers: the rows are written in its order, which takes memory for all of them
+    #[arg(long)]
+    pub(crate) by: Option<String>,
+    /// Partitions of a topic that does not exist
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) partitions: u16,
+}
+
+fn positive(text: &str) -> Result<f64, String> {
+    let number = text.parse::<f64>().ok().filter(|number| number.is_finite() && *number > 0.0);
+    number.ok_or_else(|| format!("expected a number above 0, found `{text}`"))
 }
 
 #[derive(Debug, Args)]

@@ -16,6 +16,7 @@ const MOVIELENS_100K: &str = "movielens-100k";
 pub(crate) fn run(command: &DataCommand) -> Result<(), Failure> {
     match command {
         DataCommand::Profile(args) => profile::run(args),
+        DataCommand::Replay(args) => crate::replay::replay(args),
         DataCommand::Movielens100k { output, from } => prepare(output, from.as_deref()),
     }
 }

@@ -299,6 +299,8 @@ mod tests {
             samples_per_second: 5.0,
             loss: 0.5,
             running_auc: None,
+            stream: None,
+            window: None,
         }
     }
 

@@ -35,6 +35,7 @@ mod processes;
 mod profile;
 mod progress;
 mod record;
+mod replay;
 mod role;
 mod row_progress;
 mod run;

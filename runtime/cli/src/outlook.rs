@@ -125,7 +125,7 @@ fn is_counted(part: &SourceConfig) -> bool {
 }
 
 fn is_of_files(part: &SourceConfig) -> bool {
-    !matches!(part.format, Format::Synthetic(_))
+    !matches!(part.format, Format::Synthetic(_) | Format::Kafka(_))
 }
 
 #[cfg(test)]

@@ -16,6 +16,9 @@ const CHECKED: u64 = 1_000;
 /// warning where the job could learn little.
 pub(crate) fn show(plan: &JobPlan) -> Result<(), Failure> {
     let train = open(&plan.train, plan)?;
+    if !train.is_finite() {
+        return show_stream(plan, &train);
+    }
     let (first, rows) = show_part("training", &train, &plan.train)?;
     if let Some(config) = &plan.test {
         let test = open(config, plan)?;
@@ -27,6 +30,21 @@ pub(crate) fn show(plan: &JobPlan) -> Result<(), Failure> {
     output::line(format_args!("  {lines}"))?;
     if let Some(doubt) = Outlook::of(plan, Some(rows)).doubt() {
         output::line(format_args!("warning: {doubt}"))?;
+    }
+    Ok(())
+}
+
+/// Prints how many records the partitions of a stream have, and the figures of the test part.
+fn show_stream(plan: &JobPlan, train: &Dataset) -> Result<(), Failure> {
+    let partitions = train.partitions().map_err(failure)?;
+    let records = partitions.iter().map(|found| found.state.end.saturating_sub(found.state.begin)).sum();
+    output::line(format_args!(
+        "training data: a stream of {} partitions with {} records now",
+        thousands(partitions.len() as u64),
+        thousands(records)
+    ))?;
+    if let Some(config) = &plan.test {
+        show_part("test", &open(config, plan)?, config)?;
     }
     Ok(())
 }

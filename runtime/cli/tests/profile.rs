@@ -182,6 +182,9 @@ fn bad_inputs_are_refused_with_exit_code_2() {
     set("spec.data.timeColumn.name=day", "has no column `day`");
     set("spec.features.sparse={}", "spec.features.sparse");
     set("spec.features.label.name=t", "for other values set spec.features.label.positiveFrom");
+    let kafka = "spec.data.train.paths=null,spec.data.train.kafka.bootstrapServers={127.0.0.1:9},\
+                 spec.data.train.kafka.topics={clicks},spec.data.train.kafka.format=json";
+    set(kafka, "a profile needs rows that end");
     refused(&["job.yaml", "--html", "nowhere/p.html"], "name a file in a folder that exists");
     refused(&["job.yaml", "--sample", "0"], "--sample");
 }

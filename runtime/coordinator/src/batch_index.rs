@@ -111,6 +111,22 @@ impl BatchIndex {
         }
     }
 
+    /// Forgets which batches before `batch` are short, but not how many rows they miss. So a stream
+    /// without an end needs bounded memory.
+    pub(super) fn forget_before(&mut self, batch: u64) {
+        let batch = batch.min(self.batches);
+        if batch <= self.first {
+            return;
+        }
+        let missing = self.missing_before(batch);
+        let rows = self.rows_of(batch - 1);
+        self.short = self.short.split_off(&batch);
+        if missing > 0 {
+            self.short.insert(batch - 1, Short { rows, missing });
+        }
+        self.first = batch;
+    }
+
     /// Sets the number of batches in the data. A resumed run may be given fewer epochs or steps
     /// than the earlier run has trained. Then the data ends where the earlier run stopped.
     pub(super) fn end(&mut self, total: u64) {
@@ -244,6 +260,28 @@ mod tests {
         }
         let rows: Vec<u64> = (0..=13).map(|batch| data.row_of(batch)).collect();
         assert!(rows.is_sorted(), "{rows:?}");
+    }
+
+    #[test]
+    fn rows_are_located_after_short_batches_are_forgotten() {
+        let index = |forgets: bool| {
+            let mut data = BatchIndex::new(10);
+            for batch in 0..100 {
+                data.add(Chunk { epoch: 0, first_batch: batch, rows: 1 + batch * 7 % 10 });
+                if forgets {
+                    data.forget_before(batch.saturating_sub(5));
+                }
+            }
+            data
+        };
+        let (all, forgetful) = (index(false), index(true));
+        assert!(forgetful.short.len() <= 7, "{}", forgetful.short.len());
+        for batch in 94..=100 {
+            assert_eq!(forgetful.row_of(batch), all.row_of(batch), "{batch}");
+        }
+        for row in all.row_of(94)..=all.row_of(100) {
+            assert_eq!(forgetful.locate(row), all.locate(row), "{row}");
+        }
     }
 
     #[test]

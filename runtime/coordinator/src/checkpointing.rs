@@ -304,6 +304,28 @@ impl Coordinator {
         })
     }
 
+    /// Requests a checkpoint regularly, if the job wants them by time and has trained since the
+    /// last one. Returns an error of training.
+    pub(super) async fn save_by_time(&self) -> RoleError {
+        let every = self.plan.checkpoint.as_ref().and_then(|checkpoint| checkpoint.every);
+        let Some(every) = every else { return std::future::pending().await };
+        let mut last_step = self.lock().step();
+        loop {
+            tokio::time::sleep(every).await;
+            let step = self.lock().step();
+            if step == std::mem::replace(&mut last_step, step) {
+                continue;
+            }
+            let requested = self.change(|state| {
+                state.training().request_save();
+                state.training().advance()
+            });
+            if let Err(error) = requested {
+                return error;
+            }
+        }
+    }
+
     /// Freezes the rows on all servers. Returns the checkpoint, the coordinator's state in it, and
     /// where the file of dense worker 0 arrives if the workers hold the dense parameters.
     async fn freeze(

@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::time::Duration;
 
+use rectrain_kinds::Start;
 use rectrain_modes::{ChunkLease, GlobalStep, Lease, Rank};
 use rectrain_proto::v1;
 use rectrain_wire::{BoxFuture, Frame, Peer, Refusal, RefusalCode, Service, Tensor};
@@ -13,6 +14,7 @@ use super::state::{EvaluationLease, Part, ReplayLease, State};
 use super::training::{Pulled, RepairReply};
 use rectrain_protocol::deadline::WHOLE_JOB;
 use rectrain_protocol::error::RoleError;
+use rectrain_protocol::events::JobEvent;
 use rectrain_protocol::failure::{Divergence, JobFailure};
 use rectrain_protocol::message::{self, Done, Request};
 use rectrain_protocol::round_robin::RoundRobin;
@@ -60,6 +62,7 @@ impl Coordinator {
             v1::LeaseRequest::KIND => self.lease(caller, read::<v1::LeaseRequest>(frame)?.loader).await?,
             v1::ChunkReport::KIND => self.chunk_report(caller, &read(frame)?)?,
             v1::FilesFound::KIND => self.files_found(caller, &read(frame)?)?,
+            v1::StreamFound::KIND => self.stream_found(caller, &read(frame)?)?,
             v1::Reading::KIND => self.reading(read(frame)?),
             v1::Waiting::KIND => self.waiting(&read(frame)?),
             v1::OrderRequest::KIND => self.order(caller, read(frame)?).await?,
@@ -116,6 +119,14 @@ impl Coordinator {
         self.apply::<v1::FilesFound>(caller, |state| state.files_found(found))
     }
 
+    fn stream_found(&self, caller: &v1::Caller, found: &v1::StreamFound) -> Result<Frame, RoleError> {
+        let known = self.apply_and_reply::<v1::StreamFound>(caller, |state| state.stream_found(found))?;
+        if let Some(lag) = self.lock().stream_lag() {
+            self.metrics.set_stream_lag(&lag);
+        }
+        Ok(known)
+    }
+
     fn reading(&self, _reading: v1::Reading) -> Frame {
         self.lock().note_loader_progress();
         message::done::<v1::Reading>()
@@ -136,6 +147,9 @@ impl Coordinator {
             event = state.apply_progress(report)?;
             Ok(())
         })?;
+        if let Some(JobEvent::Progress { window: Some(window), .. }) = &event {
+            self.metrics.set_window(window);
+        }
         self.publish(event.into_iter().collect());
         Ok(done)
     }
@@ -474,7 +488,11 @@ fn reported(state: &State) -> v1::Reported {
 }
 
 fn write_lease(lease: ChunkLease, (skip_batches, skip_pieces): (u64, u32), turns: &RoundRobin) -> v1::ChunkLease {
-    let ChunkLease { epoch, chunk, first_step, max_batches, .. } = lease;
+    let ChunkLease { epoch, chunk, first_step, max_batches, start, until } = lease;
+    let segment = match (start, until) {
+        (Start::At(from), Some(until)) => Some(v1::Segment { part: from.part.0, from: from.offset.0, until }),
+        _ => None,
+    };
     v1::ChunkLease {
         epoch,
         chunk,
@@ -483,6 +501,7 @@ fn write_lease(lease: ChunkLease, (skip_batches, skip_pieces): (u64, u32), turns
         skip_batches,
         skip_pieces,
         turns: turns.write(),
+        segment,
     }
 }
 

@@ -106,9 +106,14 @@ impl InFlightChunks {
         self.chunks.insert(leased.key(), chunk);
     }
 
-    /// A loader has read and reported a chunk of the training data.
-    pub(super) fn mark_read(&mut self, epoch: u32, chunk: u64) {
-        self.reported(ChunkKey::Train { epoch, chunk });
+    /// A loader has read and reported a chunk of the training data. The records of a stream's chunk
+    /// end at `until`, also for a loader that replays it later.
+    pub(super) fn mark_read(&mut self, epoch: u32, chunk: u64, until: Option<u64>) {
+        let key = ChunkKey::Train { epoch, chunk };
+        self.reported(key);
+        if let Some(Leased::Train { lease, .. }) = self.chunks.get_mut(&key).map(|chunk| &mut chunk.leased) {
+            lease.until = until;
+        }
     }
 
     /// Whether a chunk of the training data was reported before.
@@ -222,7 +227,8 @@ mod tests {
 
     fn train(chunk: u64) -> Leased {
         let start = Start::Row(chunk * 240);
-        let lease = ChunkLease { epoch: 0, chunk, start, first_step: GlobalStep(chunk * 10), max_batches: 10 };
+        let lease =
+            ChunkLease { epoch: 0, chunk, start, until: None, first_step: GlobalStep(chunk * 10), max_batches: 10 };
         Leased::Train { lease, skip: (0, 0) }
     }
 
@@ -234,7 +240,7 @@ mod tests {
     fn an_embedding_worker_gets_its_pieces_of_untrained_chunks_again() {
         let mut in_flight = InFlightChunks::new(10);
         (0..4).for_each(|chunk| in_flight.lease_to(train(chunk), 0));
-        (0..3).for_each(|chunk| in_flight.mark_read(0, chunk));
+        (0..3).for_each(|chunk| in_flight.mark_read(0, chunk, None));
         assert_eq!(in_flight.replay_for_embedding_worker(1, &NeededByStep::new()), 3);
         let found = replays(&mut in_flight, 0, 14);
         let chunk = |replay: &Replay| match replay.leased {
@@ -247,13 +253,29 @@ mod tests {
     }
 
     #[test]
+    fn a_chunk_of_a_stream_is_replayed_up_to_the_end_that_was_reported() {
+        let mut in_flight = InFlightChunks::new(1);
+        let start = Start::At(rectrain_kinds::Position::new(3, 100));
+        let lease =
+            ChunkLease { epoch: 0, chunk: 0, start, until: Some(900), first_step: GlobalStep(0), max_batches: 1 };
+        in_flight.lease_to(Leased::Train { lease, skip: (0, 0) }, 0);
+        in_flight.mark_read(0, 0, Some(150));
+        in_flight.replay_for_loader(0, &NeededByStep::new());
+        let until = |replay: &Replay| match replay.leased {
+            Leased::Train { lease, .. } => lease.until,
+            Leased::Evaluation { .. } => None,
+        };
+        assert_eq!(replays(&mut in_flight, 1, 0).iter().map(until).collect::<Vec<_>>(), [Some(150)]);
+    }
+
+    #[test]
     fn chunks_of_a_dead_loader_are_replayed_whole_and_reported() {
         let mut in_flight = InFlightChunks::new(10);
         let needed = NeededByStep::new();
         in_flight.lease_to(train(0), 0);
         in_flight.lease_to(train(1), 1);
         in_flight.lease_to(train(2), 0);
-        in_flight.mark_read(0, 0);
+        in_flight.mark_read(0, 0, None);
         assert_eq!(in_flight.replay_for_loader(0, &needed), 2);
         let found = replays(&mut in_flight, 1, 0);
         assert_eq!(found.iter().map(|replay| replay.report).collect::<Vec<_>>(), [false, true]);
@@ -268,7 +290,7 @@ mod tests {
         let mut in_flight = InFlightChunks::new(10);
         let [before, at_step] = [GlobalStep(4), GlobalStep(5)];
         in_flight.lease_to(train(0), 0);
-        in_flight.mark_read(0, 0);
+        in_flight.mark_read(0, 0, None);
         for (at_step, chunk) in [(before, 0), (at_step, 0), (at_step, 1)] {
             in_flight.lease_to(Leased::Evaluation { at_step, chunk, first_batch: 10 * chunk }, 0);
         }

@@ -45,6 +45,7 @@ mod slowest;
 mod snapshot;
 mod speeds;
 mod state;
+mod stream_snapshot;
 mod summary;
 mod throughput;
 mod training;
@@ -322,6 +323,7 @@ impl Coordinator {
             never = Box::pin(self.follow_server_speeds()) => never,
             never = Box::pin(self.spread_budget()) => never,
             error = Box::pin(self.keep_lease()) => Err(error),
+            error = Box::pin(self.save_by_time()) => Err(error),
         };
         if let Err(RoleError::Superseded) = &result {
             return Err(self.step_down());

@@ -103,8 +103,9 @@ struct Slow {
 }
 
 impl Slowest {
-    /// Records the report of a dense worker.
-    pub(super) fn record(&mut self, report: &v1::Progress, now: Instant) {
+    /// Records the report of a dense worker. Time spent on members of the role `ignored` does not
+    /// count: loaders of a stream wait for records.
+    pub(super) fn record(&mut self, report: &v1::Progress, ignored: Option<Role>, now: Instant) {
         if report.step_seconds <= 0.0 {
             return;
         }
@@ -116,7 +117,8 @@ impl Slowest {
         *seconds += report.step_seconds;
         *rows += report.samples as f64;
         for spent in &report.spent {
-            if let Some(role) = member_role(spent.role()).filter(|_| spent.seconds > 0.0) {
+            let role = member_role(spent.role()).filter(|role| spent.seconds > 0.0 && Some(*role) != ignored);
+            if let Some(role) = role {
                 *part.sums.spent.entry((role, spent.index)).or_default() += spent.seconds;
             }
         }

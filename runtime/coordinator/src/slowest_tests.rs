@@ -11,6 +11,7 @@ const STEP_ROWS: u64 = 1000;
 struct Job {
     slowest: Slowest,
     setting: Setting,
+    ignored: Option<Role>,
     begun: Instant,
     seconds: u64,
 }
@@ -24,7 +25,7 @@ impl Job {
             (Role::Loader, loaders),
         ];
         let setting = Setting { mode: "sync", members: members.into() };
-        Self { slowest: Slowest::default(), setting, begun: Instant::now(), seconds: 0 }
+        Self { slowest: Slowest::default(), setting, ignored: None, begun: Instant::now(), seconds: 0 }
     }
 
     fn now(&self) -> Instant {
@@ -43,7 +44,7 @@ impl Job {
             self.seconds += 1;
             for report in self.reports(slow) {
                 let now = self.now();
-                self.slowest.record(&report, now);
+                self.slowest.record(&report, self.ignored, now);
             }
             changes.extend(self.decide());
         }
@@ -121,6 +122,16 @@ fn a_slow_member_without_peers_is_compared_with_its_past() {
         assert!(matches!(changes[..], [Change::Slow(named)] if named.member == (role, 0)), "{role}: {changes:?}");
         assert_eq!(job.train(40, &[]), [Change::Recovered((role, 0))]);
     }
+}
+
+#[test]
+fn a_loader_that_waits_for_records_of_a_stream_is_not_slow() {
+    let mut job = Job { ignored: Some(Role::Loader), ..Job::new(3, 2, 4, 1) };
+    assert_eq!(job.train(60, &[]), []);
+    assert_eq!(job.train(60, &[((Role::Loader, 0), 30.0)]), []);
+    let slow = (Role::DenseWorker, 2);
+    let changes = job.train(30, &[(slow, 30.0)]);
+    assert!(matches!(changes[..], [Change::Slow(named)] if named.member == slow), "{changes:?}");
 }
 
 #[test]

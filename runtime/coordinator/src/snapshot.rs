@@ -9,6 +9,7 @@ use rectrain_proto::v1;
 use serde::{Deserialize, Serialize};
 
 use crate::files::FileList;
+use crate::stream_snapshot::StreamSnapshot;
 use rectrain_protocol::error::RoleError;
 use rectrain_protocol::events::TestMetrics;
 use rectrain_protocol::plan::JobPlan;
@@ -41,6 +42,10 @@ pub(super) struct Snapshot {
     /// Where the passes over these files begin.
     #[serde(default, skip_serializing_if = "is_first")]
     pub(super) first_pass: FirstPass,
+    /// The place in the stream, if the job trains on one. The chunks after it count from
+    /// `first_pass`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) stream: Option<StreamSnapshot>,
 }
 
 fn is_first(pass: &FirstPass) -> bool {
@@ -140,6 +145,7 @@ impl Snapshot {
             applied: AppliedGradients::default(),
             files: None,
             first_pass: FirstPass::default(),
+            stream: None,
         }
     }
 
@@ -171,7 +177,22 @@ impl Snapshot {
             )));
         }
         saved.cut.check(DataCut::of(plan), name)?;
+        saved.check_kind(plan)?;
         Ok(saved)
+    }
+
+    /// A place in a stream is none in files, and the other way round.
+    fn check_kind(&self, plan: &JobPlan) -> Result<(), RoleError> {
+        let (was, is) = match (self.stream.is_some(), plan.stream().is_some()) {
+            (true, false) => ("a stream", "files"),
+            (false, true) if self.training.batch > 0 => ("files", "a stream"),
+            _ => return Ok(()),
+        };
+        Err(RoleError::Input(format!(
+            "spec.data.train: the checkpoint of step {} was trained on {was}, and the job reads {is}: {}",
+            self.training.step,
+            self.as_new_job(plan)
+        )))
     }
 
     /// Whether the run has trained all that a job with this plan would train.

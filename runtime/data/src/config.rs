@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use rectrain_kinds::{BadRows, FileFormat, Split, Start, SyntheticConfig};
+use rectrain_kinds::{BadRows, FileFormat, KafkaConfig, Split, Start, SyntheticConfig};
 
 use crate::span::{Order, Span};
 
@@ -48,6 +48,8 @@ pub enum Format {
     Files(FileFormat),
     /// Rows drawn from a known distribution. There are no files.
     Synthetic(SyntheticConfig),
+    /// Records of Kafka topics. There are no files, and the rows do not end.
+    Kafka(KafkaConfig),
 }
 
 /// Training rows, test rows, or both.
@@ -96,6 +98,6 @@ impl ReadPlan {
             Some(seed) => Order::Shuffled { seed, epoch: self.epoch, chunk },
             None => Order::Stored,
         };
-        Span { from: Start::Row(chunk.saturating_mul(self.chunk_rows)), rows: self.chunk_rows, order }
+        Span { from: Start::Row(chunk.saturating_mul(self.chunk_rows)), rows: self.chunk_rows, until: None, order }
     }
 }

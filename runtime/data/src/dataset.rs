@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use object_store::ObjectStore;
-use rectrain_kinds::{BadRows, Position, Schema, Split, TimeBound};
+use rectrain_kinds::{BadRows, Offset, Position, Schema, Segment, SegmentRead, Split, TimeBound};
 
 use crate::batch::Batch;
 use crate::blocking::Stop;
@@ -16,6 +16,7 @@ use crate::schema::{self, Encoder};
 use crate::source::{Rows, Source, View, locate};
 use crate::sources::{self, Opening};
 use crate::storage::{self, SourceFile};
+use crate::stream::{PartitionFound, Probe};
 use crate::time::TimeFilter;
 
 /// A subset of the rows of a source. Cheap to clone.
@@ -225,6 +226,40 @@ impl Dataset {
             None => None,
         };
         self.shared.source.open(self.view(from, limit, extent.time, stop))
+    }
+
+    /// A cursor over the records of a segment of a stream.
+    pub(crate) fn cursor_in(&self, segment: Segment, stop: &Stop) -> Result<Box<dyn Rows>, DataError> {
+        let from = Position { part: segment.part, offset: Offset(segment.from) };
+        let limit = Some(segment.until.saturating_sub(segment.from));
+        self.shared.source.open(self.view(from, limit, None, stop))
+    }
+
+    /// The partitions of a stream as the brokers have them now. Blocks.
+    ///
+    /// # Errors
+    /// No broker answers (see [`DataError::is_transient`]), or a topic does not exist; a data set
+    /// that is no stream.
+    pub fn partitions(&self) -> Result<Vec<PartitionFound>, DataError> {
+        match self.shared.source.stream() {
+            Some(stream) => stream.partitions(),
+            None => Err(DataError::config("format", "these rows are in files, which have no partitions")),
+        }
+    }
+
+    /// Looks for a good row in a segment. Blocks.
+    ///
+    /// # Errors
+    /// As a reader: a bad row, if the data set does not skip them.
+    pub fn probe(&self, segment: Segment) -> Result<Probe, DataError> {
+        let mut rows = self.cursor_in(segment, &Stop::default())?;
+        rows.pass_over_bad()?;
+        let read = SegmentRead { next: rows.position().offset.0, more: rows.has_more() };
+        // Bad rows before a good one belong to the chunk that has the good one.
+        if !read.more {
+            rows.keep_bad()?;
+        }
+        Ok(Probe { read, skipped: rows.skipped() })
     }
 
     /// The number of the row at a position among all rows of the source.

@@ -4,6 +4,8 @@
 
 use std::fmt;
 
+use rectrain_kafka::KafkaError;
+
 /// The place of a row in its file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
@@ -11,6 +13,8 @@ pub enum Place {
     Line(u64),
     /// The row of a Parquet file, from 1.
     Row(u64),
+    /// The offset of a record in its partition, from 0.
+    Offset(u64),
 }
 
 impl fmt::Display for Place {
@@ -18,6 +22,7 @@ impl fmt::Display for Place {
         match self {
             Self::Line(number) => write!(f, "line {number}"),
             Self::Row(number) => write!(f, "row {number}"),
+            Self::Offset(number) => write!(f, "offset {number}"),
         }
     }
 }
@@ -165,6 +170,47 @@ pub enum DataError {
         /// The expected value.
         expected: String,
     },
+    /// A record whose value is no row at all.
+    #[error("{partition}, offset {offset}: {problem}, found {found:?}")]
+    BadRecord {
+        /// The topic and the partition.
+        partition: String,
+        /// The offset of the record.
+        offset: u64,
+        /// The expectation.
+        problem: String,
+        /// The value or a part of it, cut to 80 characters.
+        found: String,
+    },
+    /// A broker cannot be reached, or refused an action.
+    #[error("{0}")]
+    Kafka(#[from] KafkaError),
+    /// A schema registry cannot be reached, or lacks a schema.
+    #[error("spec.data.train.kafka.schemaRegistry: {url}: {problem}")]
+    Registry {
+        /// The registry.
+        url: String,
+        /// The schema, and its defect.
+        problem: String,
+    },
+    /// A topic does not exist, or the user may not read it.
+    #[error("spec.data.train.kafka.topics: {problem}")]
+    Topic {
+        /// The topic, and its defect.
+        problem: String,
+    },
+    /// Records were deleted before they were read.
+    #[error(
+        "{partition}: the records from offset {from} on were deleted before they were read; the first one now is {begin}"
+    )]
+    Deleted {
+        /// The topic and the partition.
+        partition: String,
+        /// The first offset that is gone.
+        from: u64,
+        /// The first offset that the broker still has.
+        begin: u64,
+    },
     /// There are more bad rows than the limit allows.
     #[error("more than {limit} bad rows were skipped; the last: {last}; correct the data or raise the limit")]
     TooManyBadRows {
@@ -221,9 +267,15 @@ impl DataError {
             Self::ObjectStore { source, .. } => {
                 rectrain_storage::is_refusal(source) || matches!(source, object_store::Error::InvalidPath { .. })
             }
-            Self::Prepare { .. } | Self::Stopped => false,
+            Self::Kafka(KafkaError::Refused { .. } | KafkaError::Security { .. }) => true,
+            Self::Prepare { .. } | Self::Registry { .. } | Self::Stopped | Self::Kafka(_) => false,
             _ => true,
         }
+    }
+
+    /// Whether a later attempt may succeed, because a broker is not there now.
+    pub fn is_transient(&self) -> bool {
+        matches!(self, Self::Kafka(error) if error.is_transient())
     }
 
     pub(crate) fn config(setting: &str, problem: impl Into<String>) -> Self {

@@ -1,5 +1,5 @@
-//! Sources of rows: files or a synthetic distribution → batches. CSV and TSV, plain or compressed
-//! with gzip or Zstandard, and Parquet; on local disks, S3 and Google Cloud Storage.
+//! Sources of rows: files, a stream or a synthetic distribution → batches. CSV and TSV, plain or
+//! compressed with gzip or Zstandard, and Parquet; on local disks, S3 and Google Cloud Storage.
 //!
 //! A [`ColumnEncoder`] makes batches of rows in memory by the same rules.
 //!
@@ -36,6 +36,7 @@ mod error;
 mod fingerprint;
 mod identity;
 mod ids;
+mod json;
 pub mod key;
 mod null;
 mod number;
@@ -50,6 +51,7 @@ mod sources;
 mod span;
 mod spelling;
 mod storage;
+mod stream;
 pub mod synthetic;
 mod text;
 mod time;
@@ -65,7 +67,9 @@ pub use pace::passed;
 pub use random::chunk_permutation;
 pub use reader::{ChunkReader, SpanReader, SpanRows};
 pub use rectrain_kinds::{
-    BadRows, CsvFormat, Date, DateOrder, DenseField, FileFormat, LabelField, MissingValue, Offset, PartId, Position,
-    Schema, SparseField, Split, Start, SyntheticConfig, TimeBound, Transform,
+    BadRows, CsvFormat, Date, DateOrder, DenseField, FileFormat, KafkaConfig, LabelField, MissingValue, Offset, PartId,
+    PartitionState, Position, Schema, Segment, SegmentRead, SparseField, Split, Start, SyntheticConfig, TimeBound,
+    Transform,
 };
 pub use span::{Order, Span};
+pub use stream::{PartitionFound, Probe};

@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
-use rectrain_kinds::{Position, Start};
+use rectrain_kinds::{Position, Segment, Start};
 
 use crate::batch::Batch;
 use crate::blocking::Stop;
@@ -43,6 +43,10 @@ pub struct SpanRows {
     pub skipped: u64,
     /// The position behind the span. A later reader may continue there.
     pub next: Position,
+    /// Whether a good row follows before the end of the span. Only streams know it.
+    pub more: bool,
+    /// The latest time of its rows, in milliseconds since 1970 (UTC). Only streams know it.
+    pub event_millis: Option<i64>,
 }
 
 /// Reads spans of a data set.
@@ -282,7 +286,7 @@ impl Parser {
     }
 
     fn parse(&mut self, span: Span) -> Result<Option<SpanRows>, DataError> {
-        let Some(mut cursor) = self.cursor_at(span.from)? else {
+        let Some(mut cursor) = self.cursor_of(span)? else {
             self.ended = true;
             return Ok(None);
         };
@@ -295,7 +299,9 @@ impl Parser {
             return Ok(None);
         }
         cursor.rows.pass_over_bad()?;
+        cursor.rows.keep_bad()?;
         let (skipped, next) = (cursor.rows.skipped() - skipped_before, cursor.rows.position());
+        let (more, event_millis) = (cursor.rows.has_more(), cursor.rows.event_millis());
         self.cursor = Some(cursor);
         let batch = match span.order {
             Order::Shuffled { seed, epoch, chunk } => {
@@ -303,7 +309,20 @@ impl Parser {
             }
             Order::Stored => batch,
         };
-        Ok(Some(SpanRows { batch, skipped, next }))
+        Ok(Some(SpanRows { batch, skipped, next, more, event_millis }))
+    }
+
+    /// A cursor at the first row of a span. `None` if the data set ends before it.
+    fn cursor_of(&mut self, span: Span) -> Result<Option<Cursor>, DataError> {
+        match (span.from, span.until) {
+            (Start::At(Position { part, offset }), Some(until)) => {
+                // Gives its records back, for the next one.
+                self.cursor = None;
+                let segment = Segment { part, from: offset.0, until };
+                Ok(Some(Cursor { rows: self.dataset.cursor_in(segment, &self.stop)?, row: None }))
+            }
+            (from, _) => self.cursor_at(from),
+        }
     }
 
     /// A cursor at this row. `None` if the data set ends before it.

@@ -11,6 +11,7 @@ use crate::blocking::Stop;
 use crate::error::DataError;
 use crate::identity::Identity;
 use crate::storage::SourceFile;
+use crate::stream::Stream;
 use crate::synthetic::Teacher;
 use crate::time::TimeFilter;
 
@@ -42,6 +43,11 @@ pub(crate) trait Source: Debug + Send + Sync {
         Vec::new()
     }
 
+    /// The source as a stream, if it is one.
+    fn stream(&self) -> Option<&dyn Stream> {
+        None
+    }
+
     /// The distribution of synthetic rows.
     fn teacher(&self) -> Option<&Teacher> {
         None
@@ -62,6 +68,24 @@ pub(crate) trait Rows: Send {
     /// Bad rows left out so far.
     fn skipped(&self) -> u64;
 
+    /// Whether a good row follows in the view, as far as [`pass_over_bad`](Self::pass_over_bad) has
+    /// looked. Only streams know it.
+    fn has_more(&self) -> bool {
+        false
+    }
+
+    /// Keeps the bad rows that were skipped, if the source has a place for them. Afterwards they
+    /// are skipped for good.
+    fn keep_bad(&mut self) -> Result<(), DataError> {
+        Ok(())
+    }
+
+    /// The latest time of a row that was appended, in milliseconds since 1970 (UTC). Only streams
+    /// know it.
+    fn event_millis(&self) -> Option<i64> {
+        None
+    }
+
     /// The position of the next row. At the end of a part this may be its end, or the beginning of
     /// the next part.
     fn position(&self) -> Position;
@@ -72,7 +96,8 @@ pub(crate) trait Rows: Send {
 pub(crate) struct View {
     /// The first row to look at.
     pub(crate) from: Position,
-    /// Rows to look at from there on, bad ones included; `None`: to the end.
+    /// Rows to look at from there on, bad ones included; `None`: to the end. In a stream, the
+    /// offsets from there on.
     pub(crate) limit: Option<u64>,
     /// Leaves out the rows on one side of a moment.
     pub(crate) time: Option<TimeFilter>,

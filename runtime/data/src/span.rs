@@ -9,6 +9,8 @@ pub struct Span {
     pub from: Start,
     /// The number of rows, at least 1 and below 2³². Bad rows that are skipped do not count.
     pub rows: u64,
+    /// In a stream: the offset at which the span ends, if it has fewer rows before that.
+    pub until: Option<u64>,
     /// The order of the rows in the batch.
     pub order: Order,
 }

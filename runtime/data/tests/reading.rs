@@ -1684,7 +1684,7 @@ fn a_reader_continues_at_a_position_in_any_kind_of_file() {
             let mut next = Position::default();
             for from in (0..end).step_by(13) {
                 let mut reader = dataset.span_reader(1);
-                let span = |from| Span { from, rows: 13, order: Order::Stored };
+                let span = |from| Span { from, rows: 13, until: None, order: Order::Stored };
                 let wanted = expected(&rows[from..end.min(from + 13)]);
                 let by_position = reader.read(span(Start::At(next))).unwrap().unwrap();
                 let by_number = reader.read(span(Start::Row(from as u64))).unwrap().unwrap();
@@ -1692,7 +1692,7 @@ fn a_reader_continues_at_a_position_in_any_kind_of_file() {
                 assert_eq!(by_position.next, by_number.next, "{kind}, row {from}");
                 next = by_position.next;
             }
-            let behind = Span { from: Start::At(next), rows: 13, order: Order::Stored };
+            let behind = Span { from: Start::At(next), rows: 13, until: None, order: Order::Stored };
             assert_eq!(dataset.span_reader(0).read(behind).unwrap(), None, "{kind}");
         }
     }
@@ -1705,7 +1705,7 @@ fn a_span_ends_before_the_next_good_row() {
     for config in configs {
         let config = SourceConfig { bad_rows: BadRows::Skip { limit: 9 }, ..config };
         let dataset = Dataset::open(config, schema()).unwrap();
-        let span = |from| Span { from, rows: 12, order: Order::Stored };
+        let span = |from| Span { from, rows: 12, until: None, order: Order::Stored };
         let first = dataset.span_reader(0).read(span(Start::Row(0))).unwrap().unwrap();
         // Rows 0, 13 and 14 are bad.
         assert_eq!((first.skipped, first.next), (3, Position::new(0, 15)));

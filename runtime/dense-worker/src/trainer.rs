@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rectrain_dense::metrics::RunningAuc;
+use rectrain_dense::metrics::{RunningAuc, WindowPart};
 use rectrain_dense::{DenseError, StepOutput, Tower};
 use rectrain_modes::Rank;
 use rectrain_proto::v1;
@@ -32,7 +32,7 @@ use rectrain_protocol::plan::JobPlan;
 use rectrain_protocol::watchdog::Watchdog;
 
 /// How often progress is reported.
-const REPORT_EVERY: Duration = Duration::from_millis(200);
+pub(crate) const REPORT_EVERY: Duration = Duration::from_millis(200);
 /// The number of training predictions in the running AUC.
 const RUNNING_AUC_SAMPLES: usize = 100_000;
 
@@ -66,9 +66,15 @@ pub struct Trainer {
     progress: v1::Progress,
     pub(crate) pace: Pace,
     running_auc: RunningAuc,
+    window: WindowPart,
     loss_watch: LossWatch,
     reported: Instant,
     pub(crate) training: Duration,
+}
+
+fn write_window(part: WindowPart) -> v1::WindowPart {
+    let WindowPart { samples, loss_sum, prediction_sum, label_sum, counts } = part;
+    v1::WindowPart { samples, loss_sum, prediction_sum, label_sum, counts }
 }
 
 impl Trainer {
@@ -102,6 +108,7 @@ impl Trainer {
             progress: v1::Progress { rank: rank.0, ..v1::Progress::default() },
             pace: Pace::default(),
             running_auc: RunningAuc::new(RUNNING_AUC_SAMPLES),
+            window: WindowPart::default(),
             loss_watch,
             reported: Instant::now(),
             training: Duration::ZERO,
@@ -176,6 +183,7 @@ impl Trainer {
         started: Instant,
     ) -> Result<(), RoleError> {
         self.running_auc.push(predictions, &batch.labels);
+        self.window.push(predictions, &batch.labels);
         self.progress.steps_done = at_batch;
         self.progress.samples += batch.samples as u64;
         self.progress.loss_sum += loss_sum;
@@ -189,9 +197,15 @@ impl Trainer {
         Ok(())
     }
 
+    /// Reports the batches trained since the last report, if there are any.
+    pub(crate) fn report_trained(&mut self) -> Result<(), RoleError> {
+        if self.progress.samples == 0 { Ok(()) } else { self.report_progress() }
+    }
+
     pub(crate) fn report_progress(&mut self) -> Result<(), RoleError> {
         self.reported = Instant::now();
         self.progress.running_auc = self.running_auc.value();
+        self.progress.window = Some(write_window(std::mem::take(&mut self.window)));
         self.progress.training_seconds = self.training.as_secs_f64();
         if let Some(memory) = self.tower.device_memory() {
             self.metrics.gpu_memory_used.set(memory.used_bytes as i64);

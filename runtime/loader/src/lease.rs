@@ -9,6 +9,7 @@ use rectrain_protocol::error::RoleError;
 use rectrain_protocol::round_robin::RoundRobin;
 
 use crate::Loader;
+use crate::reader::Content;
 
 /// A kind of pass over data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -127,14 +128,25 @@ impl Loader {
 
     /// Reports the rows of a chunk to the coordinator. The reply has the number of replaced
     /// embedding workers. The loader reconnects if that has grown.
-    pub(crate) async fn report(&self, lease: &Lease, rows: Option<&Batch>, skipped_rows: u64) -> Result<(), RoleError> {
+    pub(crate) async fn report(&self, lease: &Lease, content: &Content) -> Result<(), RoleError> {
         let loader = self.index;
+        let Content { rows, skipped: skipped_rows, read, event_millis } = content;
+        let (rows, skipped_rows) = (rows.as_ref(), *skipped_rows);
         let samples = rows.map_or(0, |rows| rows.samples as u64);
         let reported = match lease {
             Lease::Training(lease) => {
                 let label_sum = rows.map_or(0.0, Batch::label_sum);
                 let v1::ChunkLease { epoch, chunk, .. } = *lease;
-                let report = v1::ChunkReport { loader, epoch, chunk, rows: samples, label_sum, skipped_rows };
+                let report = v1::ChunkReport {
+                    loader,
+                    epoch,
+                    chunk,
+                    rows: samples,
+                    label_sum,
+                    skipped_rows,
+                    read: read.map(|read| v1::SegmentRead { next: read.next, more: read.more }),
+                    event_millis: *event_millis,
+                };
                 self.peers.coordinator.call(report, Vec::new(), CALL_DEADLINE).await?.0
             }
             Lease::Evaluation(lease) => {

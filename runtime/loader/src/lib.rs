@@ -2,19 +2,22 @@
 //! batches, and each batch into pieces (local batches). It removes duplicate ids and sends each
 //! piece to an embedding worker (Persia §4.1). No other role calls a loader.
 //!
-//! Three loops run concurrently. One passes over the training data, and one over the test data for
-//! evaluations. The third sends pieces of dead processes again ([`repeats`]).
+//! Four loops run concurrently. One passes over the training data, and one over the test data for
+//! evaluations. The third sends pieces of dead processes again ([`repeats`]). The fourth watches a
+//! stream ([`watch`]).
 
 mod datasets;
 mod lease;
 mod progress;
+mod reader;
 mod repeats;
 mod send;
+mod watch;
 
 use std::sync::Arc;
 use std::time::Instant;
 
-use rectrain_data::{Batch, ChunkReader, Dataset, Fingerprint, ReadPlan};
+use rectrain_data::{Dataset, Fingerprint, ReadPlan};
 use rectrain_proto::v1;
 use rectrain_protocol::blocking::blocking;
 use rectrain_protocol::coordinator_channel::CoordinatorChannel;
@@ -26,8 +29,9 @@ use rectrain_protocol::plan::JobPlan;
 use tokio::sync::{OnceCell, mpsc};
 
 use self::datasets::Datasets;
-use self::lease::Pass;
+use self::lease::{Lease, Pass};
 use self::progress::while_reporting_progress;
+use self::reader::{ChunkPlace, Content, Reader};
 use self::send::{ReadChunk, Selection};
 
 /// The number of chunks that are read ahead of sending.
@@ -53,15 +57,6 @@ pub struct Loader {
     files_accepted: OnceCell<()>,
 }
 
-/// The result of reading a chunk.
-struct Read {
-    reader: ChunkReader,
-    /// `None` past the end of the data.
-    rows: Option<Batch>,
-    /// The number of bad rows that were skipped.
-    skipped: u64,
-}
-
 impl Loader {
     /// Creates loader number `index`.
     #[must_use]
@@ -75,11 +70,16 @@ impl Loader {
     /// The data does not match the manifest or cannot be read, or a peer is unreachable or refuses
     /// a request.
     pub async fn run(self) -> Result<(), RoleError> {
-        let training = self.load(Pass::Training);
-        let evaluating = self.load(Pass::Evaluation);
+        let training = Box::pin(self.load(Pass::Training));
+        let evaluating = Box::pin(self.load(Pass::Evaluation));
         let repeating = Box::pin(self.repeat_lost_pieces());
         let probing = Box::pin(self.probe_test_data());
-        futures::future::try_join4(training, evaluating, repeating, probing).await.map(|_| ())
+        let working = futures::future::try_join4(training, evaluating, repeating, probing);
+        // The stream is watched for as long as there is work.
+        tokio::select! {
+            worked = working => worked.map(|_| ()),
+            Err(error) = Box::pin(self.watch_stream()) => Err(error),
+        }
     }
 
     /// Reads the chunks of a pass and sends them. Reads one chunk ahead.
@@ -93,17 +93,17 @@ impl Loader {
 
     async fn read_chunks(&self, pass: Pass, chunks: mpsc::Sender<ReadChunk>) -> Result<(), RoleError> {
         let dataset = self.dataset(pass).await?;
-        let mut last: Option<(u32, ChunkReader)> = None;
+        let mut last: Option<(u32, Reader)> = None;
         while let Some(lease) = self.lease(pass).await? {
             let epoch = lease.epoch();
             let reader = match last.take() {
                 Some((last_epoch, reader)) if last_epoch == epoch => reader,
-                _ => dataset.reader(self.read_plan(pass, epoch, CHUNKS_AHEAD))?,
+                _ => Reader::new(&dataset, self.read_plan(pass, epoch, CHUNKS_AHEAD))?,
             };
-            let Read { reader, rows, skipped } = self.read(reader, lease.chunk()).await?;
+            let (reader, content) = self.read(reader, self.place(&lease)).await?;
             last = Some((epoch, reader));
-            self.report(&lease, rows.as_ref(), skipped).await?;
-            let Some(rows) = rows else { continue };
+            self.report(&lease, &content).await?;
+            let Some(rows) = content.rows else { continue };
             if chunks.send(ReadChunk::new(&lease, Selection::default(), rows)?).await.is_err() {
                 break;
             }
@@ -135,7 +135,7 @@ impl Loader {
     async fn report_files(&self, dataset: &Dataset) -> Result<(), RoleError> {
         let (files, digest) = (dataset.files().len() as u64, dataset.files_digest());
         let mut found = v1::FilesFound { loader: self.index, files, digest, ..v1::FilesFound::default() };
-        if self.plan.checkpoint.is_some() {
+        if self.plan.checkpoint.is_some() && self.plan.stream().is_none() {
             let dataset = dataset.clone();
             let reading = blocking("reading of the files' content", move || dataset.fingerprints());
             let fingerprints = self.reporting_progress(reading).await???;
@@ -158,19 +158,22 @@ impl Loader {
         Ok(self.reporting_progress(reading).await???)
     }
 
-    async fn read(&self, mut reader: ChunkReader, chunk: u64) -> Result<Read, RoleError> {
+    fn place(&self, lease: &Lease) -> ChunkPlace {
+        ChunkPlace::of(lease, self.plan.global_batch_rows)
+    }
+
+    async fn read(&self, mut reader: Reader, place: ChunkPlace) -> Result<(Reader, Content), RoleError> {
         let started = Instant::now();
         let reading = blocking("reading of data", move || {
-            let rows = reader.read(chunk);
-            let skipped = reader.skipped();
-            (reader, rows, skipped)
+            let content = reader.read(place);
+            (reader, content)
         });
-        let (reader, rows, skipped) = self.reporting_progress(reading).await??;
-        let rows = rows?;
+        let (reader, content) = self.reporting_progress(reading).await??;
+        let content = content?;
         self.metrics.read.observe(started.elapsed().as_secs_f64());
-        self.metrics.rows.inc_by(rows.as_ref().map_or(0, |rows| rows.samples as u64));
-        self.metrics.skipped_rows.inc_by(skipped);
-        Ok(Read { reader, rows, skipped })
+        self.metrics.rows.inc_by(content.rows.as_ref().map_or(0, |rows| rows.samples as u64));
+        self.metrics.skipped_rows.inc_by(content.skipped);
+        Ok((reader, content))
     }
 
     /// Awaits `reading`, and regularly reports its progress to the coordinator.

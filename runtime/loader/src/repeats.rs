@@ -9,15 +9,15 @@ use std::collections::BTreeMap;
 use futures::StreamExt;
 use futures::future::OptionFuture;
 use futures::stream::FuturesUnordered;
-use rectrain_data::ChunkReader;
 use rectrain_proto::v1;
 use rectrain_proto::v1::repeat_reply::Repeat;
 use rectrain_protocol::deadline::CALL_DEADLINE;
 use rectrain_protocol::error::RoleError;
 
+use crate::Loader;
 use crate::lease::{Lease, Pass};
+use crate::reader::Reader;
 use crate::send::{ReadChunk, Selection};
-use crate::{Loader, Read};
 
 /// The pieces that were lost together: an embedding worker, or ranges of the dense workers' pieces.
 type Loss = (Option<u32>, Vec<(u32, u32)>);
@@ -36,7 +36,7 @@ struct EvaluationRepeats {
     at_step: u64,
     added: u64,
     /// The reader of the chunk that was sent last. The next chunk continues with it.
-    reader: Option<ChunkReader>,
+    reader: Option<Reader>,
 }
 
 impl EvaluationRepeats {
@@ -56,7 +56,7 @@ impl EvaluationRepeats {
     }
 
     /// The next chunk that may be sent, with its number.
-    fn next(&mut self) -> Option<(u64, v1::RepeatReply, Option<ChunkReader>)> {
+    fn next(&mut self) -> Option<(u64, v1::RepeatReply, Option<Reader>)> {
         let is_behind =
             |loss: &Loss, first_batch: u64| self.sending.values().any(|(of, sent)| of == loss && *sent < first_batch);
         // The map orders by loss, then by first batch.
@@ -67,7 +67,7 @@ impl EvaluationRepeats {
         Some((number, reply, self.reader.take()))
     }
 
-    fn sent(&mut self, number: u64, reader: Option<ChunkReader>) {
+    fn sent(&mut self, number: u64, reader: Option<Reader>) {
         self.sending.remove(&number);
         self.reader = reader;
     }
@@ -128,11 +128,7 @@ impl Loader {
 
     /// Reads a chunk and sends its lost pieces. Uses `reader` if it is given, and returns the
     /// reader for the next chunk.
-    async fn repeat(
-        &self,
-        reply: v1::RepeatReply,
-        reader: Option<ChunkReader>,
-    ) -> Result<Option<ChunkReader>, RoleError> {
+    async fn repeat(&self, reply: v1::RepeatReply, reader: Option<Reader>) -> Result<Option<Reader>, RoleError> {
         self.peers.embedding_workers.follow_replacements(reply.embedding_worker_successions).await?;
         let (selection, is_unreported) = (Selection::lost(&reply), reply.report);
         let lease = match reply.repeat {
@@ -142,13 +138,13 @@ impl Loader {
         };
         let reader = match reader.filter(|_| lease.pass() == Pass::Evaluation) {
             Some(reader) => reader,
-            None => self.dataset(lease.pass()).await?.reader(self.read_plan(lease.pass(), lease.epoch(), 0))?,
+            None => Reader::new(&self.dataset(lease.pass()).await?, self.read_plan(lease.pass(), lease.epoch(), 0))?,
         };
-        let Read { reader, rows, skipped } = self.read(reader, lease.chunk()).await?;
+        let (reader, content) = self.read(reader, self.place(&lease)).await?;
         if is_unreported {
-            self.report(&lease, rows.as_ref(), skipped).await?;
+            self.report(&lease, &content).await?;
         }
-        if let Some(rows) = rows {
+        if let Some(rows) = content.rows {
             self.send_chunk(ReadChunk::new(&lease, selection, rows)?).await?;
         }
         Ok(Some(reader))

@@ -73,7 +73,7 @@ pub async fn run_with(
         (0..plan.replicas.count(role)).for_each(|index| start(&mut members, role, index));
     }
     let mut events = coordinator.follow();
-    let mut running = std::pin::pin!(coordinator.run(&*transport));
+    let mut running = Box::pin(coordinator.run(&*transport));
     let summary = loop {
         tokio::select! {
             summary = &mut running => break summary,

@@ -2,13 +2,16 @@
 //! pass ends. [`DataLedger`](crate::DataLedger) numbers the chunks, leases them, and counts global
 //! steps.
 
-use rectrain_kinds::Start;
+use rectrain_kinds::{Position, Start};
 use serde::{Deserialize, Serialize};
+
+use crate::StreamChunks;
 
 /// Cuts one pass over a source into chunks.
 ///
-/// Every chunk but the last of a pass holds the same number of rows. So the number of a chunk fixes
-/// the global steps of its batches before a loader has read it.
+/// Every chunk but the last of a pass holds the same number of rows, or every chunk is one global
+/// batch. So the number of a chunk fixes the global steps of its batches before a loader has read
+/// it.
 pub trait Chunks {
     /// Begins chunk `chunk`, the next one of the pass. `None` if all rows known so far are leased
     /// or read. The ledger then has loaders ask again.
@@ -25,6 +28,98 @@ pub trait Chunks {
 
     /// Rows of a pass, once its end is known. A source that grows never has them.
     fn pass_rows(&self) -> Option<u64>;
+
+    /// Global batches of `global_batch_rows` rows of a pass, once its end is known.
+    fn pass_batches(&self, global_batch_rows: u64) -> Option<u64> {
+        self.pass_rows().map(|rows| rows.div_ceil(global_batch_rows))
+    }
+
+    /// The offset behind the records of chunk `chunk`, in a source that grows.
+    fn until(&self, _chunk: u64) -> Option<u64> {
+        None
+    }
+
+    /// Whether another pass may follow.
+    fn repeats(&self) -> bool {
+        true
+    }
+}
+
+/// The chunks of a job.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub enum JobChunks {
+    /// Of a source that ends.
+    Finite(FiniteChunks),
+    /// Of a stream.
+    Stream(Box<StreamChunks>),
+}
+
+impl JobChunks {
+    /// The chunks of a stream.
+    #[must_use]
+    pub fn stream(&self) -> Option<&StreamChunks> {
+        match self {
+            Self::Finite(_) => None,
+            Self::Stream(stream) => Some(stream),
+        }
+    }
+
+    /// The chunks of a stream, to change them.
+    pub fn stream_mut(&mut self) -> Option<&mut StreamChunks> {
+        match self {
+            Self::Finite(_) => None,
+            Self::Stream(stream) => Some(stream),
+        }
+    }
+}
+
+impl Chunks for JobChunks {
+    fn begin(&mut self, chunk: u64) -> Option<Start> {
+        match self {
+            Self::Finite(finite) => finite.begin(chunk),
+            Self::Stream(stream) => {
+                let segment = stream.begin(chunk)?;
+                Some(Start::At(Position::new(segment.part.0, segment.from)))
+            }
+        }
+    }
+
+    /// A chunk of a stream has a row, because a loader has seen one.
+    fn found(&mut self, chunk: u64, rows: u64) -> Result<(), u64> {
+        match self {
+            Self::Finite(finite) => finite.found(chunk, rows),
+            Self::Stream(_) if rows == 0 => Err(1),
+            Self::Stream(_) => Ok(()),
+        }
+    }
+
+    fn read_before(&mut self, chunk: u64) {
+        if let Self::Finite(finite) = self {
+            finite.read_before(chunk);
+        }
+    }
+
+    fn pass_rows(&self) -> Option<u64> {
+        match self {
+            Self::Finite(finite) => finite.pass_rows(),
+            Self::Stream(_) => None,
+        }
+    }
+
+    fn pass_batches(&self, global_batch_rows: u64) -> Option<u64> {
+        match self {
+            Self::Finite(finite) => finite.pass_batches(global_batch_rows),
+            Self::Stream(stream) => stream.is_finished().then(|| stream.chunks_begun()),
+        }
+    }
+
+    fn until(&self, chunk: u64) -> Option<u64> {
+        self.stream().and_then(|stream| stream.segment(chunk)).map(|segment| segment.until)
+    }
+
+    fn repeats(&self) -> bool {
+        matches!(self, Self::Finite(_))
+    }
 }
 
 /// Chunks of a source that ends: chunk c begins at row c · `chunk_rows` of the pass. The first

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use rectrain_kinds::Start;
 use serde::{Deserialize, Serialize};
 
-use crate::{Chunks, FiniteChunks, GlobalStep};
+use crate::{Chunks, FiniteChunks, GlobalStep, JobChunks, StreamChunks};
 
 /// How long to train.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -47,6 +47,8 @@ pub struct ChunkLease {
     pub chunk: u64,
     /// The first row of the chunk.
     pub start: Start,
+    /// The offset behind its last record, in a stream.
+    pub until: Option<u64>,
     /// The global step of the chunk's first batch.
     pub first_step: GlobalStep,
     /// Batches beyond this number are not trained (the limit on steps).
@@ -184,6 +186,24 @@ impl DataLedger {
     }
 }
 
+impl DataLedger<JobChunks> {
+    /// The ledger of a job whose source ends.
+    #[must_use]
+    pub fn of_finite(ledger: DataLedger) -> Self {
+        let DataLedger { plan, epoch, epoch_start, next_chunk, chunks, on_lease, rows_read, first_pass } = ledger;
+        let chunks = JobChunks::Finite(chunks);
+        Self { plan, epoch, epoch_start, next_chunk, chunks, on_lease, rows_read, first_pass }
+    }
+
+    /// The ledger of a job on a stream. It has trained on `trained` before the first chunk. A chunk
+    /// is one global batch.
+    #[must_use]
+    pub fn of_stream(plan: DataPlan, chunks: StreamChunks, trained: FirstPass) -> Self {
+        let ledger = Self::over(plan, |_| JobChunks::Stream(Box::new(chunks)));
+        Self { epoch_start: GlobalStep(trained.batch), rows_read: trained.rows, first_pass: trained, ..ledger }
+    }
+}
+
 impl<C: Chunks> DataLedger<C> {
     /// A ledger over `chunks(rows of a chunk)`.
     pub fn over(plan: DataPlan, chunks: impl FnOnce(u64) -> C) -> Self {
@@ -205,6 +225,11 @@ impl<C: Chunks> DataLedger<C> {
     }
 
     /// The chunks of a pass.
+    pub fn chunks(&self) -> &C {
+        &self.chunks
+    }
+
+    /// The chunks of a pass, to change them.
     pub fn chunks_mut(&mut self) -> &mut C {
         &mut self.chunks
     }
@@ -218,11 +243,14 @@ impl<C: Chunks> DataLedger<C> {
     /// Leases the next chunk, in order. While the end of an epoch is unknown, the chunk may lie
     /// past it. Its loader then finds no rows.
     pub fn lease(&mut self) -> Lease {
-        if let Some(rows) = self.epoch_rows()
-            && self.next_chunk * self.plan.chunk_rows() >= rows
+        if let Some(batches) = self.pass_batches()
+            && self.next_chunk * self.plan.batches_per_chunk >= batches
         {
+            if !self.chunks.repeats() {
+                return Lease::Finished;
+            }
             self.epoch += 1;
-            self.epoch_start = GlobalStep(self.epoch_start.0 + rows.div_ceil(self.plan.global_batch_rows));
+            self.epoch_start = GlobalStep(self.epoch_start.0 + batches);
             self.next_chunk = 0;
         }
         let first_step = GlobalStep(self.next_batch());
@@ -236,7 +264,8 @@ impl<C: Chunks> DataLedger<C> {
             return Lease::Finished;
         }
         let Some(start) = self.chunks.begin(self.next_chunk) else { return Lease::Wait };
-        let lease = ChunkLease { epoch: self.epoch, chunk: self.next_chunk, start, first_step, max_batches };
+        let until = self.chunks.until(self.next_chunk);
+        let lease = ChunkLease { epoch: self.epoch, chunk: self.next_chunk, start, until, first_step, max_batches };
         self.on_lease.insert((lease.epoch, lease.chunk), lease);
         self.next_chunk += 1;
         Lease::Chunk(lease)
@@ -267,12 +296,22 @@ impl<C: Chunks> DataLedger<C> {
     #[must_use]
     pub fn total_steps(&self) -> Option<GlobalStep> {
         match self.plan.length {
-            TrainingLength::Steps(steps) => Some(GlobalStep(steps)),
+            TrainingLength::Steps(steps) => Some(GlobalStep(self.end_of_stream().map_or(steps, |end| end.min(steps)))),
+            TrainingLength::Epochs(_) if !self.chunks.repeats() => self.end_of_stream().map(GlobalStep),
             TrainingLength::Epochs(epochs) => {
-                let epoch_batches = self.epoch_rows().map(|rows| rows.div_ceil(self.plan.global_batch_rows));
-                self.first_pass.batches_of_run(epochs, epoch_batches).map(GlobalStep)
+                self.first_pass.batches_of_run(epochs, self.pass_batches()).map(GlobalStep)
             }
         }
+    }
+
+    /// The step at which a stream ends, once it is known.
+    fn end_of_stream(&self) -> Option<u64> {
+        let batches = self.pass_batches().filter(|_| !self.chunks.repeats())?;
+        Some(self.first_pass.batch + batches)
+    }
+
+    fn pass_batches(&self) -> Option<u64> {
+        self.chunks.pass_batches(self.plan.global_batch_rows)
     }
 
     /// Rows of one epoch, once known.
@@ -507,6 +546,43 @@ mod tests {
         fn pass_rows(&self) -> Option<u64> {
             None
         }
+    }
+
+    /// A stream with one partition of `end` rows, whose end is the end of training. Reads it whole.
+    fn read_stream(length: TrainingLength, trained: FirstPass, end: u64) -> (Vec<(u64, u64)>, Option<u64>) {
+        use rectrain_kinds::{LostRecords, PartId, PartitionState, SegmentRead, StreamEnd};
+        let stream =
+            crate::StreamPlan { chunk_rows: 4, until: Some(StreamEnd::Latest), lost_records: LostRecords::Fail };
+        let mut ledger = DataLedger::of_stream(plan(4, 1, length), StreamChunks::new(stream), trained);
+        assert_eq!(ledger.lease(), Lease::Wait);
+        let chunks = ledger.chunks_mut().stream_mut().unwrap();
+        let state = PartitionState { part: PartId(0), begin: 0, end, aged_end: 0, start: 0 };
+        chunks.found(0, &[state]).unwrap();
+        for segment in chunks.to_probe() {
+            assert!(chunks.probed(segment, SegmentRead { next: segment.from, more: true }));
+        }
+        let mut steps = Vec::new();
+        while let Lease::Chunk(lease) = ledger.lease() {
+            let Start::At(from) = lease.start else { panic!("a stream has no row numbers") };
+            let next = (from.offset.0 + 4).min(lease.until.unwrap());
+            let read = SegmentRead { next, more: next < end };
+            ledger.chunks_mut().stream_mut().unwrap().read(lease.chunk, read).unwrap();
+            ledger.report(lease.epoch, lease.chunk, next - from.offset.0).unwrap();
+            steps.push((lease.first_step.0, next));
+        }
+        assert_eq!(ledger.lease(), Lease::Finished);
+        (steps, ledger.total_steps().map(|total| total.0))
+    }
+
+    #[test]
+    fn a_stream_ends_with_its_last_rows_or_its_last_step() {
+        let fresh = FirstPass::default();
+        let all = read_stream(TrainingLength::Epochs(1), fresh, 10);
+        assert_eq!(all, (vec![(0, 4), (1, 8), (2, 10)], Some(3)));
+        assert_eq!(read_stream(TrainingLength::Steps(9), fresh, 10), all);
+        assert_eq!(read_stream(TrainingLength::Steps(2), fresh, 10), (vec![(0, 4), (1, 8)], Some(2)));
+        let trained = FirstPass { epoch: 0, batch: 7, rows: 25 };
+        assert_eq!(read_stream(TrainingLength::Epochs(1), trained, 5), (vec![(7, 4), (8, 5)], Some(9)));
     }
 
     proptest! {

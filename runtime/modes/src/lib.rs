@@ -23,6 +23,7 @@ pub mod migration;
 mod mode;
 mod rows;
 pub mod simulate;
+mod stream_chunks;
 pub mod switch;
 
 use std::fmt;
@@ -30,12 +31,13 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 pub use assignment::{Answers, Assignment, Reply, Token};
-pub use chunks::{Chunks, FiniteChunks};
+pub use chunks::{Chunks, FiniteChunks, JobChunks};
 pub use coordinator_half::CoordinatorHalf;
 pub use data_ledger::{ChunkLease, DataLedger, DataPlan, DataPosition, FirstPass, Lease, LedgerError, TrainingLength};
 pub use evaluation::EvaluationPoints;
 pub use mode::{DenseHome, ModeSettings, TrainingMode};
 pub use rows::{Batch, DataList, Inserted, Next, Outcome, RowCounts, RowLedger, RowLedgerError, RowSet, Settled};
+pub use stream_chunks::{BegunChunk, Lost, PartitionPlace, StreamChunks, StreamError, StreamPlace, StreamPlan};
 
 /// Counts optimizer steps over the global batch, from 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

@@ -51,6 +51,13 @@ pub enum JobEvent {
         loss: f64,
         /// AUC of the latest training predictions. Each was made before its sample was learned.
         running_auc: Option<f64>,
+        /// How far training is behind its stream: `lagRows`, `lagSeconds`, `eventTime`. `None` for
+        /// a job on files.
+        #[serde(flatten)]
+        stream: Option<StreamLag>,
+        /// The quality of the latest 100,000 predictions, each made before its row was learned.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        window: Option<WindowQuality>,
     },
     /// The training mode was switched.
     ModeSwitched {
@@ -234,6 +241,39 @@ pub struct WarmStartOrigin {
     pub checkpoint: String,
     /// XXH3-64 of its manifest, which holds the checksums of all its files. 16 hexadecimal digits.
     pub digest: String,
+}
+
+/// The quality of the latest predictions.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct WindowQuality {
+    /// Area under the ROC curve; `None` if all labels are equal. Predictions are counted in 1,024
+    /// buckets, and the ones of a bucket are ties.
+    pub auc: Option<f64>,
+    /// Log loss over the entropy of the base rate.
+    pub normalized_entropy: Option<f64>,
+    /// Mean prediction over mean label.
+    pub calibration: Option<f64>,
+    /// Rows.
+    pub rows: u64,
+}
+
+/// How far training is behind the stream that it reads.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct StreamLag {
+    /// Records that wait at the brokers. Gaps between offsets count, too.
+    #[serde(rename = "lagRows")]
+    pub rows: u64,
+    /// The age of the latest record that was read, in seconds; 0 if no record waits.
+    #[serde(rename = "lagSeconds")]
+    pub seconds: f64,
+    /// The time of that record, in seconds since 1970 (UTC).
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub event_time: Option<f64>,
+    /// Records that the brokers deleted before they were trained.
+    #[serde(default)]
+    pub lost_records: u64,
 }
 
 /// Quality on the test part.
@@ -558,6 +598,8 @@ mod tests {
             samples_per_second: 0.0,
             loss: 0.0,
             running_auc: None,
+            stream: None,
+            window: None,
         }
     }
 

@@ -102,6 +102,7 @@ requests! {
     55 "claim_journal" ClaimJournal => v1::JournalHead;
     56 "set_budget" SetBudget => Done;
     60 "waiting" Waiting => Done;
+    61 "stream_found" StreamFound => v1::StreamKnown;
 }
 
 /// The refusal of a parameter server that another coordinator has claimed, or that has a newer copy

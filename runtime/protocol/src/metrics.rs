@@ -4,13 +4,14 @@
 use std::collections::BTreeMap;
 
 use prometheus::{
-    GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
-    TextEncoder,
+    Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
+    Registry, TextEncoder,
 };
 use rectrain_kinds::Role;
 use rectrain_proto::metric_names;
 
 use crate::error::RoleError;
+use crate::events::{StreamLag, WindowQuality};
 use crate::token_counts::TokenCounts;
 
 /// Buckets of times: 10 µs to 10 s, three a decade.
@@ -106,6 +107,7 @@ macro_rules! metrics {
     (@single steps) => { Histogram };
     (@single counter) => { IntCounter };
     (@single gauge) => { IntGauge };
+    (@single ratio) => { Gauge };
     (@single shares) => { FeatureShares };
     (@single table_counter) => { TableCounters };
     (@single table_gauge) => { TableGauges };
@@ -113,6 +115,7 @@ macro_rules! metrics {
     (@family steps) => { HistogramVec };
     (@family counter) => { IntCounterVec };
     (@family gauge) => { IntGaugeVec };
+    (@family ratio) => { GaugeVec };
     (@family shares) => { GaugeVec };
     (@family table_counter) => { IntCounterVec };
     (@family table_gauge) => { IntGaugeVec };
@@ -128,6 +131,7 @@ macro_rules! metrics {
     };
     (@new counter, $name:expr, $help:literal) => { IntCounterVec::new(Opts::new($name, $help), &["replica"]) };
     (@new gauge, $name:expr, $help:literal) => { IntGaugeVec::new(Opts::new($name, $help), &["replica"]) };
+    (@new ratio, $name:expr, $help:literal) => { GaugeVec::new(Opts::new($name, $help), &["replica"]) };
     (@new table_counter, $name:expr, $help:literal) => {
         IntCounterVec::new(Opts::new($name, $help), &["replica", "table"])
     };
@@ -142,6 +146,7 @@ metrics! {
         send: seconds = "rectrain_loader_send_seconds", "Time until every dense worker has received a global batch. High values mean that training is the bottleneck.";
         rows: counter = "rectrain_loader_rows_total", "Rows read, including test data.";
         skipped_rows: counter = "rectrain_loader_skipped_rows_total", "Bad rows skipped because spec.data.badRows allows it.";
+        broker_errors: counter = "rectrain_loader_broker_errors_total", "Looks at the brokers of a stream that failed and are tried again. The loader trains what it has read meanwhile.";
     }
     /// Metrics of an embedding worker.
     EmbeddingWorkerMetrics {
@@ -226,6 +231,13 @@ metrics! {
         migrated_bytes: counter = "rectrain_coordinator_moved_bytes_total", "Bytes of rows that parameter servers sent each other in migrations.";
         migration_time: seconds = "rectrain_coordinator_migration_seconds", "Time from the plan of a migration until its slot map was in force. Training continues meanwhile.";
         flip_time: seconds = "rectrain_coordinator_flip_seconds", "Time that training was paused to bring a new slot map into force.";
+        stream_lag_records: gauge = "rectrain_coordinator_stream_lag_records", "Records of the stream that wait at the brokers. Gaps between offsets count, too.";
+        stream_lag: gauge = "rectrain_coordinator_stream_lag_milliseconds", "Age of the latest record of the stream that was read; 0 if no record waits.";
+        stream_event_time: gauge = "rectrain_coordinator_stream_event_time", "Time of that record, in seconds since 1970 (UTC).";
+        stream_lost_records: gauge = "rectrain_coordinator_stream_lost_records", "Records of the stream that the brokers deleted before they were trained.";
+        window_auc: ratio = "rectrain_coordinator_window_auc", "AUC of the latest 100,000 predictions, each made before its row was learned.";
+        window_normalized_entropy: ratio = "rectrain_coordinator_window_normalized_entropy", "Log loss of these predictions over the entropy of their base rate.";
+        window_calibration: ratio = "rectrain_coordinator_window_calibration", "Mean of these predictions over the mean of their labels.";
         unseen_share: shares = "rectrain_evaluation_unseen_share", "Share of a feature's look-ups in the last evaluation that found no row, by the label `feature`. High values mean that no training row had the ids, for instance because the test files write them in another form.";
     }
     /// Metrics of a dense worker.
@@ -265,6 +277,30 @@ impl CoordinatorMetrics {
         add(&self.dropped_batches, counts.dropped_batches, before.dropped_batches);
         add(&self.repeated_batches, counts.repeated_batches, before.repeated_batches);
         add(&self.mode_switches, counts.switches, before.switches);
+    }
+
+    /// Sets the quality of the latest predictions. A figure that is not defined keeps its last
+    /// value.
+    pub fn set_window(&self, window: &WindowQuality) {
+        let figures = [
+            (&self.window_auc, window.auc),
+            (&self.window_normalized_entropy, window.normalized_entropy),
+            (&self.window_calibration, window.calibration),
+        ];
+        for (gauge, value) in figures {
+            if let Some(value) = value {
+                gauge.set(value);
+            }
+        }
+    }
+
+    /// Sets how far training is behind its stream.
+    pub fn set_stream_lag(&self, lag: &StreamLag) {
+        let whole = |value: f64| value as i64;
+        self.stream_lag_records.set(i64::try_from(lag.rows).unwrap_or(i64::MAX));
+        self.stream_lag.set(whole(lag.seconds * 1e3));
+        self.stream_event_time.set(whole(lag.event_time.unwrap_or(0.0)));
+        self.stream_lost_records.set(i64::try_from(lag.lost_records).unwrap_or(i64::MAX));
     }
 
     /// Sets the number of members of a role that are in use, if the role has a gauge.
@@ -309,7 +345,7 @@ fn tabulate(text: &mut String, metrics: &[(&str, &str, &str)]) {
     for (name, kind, help) in metrics {
         let kind = match *kind {
             "seconds" | "steps" => "histogram",
-            "shares" | "table_gauge" => "gauge",
+            "shares" | "ratio" | "table_gauge" => "gauge",
             "table_counter" => "counter",
             kind => kind,
         };

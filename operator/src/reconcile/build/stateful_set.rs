@@ -15,7 +15,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use rectrain_crds::defaults::TERMINATION_GRACE_SECONDS;
-use rectrain_crds::{PodTemplate, Role};
+use rectrain_crds::{DataSource, PodTemplate, Role};
 use serde_json::{Value, json};
 
 use super::config_map::MANIFEST;
@@ -243,7 +243,7 @@ fn container(plan: &Plan<'_>, role: Role) -> Container {
         image_pull_policy: Some(plan.config.image_pull_policy.clone()),
         args: Some(arguments(plan, role)),
         env: Some(environment(plan, role)),
-        env_from: storage_secret(plan, role),
+        env_from: secrets(plan, role),
         ports: Some(ports(role).iter().map(|&(name, port)| container_port(name, port)).collect()),
         resources: device(plan, role),
         volume_mounts: Some(mounts(plan, role)),
@@ -331,11 +331,20 @@ fn grace_seconds(plan: &Plan<'_>, role: Role) -> u32 {
     template.and_then(|template| template.termination_grace_period_seconds).unwrap_or(TERMINATION_GRACE_SECONDS)
 }
 
-/// The credentials of the object store, for roles that use it.
-fn storage_secret(plan: &Plan<'_>, role: Role) -> Option<Vec<EnvFromSource>> {
-    let name = plan.resolved.data.storage.secret_name.clone().filter(|_| role.uses_storage())?;
-    let secret_ref = Some(SecretEnvSource { name, optional: Some(false) });
-    Some(vec![EnvFromSource { secret_ref, ..EnvFromSource::default() }])
+/// The credentials of the object store, for roles that use it, and of the stream, for loaders.
+fn secrets(plan: &Plan<'_>, role: Role) -> Option<Vec<EnvFromSource>> {
+    let data = &plan.resolved.data;
+    let storage = data.storage.secret_name.clone().filter(|_| role.uses_storage());
+    let stream = match &data.source {
+        DataSource::Stream(stream) => stream.secret_name.clone().filter(|_| role == Role::Loader),
+        DataSource::Files(_) | DataSource::Synthetic(_) => None,
+    };
+    let source = |name| EnvFromSource {
+        secret_ref: Some(SecretEnvSource { name, optional: Some(false) }),
+        ..EnvFromSource::default()
+    };
+    let sources: Vec<EnvFromSource> = storage.into_iter().chain(stream).map(source).collect();
+    (!sources.is_empty()).then_some(sources)
 }
 
 /// GPUs of each pod of a role.

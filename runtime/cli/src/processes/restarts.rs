@@ -182,6 +182,8 @@ mod tests {
             samples_per_second: 0.0,
             loss: 0.0,
             running_auc: None,
+            stream: None,
+            window: None,
         };
         let resumed = |batches| JobEvent::Resumed { checkpoint: "c".to_owned(), step: batches, batches, rows: 0 };
         let mut account = Account::default();

@@ -36,11 +36,18 @@ const READ_AHEAD: usize = 2;
 /// A budget that no job reaches. With any budget, a job has the optimizer of rows in a budget.
 const ANY_BUDGET: [&str; 2] = ["spec.features.memory=null", "spec.features.memory.maxRows=1000000000000"];
 
+/// The refusal of a job on a stream.
+const STREAM: &str = "spec.data.train.kafka: a profile needs rows that end: give files of the same columns with \
+                      `--set spec.data.train.kafka=null --set spec.data.train.paths={rows.csv}`";
+
 pub(crate) fn run(args: &ProfileArgs) -> Result<(), Failure> {
     let text = input::read(&args.job.manifest, "manifest")?;
     let (manifest, plan) = job::parse(&args.job, &text)?;
     for path in args.json.iter().chain(&args.html) {
         check_place(path)?;
+    }
+    if plan.stream().is_some() {
+        return Err(Failure::User(STREAM.to_owned()));
     }
     output::check().map_err(OutputError::from)?;
     let schema = schema(&manifest, &plan);

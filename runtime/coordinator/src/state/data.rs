@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use rectrain_modes::{DataLedger, DataPosition, GlobalStep, Lease, LedgerError};
+use rectrain_modes::{DataLedger, DataPosition, GlobalStep, JobChunks, Lease, LedgerError};
 use rectrain_proto::v1;
 use serde::{Deserialize, Serialize};
 
 use super::State;
+use super::stream::Stream;
 use crate::batch_index::Chunk;
 use crate::files::FileList;
 use crate::in_flight::{InFlightChunks, Leased, Replay};
@@ -47,7 +48,9 @@ pub(super) struct ChunkRead {
 /// The training data of a job.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Data {
-    pub(super) ledger: DataLedger,
+    pub(super) ledger: DataLedger<JobChunks>,
+    /// The stream, if the job trains on one.
+    pub(super) stream: Stream,
     /// The number of training files that the first loader found, and their digest.
     pub(super) files: Option<(u64, u64)>,
     /// The list of these files, if the job has checkpoints.
@@ -69,10 +72,11 @@ pub(super) struct Data {
 }
 
 impl Data {
-    pub(super) fn new(plan: &JobPlan, ledger: DataLedger, saved: Option<&Snapshot>) -> Self {
+    pub(super) fn new(plan: &JobPlan, ledger: DataLedger<JobChunks>, saved: Option<&Snapshot>) -> Self {
         let (sum, rows) = saved.map_or((0.0, 0), |saved| saved.labels);
         Self {
             ledger,
+            stream: Stream::new(saved),
             files: None,
             listed: None,
             in_flight: InFlightChunks::new(plan.batches_per_chunk),
@@ -219,12 +223,14 @@ impl State {
             // The loader that died, or its replacement, has reported it already.
             return Ok(());
         }
-        let resumes = self.job.resumes;
+        // A stream's records may be deleted before they are read. The next attempt tells it.
+        let resumes = self.job.resumes && !self.is_on_stream();
+        let until = self.stream_read(report);
         let lease = self.data.ledger.report(report.epoch, report.chunk, report.rows).map_err(|error| match error {
             LedgerError::DataChanged { .. } if resumes => data_changed(error),
             error => no_rows("train")(error),
         })?;
-        self.data.in_flight.mark_read(report.epoch, report.chunk);
+        self.data.in_flight.mark_read(report.epoch, report.chunk, until);
         let rows = report.rows.min(lease.max_batches * self.job.data.global_batch_rows);
         if rows > 0 {
             self.training.data_mut().add(Chunk { epoch: lease.epoch, first_batch: lease.first_step.0, rows });
@@ -241,6 +247,7 @@ impl State {
             self.data.reads.insert(lease.first_step.0, ChunkRead { label_sum, rows, skipped_rows });
             self.forget_settled_reads();
         }
+        self.forget_settled_chunks();
         self.data.skipped_rows += report.skipped_rows;
         self.data.labels.sum += report.label_sum;
         self.data.labels.rows += report.rows;
@@ -409,7 +416,8 @@ mod tests {
             let Lease::Chunk(lease) = state.data.ledger.lease() else { panic!("there is more") };
             assert_eq!(lease.first_step.0, u64::from(chunk) * CHUNK);
             let (label_sum, rows) = (f64::from(chunk) + 1.0, CHUNK * 24);
-            let report = v1::ChunkReport { loader: 0, epoch: 0, chunk: lease.chunk, rows, label_sum, skipped_rows: 1 };
+            let report =
+                v1::ChunkReport { chunk: lease.chunk, rows, label_sum, skipped_rows: 1, ..v1::ChunkReport::default() };
             state.chunk_report(&report).unwrap();
             assert!(state.data.reads.len() <= 2, "{}", state.data.reads.len());
             // The last chunk is trained only in part.

@@ -5,11 +5,12 @@ mod data;
 mod evaluation;
 mod members;
 mod progress;
+mod stream;
 
 use std::collections::BTreeMap;
 
 use rectrain_modes::migration::{MigrationId, SlotMap};
-use rectrain_modes::{DataLedger, DataPlan};
+use rectrain_modes::{DataLedger, DataPlan, JobChunks};
 use rectrain_proto::v1;
 use serde::{Deserialize, Serialize};
 
@@ -99,6 +100,19 @@ struct JobFacts {
     resumes: bool,
 }
 
+/// The ledger of a job's data, from the position in `saved` on.
+fn ledger(plan: &JobPlan, data: DataPlan, saved: Option<&Snapshot>) -> Result<DataLedger<JobChunks>, RoleError> {
+    if let Some(stream) = plan.stream() {
+        let trained = saved.map(|saved| saved.first_pass).unwrap_or_default();
+        return Ok(DataLedger::of_stream(data, stream::chunks(stream, saved), trained));
+    }
+    let ledger = match saved {
+        Some(saved) => DataLedger::resume_after(data, saved.position(), saved.first_pass).map_err(data_changed)?,
+        None => DataLedger::new(data),
+    };
+    Ok(DataLedger::of_finite(ledger))
+}
+
 impl State {
     /// The state of a job that no member has joined yet. It resumes at `saved` if that is given.
     pub(super) fn new(plan: &JobPlan, saved: Option<&Snapshot>) -> Result<Self, RoleError> {
@@ -117,10 +131,7 @@ impl State {
             has_checkpoints: plan.checkpoint.is_some(),
             resumes: saved.is_some(),
         };
-        let ledger = match saved {
-            Some(saved) => DataLedger::resume_after(data, saved.position(), saved.first_pass).map_err(data_changed)?,
-            None => DataLedger::new(data),
-        };
+        let ledger = ledger(plan, data, saved)?;
         Ok(Self {
             job,
             training: Training::new(plan, saved.map(|saved| (saved, ledger.total_steps())))?,
@@ -159,6 +170,7 @@ impl State {
         saved.epoch_rows = self.data.ledger.epoch_rows();
         saved.first_pass = self.data.ledger.first_pass();
         saved.files = self.files_to_save();
+        self.save_stream(&mut saved);
         self.forget_reads_before(saved.position())?;
         let again = self.data.reads.values();
         saved.labels = again.clone().fold((self.data.labels.sum, self.data.labels.rows), |(sum, rows), read| {

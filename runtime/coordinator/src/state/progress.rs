@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use rectrain_crds::TableSummary;
+use rectrain_dense::metrics::{QualityWindow, WindowMetrics, WindowPart};
 use rectrain_kinds::Family;
 use rectrain_modes::Rank;
 use rectrain_proto::v1;
@@ -17,7 +18,7 @@ use crate::speeds::Speeds;
 use crate::throughput::Throughput;
 use rectrain_protocol::Role;
 use rectrain_protocol::error::RoleError;
-use rectrain_protocol::events::{JobEvent, Summary};
+use rectrain_protocol::events::{JobEvent, StreamLag, Summary, WindowQuality};
 use rectrain_protocol::failure::Divergence;
 
 /// Members that the status lists as missing, at most.
@@ -53,6 +54,9 @@ pub(super) struct Progress {
     pub(super) best_loss: Option<f64>,
     #[serde(skip)]
     pub(super) throughput: Throughput,
+    /// The quality of the latest predictions. A replacement of the coordinator begins a new window.
+    #[serde(skip)]
+    window: QualityWindow,
     #[serde(skip)]
     slowest: Slowest,
     /// The time of the last progress: a step, a batch, a part of an evaluation, or work of
@@ -77,6 +81,7 @@ impl Progress {
             last_loss: 0.0,
             best_loss: None,
             throughput: Throughput::default(),
+            window: QualityWindow::default(),
             slowest: Slowest::default(),
             progressed: Instant::now(),
             speeds: Speeds::default(),
@@ -137,6 +142,7 @@ impl State {
             self.members.leaving_dense_workers.remove(&report.rank);
         }
         self.progress.speeds.record(report);
+        self.progress.window.push(report.window.as_ref().map(read_window).unwrap_or_default());
         // Without a barrier, each batch is reported by itself.
         if self.training.mode().family() == Family::Barrier {
             self.progress.samples += report.samples;
@@ -145,7 +151,8 @@ impl State {
         self.progress.loss_since_event.1 += report.samples;
         let now = Instant::now();
         self.progress.throughput.note(now, self.progress.samples);
-        self.progress.slowest.record(report, now);
+        let ignored = self.is_on_stream().then_some(Role::Loader);
+        self.progress.slowest.record(report, ignored, now);
         self.name_slowest(now);
         self.note_pieces(report, now);
         self.share_pieces(now);
@@ -162,6 +169,8 @@ impl State {
             samples_per_second: self.samples_per_second(),
             loss: self.progress.last_loss,
             running_auc: self.running_auc(),
+            stream: self.stream_lag(),
+            window: self.window(),
         }))
     }
 
@@ -274,6 +283,7 @@ impl State {
             unseen: self.highest_unseen_shares(),
             slowest: self.slowest().filter(|_| phase == v1::Phase::Training),
             no_step: self.no_step(now).filter(|_| phase == v1::Phase::Training),
+            stream: self.stream_lag().map(write_lag),
         }
     }
 
@@ -326,6 +336,12 @@ impl State {
         (!known.is_empty()).then(|| known.iter().sum::<f64>() / known.len() as f64)
     }
 
+    /// The quality of the latest predictions; `None` before the first one.
+    pub(crate) fn window(&self) -> Option<WindowQuality> {
+        let WindowMetrics { auc, normalized_entropy, calibration, samples } = self.progress.window.metrics()?;
+        Some(WindowQuality { auc, normalized_entropy, calibration, rows: samples })
+    }
+
     fn samples_per_second(&self) -> f64 {
         self.progress.throughput.per_second(Instant::now())
     }
@@ -339,6 +355,9 @@ impl State {
 
     /// Names the slowest member, or none. Each change is an event.
     fn name_slowest(&mut self, now: Instant) {
+        if self.waits_for_records() {
+            return;
+        }
         let members = Role::MEMBERS.map(|role| (role, self.replicas(role).present));
         let setting = Setting { mode: self.training.mode().name(), members: members.into() };
         let now_seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
@@ -375,6 +394,16 @@ impl State {
         let of_rank = |rank: &DenseWorkerState| rank.training_seconds_before + rank.training_seconds;
         self.progress.seconds_before + self.progress.ranks.iter().map(of_rank).fold(0.0, f64::max)
     }
+}
+
+fn write_lag(lag: StreamLag) -> v1::StreamLag {
+    let StreamLag { rows, seconds, event_time, lost_records } = lag;
+    v1::StreamLag { rows, seconds, event_time, lost_records }
+}
+
+fn read_window(part: &v1::WindowPart) -> WindowPart {
+    let v1::WindowPart { samples, loss_sum, prediction_sum, label_sum, counts } = part.clone();
+    WindowPart { samples, loss_sum, prediction_sum, label_sum, counts }
 }
 
 fn member((role, index): MemberId) -> v1::Member {

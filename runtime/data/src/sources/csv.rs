@@ -478,7 +478,7 @@ impl CsvRows {
             Err(Fault::TooManyKeys(error)) => Err(error),
             Err(fault) => {
                 into.truncate(samples);
-                Err(row.describe(&file.file.name, self.line, fault))
+                Err(row.describe(&file.file.name, Place::Line(self.line), fault))
             }
         }
     }
@@ -544,17 +544,17 @@ impl Rows for CsvRows {
 }
 
 /// The defect of a row. It becomes an error message only if a message is needed.
-enum Fault {
+pub(super) enum Fault {
     Width,
     Cell { column: usize, expected: &'static str },
     TooManyKeys(DataError),
 }
 
 /// A record, cut into cells.
-struct Row<'a> {
-    bytes: &'a [u8],
-    ends: &'a [u32],
-    layout: &'a Layout,
+pub(super) struct Row<'a> {
+    pub(super) bytes: &'a [u8],
+    pub(super) ends: &'a [u32],
+    pub(super) layout: &'a Layout,
 }
 
 impl Row<'_> {
@@ -564,7 +564,7 @@ impl Row<'_> {
     }
 
     #[inline]
-    fn is_selected(&self, time: Option<&TimeFilter>) -> Result<bool, Fault> {
+    pub(super) fn is_selected(&self, time: Option<&TimeFilter>) -> Result<bool, Fault> {
         if self.ends.len() != self.layout.names.len() {
             return Err(Fault::Width);
         }
@@ -583,7 +583,7 @@ impl Row<'_> {
 
     /// Appends the row. After an error the batch holds a part of it.
     #[inline]
-    fn append(&self, encoder: &Encoder, batch: &mut Batch) -> Result<(), Fault> {
+    pub(super) fn append(&self, encoder: &Encoder, batch: &mut Batch) -> Result<(), Fault> {
         let schema = &encoder.schema;
         batch.labels.push(self.label(&schema.label)?);
         self.append_time(schema, batch)?;
@@ -641,7 +641,7 @@ impl Row<'_> {
         label.map_or_else(|| self.fault(column, expected_label(field)), Ok)
     }
 
-    fn describe(&self, file: &str, line: u64, fault: Fault) -> DataError {
+    pub(super) fn describe(&self, file: &str, at: Place, fault: Fault) -> DataError {
         let names = &self.layout.names;
         let (column, value, expected) = match fault {
             Fault::Width => (
@@ -652,6 +652,6 @@ impl Row<'_> {
             Fault::Cell { column, expected } => (names[column].clone(), shown(self.cell(column)), expected.to_owned()),
             Fault::TooManyKeys(error) => return error,
         };
-        DataError::BadRow { file: file.to_owned(), at: Place::Line(line), column, value, expected }
+        DataError::BadRow { file: file.to_owned(), at, column, value, expected }
     }
 }

@@ -139,7 +139,7 @@ mod tests {
     use crate::span::{Order, Span};
 
     fn read(reader: &mut SpanReader, from: Position, rows: u64) -> (Vec<f32>, u64, Position) {
-        let span = Span { from: Start::At(from), rows, order: Order::Stored };
+        let span = Span { from: Start::At(from), rows, until: None, order: Order::Stored };
         let found = reader.read(span).unwrap().expect("a stream has no end");
         (found.batch.labels, found.skipped, found.next)
     }
@@ -182,7 +182,7 @@ mod tests {
         let names: Vec<String> = dataset.identity().parts.into_iter().map(|part| part.name).collect();
         assert_eq!((dataset.estimated_rows(), names), (5, vec!["clicks/0".to_owned(), "clicks/1".to_owned()]));
         assert_eq!(dataset.identity().digest(), digest, "growth does not change the identity");
-        let span = Span { from: Start::Row(0), rows: 5, order: Order::Stored };
+        let span = Span { from: Start::Row(0), rows: 5, until: None, order: Order::Stored };
         let message = dataset.span_reader(0).read(span).unwrap_err().to_string();
         assert!(message.contains("positions"), "{message}");
     }

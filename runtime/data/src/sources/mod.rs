@@ -2,6 +2,7 @@
 //! one.
 
 mod csv;
+mod kafka;
 #[cfg(test)]
 pub(crate) mod memory;
 mod parquet;
@@ -19,6 +20,7 @@ use crate::source::Source;
 use crate::storage::SourceFile;
 
 use self::csv::CsvSource;
+use self::kafka::KafkaSource;
 use self::parquet::ParquetSource;
 use self::synthetic::SyntheticSource;
 
@@ -41,6 +43,7 @@ pub(crate) fn open(opening: &Opening<'_>) -> Result<Box<dyn Source>, DataError> 
         Format::Files(FileFormat::Csv(format)) => Ok(Box::new(CsvSource::open(opening, format)?)),
         Format::Files(FileFormat::Parquet) => Ok(Box::new(ParquetSource::open(opening)?)),
         Format::Synthetic(config) => Ok(Box::new(SyntheticSource::open(opening, config)?)),
+        Format::Kafka(config) => Ok(Box::new(KafkaSource::open(opening, config)?)),
     }
 }
 

@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use super::WorkerHalf;
-use crate::trainer::Trainer;
+use crate::trainer::{REPORT_EVERY, Trainer};
 use rectrain_protocol::batch::BatchKey;
 use rectrain_protocol::deadline::CALL_DEADLINE;
 use rectrain_protocol::error::RoleError;
@@ -113,8 +113,7 @@ impl Run<'_> {
 
     fn next_event(&mut self) -> Result<Vec<WorkerAction>, RoleError> {
         let waited = Instant::now();
-        let happened = &mut self.happened;
-        let event = self.trainer.wait(async { happened.recv().await.ok_or(RoleError::Stopped) })?;
+        let event = self.receive()?;
         self.trainer.metrics.batch_wait.observe(waited.elapsed().as_secs_f64());
         self.trainer.pace.times.passed(waited.elapsed());
         match event {
@@ -151,6 +150,24 @@ impl Run<'_> {
                 Ok(self.machine.acknowledged(server, batch, outcome::read("push", outcome)?)?)
             }
         }
+    }
+
+    /// Waits for the result of a call. A wait for records of a stream may be long. So the batches
+    /// trained before it are reported.
+    fn receive(&mut self) -> Result<Event, RoleError> {
+        let happened = &mut self.happened;
+        let soon = self.trainer.wait(async {
+            match tokio::time::timeout(REPORT_EVERY, happened.recv()).await {
+                Ok(event) => event.map(Some).ok_or(RoleError::Stopped),
+                Err(_) => Ok(None),
+            }
+        })?;
+        if let Some(event) = soon {
+            return Ok(event);
+        }
+        self.trainer.report_trained()?;
+        let happened = &mut self.happened;
+        self.trainer.wait(async { happened.recv().await.ok_or(RoleError::Stopped) })
     }
 
     fn pull(&self) {

@@ -4,6 +4,7 @@
 
 mod evaluation;
 mod running_auc;
+mod window;
 
 use std::collections::BTreeMap;
 
@@ -11,6 +12,7 @@ use rectrain_kinds::NO_GROUP;
 
 pub use self::evaluation::{Evaluation, EvaluationSummary, Metric, TaskMetrics};
 pub use self::running_auc::RunningAuc;
+pub use self::window::{QualityWindow, WindowMetrics, WindowPart};
 
 /// Log loss clips probabilities to this distance from 0 and 1, as scikit-learn does for `float32`.
 /// Otherwise one prediction of exactly 0 or 1 could make the mean of millions of samples infinite.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
+use std::time::Duration;
 
 use rectrain_checkpoint::CheckpointError;
 use rectrain_crds as crds;
@@ -18,6 +19,8 @@ pub struct CheckpointPlan {
     pub storage_options: BTreeMap<String, String>,
     /// Global batches between two checkpoints; `None`: one checkpoint at the end.
     pub every_steps: Option<u64>,
+    /// Time between two checkpoints; `None`: none by time.
+    pub every: Option<Duration>,
     /// Every `full_every`-th checkpoint is full; at least 1.
     pub full_every: u32,
     /// Full checkpoints to keep.
@@ -32,6 +35,7 @@ impl CheckpointPlan {
             path: checkpoint.path.clone(),
             storage_options: storage_options.clone(),
             every_steps: checkpoint.every_steps.map(|every| every.max(1)),
+            every: checkpoint.every_seconds.map(|seconds| Duration::from_secs(seconds.max(1))),
             full_every: checkpoint.full_every.max(1),
             keep: NonZeroUsize::new(checkpoint.keep).unwrap_or(NonZeroUsize::MIN),
             resume_latest: checkpoint.resume == crds::Resume::Latest,
@@ -87,6 +91,7 @@ mod tests {
             path: path.to_owned(),
             storage_options: BTreeMap::new(),
             every_steps: None,
+            every: None,
             full_every: 1,
             keep: NonZeroUsize::MIN,
             resume_latest: true,

@@ -11,7 +11,7 @@
 use rectrain_checkpoint::{FeatureIdentity, Identity};
 use rectrain_data::Format;
 use rectrain_embedding::{LifePolicy, RowSpec};
-use rectrain_kinds::{BadRows, CsvFormat, DenseField, DenseOptimizer, FileFormat, SparseField};
+use rectrain_kinds::{BadRows, CsvFormat, DenseField, DenseOptimizer, FileFormat, RecordFormat, SparseField};
 use serde_json::{Map, Value, json};
 
 use super::JobPlan;
@@ -70,6 +70,11 @@ impl JobPlan {
             Format::Auto => ("auto", Value::Null, Value::Null),
             Format::Files(FileFormat::Csv(format)) => ("csv", csv(format), Value::Null),
             Format::Files(FileFormat::Parquet) => ("parquet", Value::Null, Value::Null),
+            Format::Kafka(config) => match &config.format {
+                RecordFormat::Json => ("json records", Value::Null, Value::Null),
+                RecordFormat::Avro { .. } => ("avro records", Value::Null, Value::Null),
+                RecordFormat::Csv(format) => ("csv records", csv(format), Value::Null),
+            },
             // The test rows follow the training rows, so their number changes no training row.
             Format::Synthetic(config) => ("synthetic", Value::Null, without(json!(config), &["testRows"])),
         };

@@ -13,14 +13,14 @@ use std::ops::Range;
 use std::time::Duration;
 
 use rectrain_crds::DeviceKind;
-use rectrain_data::{Schema, SourceConfig};
+use rectrain_data::{Format, Schema, SourceConfig};
 use rectrain_dense::{
     ComputeDevice, DenseError, DenseOptimizer, GPU_SUPPORT, ModelConfig, Precision, Task, Tasks, Tower, TowerOptions,
 };
 use rectrain_embedding::StoreConfig;
-use rectrain_kinds::{Compression, KeyDivisor};
+use rectrain_kinds::{Compression, KafkaConfig, KeyDivisor};
 use rectrain_modes::migration::SlotMap;
-use rectrain_modes::{EvaluationPoints, Rank, TrainingLength, TrainingMode, share_of_batch};
+use rectrain_modes::{EvaluationPoints, Rank, StreamPlan, TrainingLength, TrainingMode, share_of_batch};
 use rectrain_policy::ModePolicy;
 
 pub use self::checkpoint::CheckpointPlan;
@@ -121,6 +121,14 @@ impl JobPlan {
     #[must_use]
     pub fn slot_map(&self) -> SlotMap {
         SlotMap::even(self.store.slots, self.replicas.ps.min(u32::from(u16::MAX)) as u16)
+    }
+
+    /// The settings of the stream that the job trains on; `None` if it trains on files.
+    #[must_use]
+    pub fn stream(&self) -> Option<StreamPlan> {
+        let Format::Kafka(config) = &self.train.format else { return None };
+        let KafkaConfig { until, lost_records, .. } = config;
+        Some(StreamPlan { chunk_rows: self.global_batch_rows, until: *until, lost_records: *lost_records })
     }
 
     /// Deadline of a call that waits for another member to do its part. It is at least the time

@@ -38,7 +38,7 @@ impl JobPlan {
         let pieces = global_batch_rows.div_ceil(local_batch_rows) as u32;
         let settings = mode_settings(training, pieces)?;
         let slice_rows = slice_rows(job);
-        let chunk_rows = slice_rows.or(job.data.shuffle_window_rows).unwrap_or(CHUNK_ROWS);
+        let chunk_rows = chunk_rows(job, slice_rows);
         let (train, test) = sources(job);
         let store = StoreConfig { slots: SLOTS, seed: training.seed, groups, budget: life::budget(job) };
         check_optimizers(&store, &training.dense_optimizer)?;
@@ -170,6 +170,15 @@ fn slice_rows(job: &ResolvedJob) -> Option<u64> {
     }
 }
 
+/// Rows of a chunk. A chunk of a stream is one global batch, which is trained without waiting for
+/// more rows.
+fn chunk_rows(job: &ResolvedJob, slice_rows: Option<u64>) -> u64 {
+    match &job.data.source {
+        crds::DataSource::Stream(_) => job.training.global_batch_size as u64,
+        _ => slice_rows.or(job.data.shuffle_window_rows).unwrap_or(CHUNK_ROWS),
+    }
+}
+
 fn model(job: &ResolvedJob) -> ModelConfig {
     ModelConfig {
         tasks: job.features.tasks().len(),
@@ -212,15 +221,22 @@ fn layout(job: &ResolvedJob, model: &dyn Model) -> (FeatureLayout, Vec<RowSpec>)
 
 /// Training data, and test data if the job has any.
 fn sources(job: &ResolvedJob) -> (SourceConfig, Option<SourceConfig>) {
-    let files = match &job.data.source {
-        crds::DataSource::Files(files) => files,
+    match &job.data.source {
+        crds::DataSource::Files(files) => file_sources(job, files),
         crds::DataSource::Synthetic(synthetic) => {
             let split = Some(Split::Position { train_rows: synthetic.rows });
             let format = Format::Synthetic(synthetic.clone());
             let (train, test) = divided(SourceConfig { format, split, ..SourceConfig::default() });
-            return (train, (synthetic.test_rows > 0).then_some(test));
+            (train, (synthetic.test_rows > 0).then_some(test))
         }
-    };
+        crds::DataSource::Stream(stream) => {
+            let (files, test) = file_sources(job, &stream.test);
+            (SourceConfig { paths: Vec::new(), format: Format::Kafka(stream.kafka.clone()), ..files }, test)
+        }
+    }
+}
+
+fn file_sources(job: &ResolvedJob, files: &crds::FilePlan) -> (SourceConfig, Option<SourceConfig>) {
     let source = |paths: &[String]| SourceConfig {
         paths: paths.to_vec(),
         format: Format::Files(files.format.clone()),

@@ -1,0 +1,317 @@
+//! Jobs that train from a real Kafka. In `sync` they end with the model of the same rows in files.
+//! In every mode they train every row once. Kills of members and of the broker change neither.
+
+#![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
+
+#[allow(dead_code, reason = "a part of it is for other tests")]
+mod binary;
+mod children;
+mod common;
+
+use std::collections::HashSet;
+use std::fmt::Write as _;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
+
+use binary::{folder_with, training};
+use children::children_of;
+use common::{events, rectrain};
+use rectrain_harness::kafka::Broker;
+use rectrain_kafka::{Client, FetchFrom, KafkaError, NewRecord, Record, Security};
+use serde_json::Value;
+
+const PARTITIONS: usize = 8;
+/// Rows of a global batch.
+const BATCH: usize = 16;
+/// How long a run without an end may take for the rows of a test.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+const JOB: &str = "
+apiVersion: rectrain.dev/v1alpha1
+kind: RecTrainingJob
+metadata: {name: clicks}
+spec:
+  model: {kind: deepfm, embeddingDim: 4, hidden: [8]}
+  features:
+    sparse: [{name: user}, {name: item}]
+    dense: [{name: age}]
+  data: {train: {paths: [rows.csv]}, format: csv}
+  training: {globalBatchSize: 16}
+";
+
+/// A click: its label, user, item and age.
+type Row = (u32, String, String, u32);
+
+fn row(number: usize) -> Row {
+    let number = number as u32;
+    let (user, item, age) = (number * 7 % 23, number * 5 % 17, number % 9);
+    (u32::from((user % 3 + item % 2 + number % 4) > 3), format!("u{user}"), format!("i{item}"), age)
+}
+
+fn json((label, user, item, age): &Row) -> String {
+    format!(r#"{{"user":"{user}","age":{age},"other":[null],"label":{label},"item":"{item}"}}"#)
+}
+
+/// A topic with these values in each partition.
+fn produce(address: &str, topic: &str, partitions: &[Vec<String>]) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let client = Client::new(vec![address.to_owned()], Security::default());
+        match client.create_topic(topic, partitions.len() as i32).await {
+            Ok(()) | Err(KafkaError::Broker { .. }) => {}
+            Err(error) => panic!("{error}"),
+        }
+        for (partition, values) in (0..).zip(partitions) {
+            let records: Vec<NewRecord> = values.iter().map(|value| record(value)).collect();
+            for records in records.chunks(1_000) {
+                while let Err(error) = client.produce(topic, partition, records).await {
+                    assert!(error.is_transient(), "{error}");
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+            }
+        }
+    });
+}
+
+fn record(value: &str) -> NewRecord {
+    NewRecord { timestamp: 1_700_000_000_000, value: Some(value.to_owned().into()), ..NewRecord::default() }
+}
+
+/// Partitions of different lengths, each of whole batches.
+fn rows(batches: usize) -> Vec<Vec<Row>> {
+    let mut next = 0;
+    let mut rows = |count: usize| {
+        next += count;
+        (next - count..next).map(row).collect()
+    };
+    (0..PARTITIONS).map(|partition| rows((batches + partition % 3) * BATCH)).collect()
+}
+
+fn values(rows: &[Vec<Row>]) -> Vec<Vec<String>> {
+    rows.iter().map(|rows| rows.iter().map(json).collect()).collect()
+}
+
+/// A file with the rows in the order in which the partitions take turns.
+fn write_rows(folder: &Path, partitions: &[Vec<Row>]) {
+    let mut left: Vec<_> = partitions.iter().map(|rows| rows.chunks(BATCH)).collect();
+    let mut text = "label,user,item,age\n".to_owned();
+    while left.iter().any(|chunks| chunks.len() > 0) {
+        for (label, user, item, age) in left.iter_mut().filter_map(Iterator::next).flatten() {
+            writeln!(text, "{label},{user},{item},{age}").unwrap();
+        }
+    }
+    std::fs::write(folder.join("rows.csv"), text).unwrap();
+}
+
+/// The overrides that train from a topic up to its present end.
+fn from_topic(broker: &Broker, topic: &str) -> String {
+    format!(
+        "spec.data.format=null,spec.data.train.paths=null,spec.data.train.kafka.bootstrapServers={{{}}},\
+         spec.data.train.kafka.topics={{{topic}}},spec.data.train.kafka.format=json,spec.data.train.kafka.until=latest",
+        broker.address
+    )
+}
+
+fn run(folder: &Path, sets: &[&str]) -> Vec<Value> {
+    let sets = sets.iter().flat_map(|set| ["--set", set]);
+    events(&rectrain(folder, &["run", "job.yaml", "--json"].into_iter().chain(sets).collect::<Vec<_>>()))
+}
+
+fn summary(events: &[Value]) -> &Value {
+    events.last().unwrap()
+}
+
+/// The error of a run that fails because of its settings or data.
+fn refusal(folder: &Path, sets: &[&str]) -> String {
+    let sets = sets.iter().flat_map(|set| ["--set", set]);
+    let output = rectrain(folder, &["run", "job.yaml"].into_iter().chain(sets).collect::<Vec<_>>());
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    String::from_utf8(output.stderr).unwrap()
+}
+
+#[test]
+fn the_same_rows_from_kafka_and_from_files_give_the_same_model() {
+    let Some(broker) = Broker::shared_for_test() else { return };
+    let folder = folder_with(JOB);
+    let rows = rows(4);
+    let count = rows.iter().map(Vec::len).sum::<usize>();
+    write_rows(folder.path(), &rows);
+    produce(&broker.address, "same", &values(&rows));
+    let files = run(folder.path(), &[]);
+    assert_eq!(summary(&files)["samples"], count);
+    let topic = from_topic(&broker, "same");
+    for loaders in ["1", "3"] {
+        let loaders = format!("spec.roles.loader.replicas={loaders}");
+        let stream = run(folder.path(), &[&topic, &loaders]);
+        assert_eq!(summary(&stream)["samples"], count, "{loaders}");
+        assert_eq!(summary(&stream)["parametersSha256"], summary(&files)["parametersSha256"], "{loaders}");
+        let progress = stream.iter().rfind(|event| event["event"] == "progress").unwrap();
+        assert_eq!(progress["eventTime"], 1_700_000_000.0, "{progress}");
+        assert_eq!(progress["lostRecords"], 0, "{progress}");
+    }
+    for mode in ["gba", "hybrid", "async"] {
+        let mode = format!("spec.training.mode={mode}");
+        let stream = run(folder.path(), &[&topic, &mode, "spec.roles.denseWorker.replicas=2"]);
+        let found = ["samples", "trainedRows"].map(|figure| summary(&stream)[figure].as_u64().unwrap() as usize);
+        assert_eq!(found, [count; 2], "{mode}");
+    }
+}
+
+#[test]
+fn a_run_that_resumes_reads_each_offset_once_and_the_new_ones() {
+    let Some(broker) = Broker::shared_for_test() else { return };
+    let folder = folder_with(JOB);
+    let (first, all) = (rows(4), rows(9));
+    let (early, late): (Vec<_>, Vec<_>) = all.iter().zip(&first).map(|(all, first)| all.split_at(first.len())).unzip();
+    let own = |parts: Vec<&[Row]>| parts.into_iter().map(<[Row]>::to_vec).collect::<Vec<_>>();
+    let (early, late) = (own(early), own(late));
+    produce(&broker.address, "resumed", &values(&early));
+    let topic = from_topic(&broker, "resumed");
+    let saved = [&*topic, "spec.checkpoint.path=model", "spec.checkpoint.everySteps=7"];
+    let count = |rows: &[Vec<Row>]| rows.iter().map(Vec::len).sum::<usize>() as u64;
+    let stopped = run(folder.path(), &[&saved[..], &["spec.training.steps=20"]].concat());
+    assert_eq!(summary(&stopped)["samples"], 20 * BATCH);
+    let on = [&saved[..], &["spec.checkpoint.resume=latest"]].concat();
+    let rest = run(folder.path(), &on);
+    let alone = run(folder.path(), &[&topic]);
+    assert_eq!(summary(&rest)["samples"], count(&early));
+    assert_eq!(summary(&rest)["parametersSha256"], summary(&alone)["parametersSha256"]);
+    produce(&broker.address, "resumed", &values(&late));
+    assert_eq!(summary(&run(folder.path(), &on))["samples"], count(&early) + count(&late));
+}
+
+#[test]
+fn kills_of_members_and_of_the_broker_lose_no_row_and_change_no_model() {
+    let Some(mut broker) = Broker::for_test() else { return };
+    let folder = folder_with(JOB);
+    let rows = rows(60);
+    produce(&broker.address, "clicks", &values(&rows));
+    let topic = from_topic(&broker, "clicks");
+    let undisturbed = run(folder.path(), &[&topic]);
+    let loaders = "spec.roles.loader.replicas=3,spec.checkpoint.path=model,spec.checkpoint.everySteps=40,\
+                   spec.faultTolerance.backoffSeconds=1";
+    let arguments =
+        ["run", "job.yaml", "--json", "--processes", "--slow", "denseWorker-0=8x", "--set", &topic, "--set"];
+    let arguments: Vec<&str> = arguments.into_iter().chain([loaders]).collect();
+    let (mut child, lines) = training(folder.path(), &arguments);
+    for role in ["loader", "embedding-worker", "loader"] {
+        let victim = children_of(child.id()).into_iter().find(|(_, of)| of == role);
+        let Some((pid, _)) = victim else { panic!("no {role} runs any more") };
+        assert!(Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success());
+        std::thread::sleep(Duration::from_millis(300));
+    }
+    broker.restart().unwrap();
+    let last = lines.map(|line| line.unwrap()).last().unwrap();
+    assert!(child.wait().unwrap().success(), "{last}");
+    let last: Value = serde_json::from_str(&last).unwrap();
+    assert_eq!(last["parametersSha256"], summary(&undisturbed)["parametersSha256"], "{last}");
+}
+
+#[test]
+fn records_that_are_no_rows_are_named_or_skipped() {
+    let Some(broker) = Broker::shared_for_test() else { return };
+    let folder = folder_with(JOB);
+    let mut good: Vec<String> = (0..2 * BATCH).map(|number| json(&row(number))).collect();
+    let bad = ["no JSON", r#"{"user":"u1","item":"i1","age":{},"label":1}"#, r#"{"user":"u1","item":"i1","label":2}"#];
+    for (at, value) in [(20, bad[0]), (21, bad[1]), (30, bad[2])] {
+        good.insert(at, value.to_owned());
+    }
+    produce(&broker.address, "bad", &[good, vec!["also none".to_owned(); 3]]);
+    let topic = from_topic(&broker, "bad");
+    let message = refusal(folder.path(), &[&topic]);
+    assert!(message.contains("topic bad, partition 1, offset 0: expected a JSON object"), "{message}");
+    let letters = "spec.data.train.kafka.deadLetterTopic=dead";
+    let message = refusal(folder.path(), &[&topic, "spec.data.badRows.action=skip", letters]);
+    assert!(message.contains("there is no topic `dead`"), "{message}");
+    produce(&broker.address, "dead", &[vec![]]);
+    let skipping = run(folder.path(), &[&topic, "spec.data.badRows.action=skip", letters]);
+    let figures = ["samples", "skippedRows"].map(|figure| summary(&skipping)[figure].as_u64().unwrap() as usize);
+    assert_eq!(figures, [2 * BATCH, 6]);
+    let mut kept = values_of(&broker.address, "dead");
+    kept.sort();
+    let mut expected = [bad.map(str::to_owned).to_vec(), vec!["also none".to_owned(); 3]].concat();
+    expected.sort();
+    assert_eq!(kept, expected);
+}
+
+/// The values in partition 0 of a topic.
+fn values_of(address: &str, topic: &str) -> Vec<String> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let client = Client::new(vec![address.to_owned()], Security::default());
+        let from = FetchFrom { topic: topic.to_owned(), partition: 0, offset: 0 };
+        let fetched = client.fetch(&[from], Duration::from_secs(1), 1 << 20).await.pop().unwrap().fetched.unwrap();
+        let text = |record: &Record| String::from_utf8(record.value.clone().unwrap().to_vec()).unwrap();
+        fetched.records.iter().map(text).collect()
+    })
+}
+
+#[test]
+fn topics_and_brokers_that_are_not_there_are_named() {
+    let Some(broker) = Broker::shared_for_test() else { return };
+    let folder = folder_with(JOB);
+    produce(&broker.address, "empty", &[vec![]]);
+    let message = refusal(folder.path(), &[&from_topic(&broker, "absent")]);
+    assert!(message.contains("there is no topic `absent`"), "{message}");
+    let message = refusal(folder.path(), &[&from_topic(&broker, "empty")]);
+    assert!(message.contains("the topics have no rows"), "{message}");
+    let sasl = "spec.data.train.kafka.security.sasl=scramSha512";
+    let message = refusal(folder.path(), &[&from_topic(&broker, "empty"), sasl]);
+    assert!(message.contains("KAFKA_USERNAME is not set"), "{message}");
+}
+
+/// Rows that arrive while the job trains are trained too, although no partition has a full batch.
+#[test]
+fn an_endless_job_trains_what_arrives() {
+    let Some(broker) = Broker::shared_for_test() else { return };
+    for mode in ["sync", "gba"] {
+        train_what_arrives(&broker, mode);
+    }
+}
+
+/// Trains without an end. Ends the job when it has trained the rows that arrived meanwhile.
+fn train_what_arrives(broker: &Broker, mode: &str) {
+    let folder = folder_with(JOB);
+    let topic = format!("endless-{mode}");
+    let first = rows(2);
+    let count = first.iter().map(Vec::len).sum::<usize>() as u64;
+    produce(&broker.address, &topic, &values(&first));
+    let endless = from_topic(broker, &topic).replace("kafka.until=latest", "kafka.until=null");
+    let endless = format!("{endless},spec.data.train.kafka.lingerMillis=100,spec.training.mode={mode}");
+    let mut run = Command::new(env!("CARGO_BIN_EXE_rectrain"));
+    let run = run.args(["run", "job.yaml", "--json", "--set", &endless]).current_dir(folder.path());
+    let mut child = run.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let (pid, (done, ended)) = (child.id(), channel::<()>());
+    // A run that hangs ends, and so does the test.
+    let watchdog = std::thread::spawn(move || {
+        if ended.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
+            Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap();
+        }
+    });
+    let one = (0..PARTITIONS).map(|partition| vec![json(&row(partition))]).collect::<Vec<_>>();
+    let wanted = count + one.len() as u64;
+    let mut produced = false;
+    let mut seen = HashSet::new();
+    for line in lines {
+        let event: Value = serde_json::from_str(&line.unwrap()).unwrap();
+        // The predictions of the worker. Without a barrier, `samples` has other sources.
+        let trained = event["window"]["rows"].as_u64().unwrap_or(0);
+        seen.insert(trained);
+        if trained >= count && !std::mem::replace(&mut produced, true) {
+            produce(&broker.address, &topic, &one);
+        }
+        if trained == wanted {
+            break;
+        }
+    }
+    drop(done);
+    watchdog.join().unwrap();
+    // The watchdog may have killed it.
+    let _killed = child.kill();
+    child.wait().unwrap();
+    assert!(seen.contains(&wanted), "{mode}: {seen:?}");
+}

@@ -1,0 +1,390 @@
+//! The stream that a job trains on: what loaders found at the brokers, and how far training is
+//! behind it. [`rectrain_modes::StreamChunks`] decides which records are in which chunk.
+
+use std::collections::BTreeMap;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use rectrain_kinds::{PartId, PartitionState, Segment, SegmentRead};
+use rectrain_modes::{FirstPass, Lost, StreamChunks, StreamError};
+use rectrain_proto::v1;
+use rectrain_protocol::error::RoleError;
+use rectrain_protocol::events::{JobEvent, StreamLag};
+use serde::{Deserialize, Serialize};
+
+use super::State;
+use crate::snapshot::Snapshot;
+use crate::stream_snapshot::{StreamSnapshot, Topic};
+
+/// Batches before the first unsettled one whose rows are still known one by one.
+const REMEMBERED_BATCHES: u64 = 1_024;
+
+/// The stream, besides its chunks.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(super) struct Stream {
+    topics: BTreeMap<u32, Topic>,
+    event_millis: Option<i64>,
+    /// Whether the loaders cannot look at the brokers now.
+    is_unreachable: bool,
+}
+
+impl Stream {
+    pub(super) fn new(saved: Option<&Snapshot>) -> Self {
+        let Some(saved) = saved.and_then(|saved| saved.stream.as_ref()) else { return Self::default() };
+        Self { topics: saved.topics.clone(), event_millis: saved.event_millis, is_unreachable: false }
+    }
+
+    /// The topic and the number of a partition.
+    fn name(&self, part: PartId) -> String {
+        let (topic, partition) = part.topic_and_partition();
+        let topic = self.topics.get(&topic).map_or_else(String::new, |topic| topic.name.clone());
+        format!("topic {topic}, partition {partition}")
+    }
+
+    /// Notes a topic. Positions count in the topic of the same place and ID only.
+    fn note_topic(&mut self, found: &v1::PartitionFound) -> Result<(), RoleError> {
+        let (place, _) = PartId(found.part).topic_and_partition();
+        let id = found.topic_id.iter().map(|byte| format!("{byte:02x}")).collect();
+        let now = Topic { name: found.topic.clone(), id };
+        match self.topics.get(&place) {
+            None => {
+                self.topics.insert(place, now);
+                Ok(())
+            }
+            Some(before) if *before == now => Ok(()),
+            Some(before) if before.name == now.name => Err(RoleError::Input(format!(
+                "topic {} was deleted and made again, so its offsets count other records: to train on the new ones, begin a new job with spec.checkpoint.from and another spec.checkpoint.path",
+                now.name
+            ))),
+            Some(before) => Err(RoleError::Input(format!(
+                "spec.data.train.kafka.topics[{place}] is {}, and the checkpoint has {} in its place: add topics at the end of the list",
+                now.name, before.name
+            ))),
+        }
+    }
+
+    fn error(&self, error: StreamError) -> RoleError {
+        let remedy = match error {
+            StreamError::Lost(_) => {
+                "let Kafka keep records for longer, or set spec.data.train.kafka.lostRecords: skip to go on without them"
+            }
+            StreamError::Shrunk { .. } => "begin a new job with spec.checkpoint.from and another spec.checkpoint.path",
+        };
+        RoleError::Input(format!("{}: {error}; {remedy}", self.name(error.part())))
+    }
+
+    fn warning(&self, lost: &Lost) -> JobEvent {
+        let Lost { from, until, .. } = *lost;
+        JobEvent::Warning {
+            message: format!(
+                "{}: {} records from offset {from} on were deleted before they were trained; training goes on at offset {until}",
+                self.name(lost.part),
+                until - from
+            ),
+        }
+    }
+}
+
+impl State {
+    /// A loader has looked at the brokers. Returns the segments in which it should look for a row.
+    pub(crate) fn stream_found(&mut self, found: &v1::StreamFound) -> Result<v1::StreamKnown, RoleError> {
+        self.note_brokers(&found.unreachable);
+        if !found.unreachable.is_empty() {
+            return Ok(v1::StreamKnown::default());
+        }
+        found.partitions.iter().try_for_each(|partition| self.data.stream.note_topic(partition))?;
+        let states: Vec<PartitionState> = found.partitions.iter().map(state).collect();
+        let Some(chunks) = self.data.ledger.chunks_mut().stream_mut() else {
+            let reason = "the job trains on files".to_owned();
+            return Err(RoleError::Inconsistent { message: "stream_found", reason });
+        };
+        let lost = chunks.found(found.loader, &states).map_err(|error| self.data.stream.error(error))?;
+        self.pending_events.extend(lost.iter().map(|lost| self.data.stream.warning(lost)));
+        for probed in &found.probed {
+            let Some((segment, read)) = probed.segment.map(segment).zip(probed.read.map(segment_read)) else {
+                continue;
+            };
+            if chunks.probed(segment, read) && !read.more {
+                self.data.skipped_rows += probed.skipped_rows;
+            }
+        }
+        let probes = chunks.to_probe().into_iter().map(write_segment).collect();
+        if chunks.is_at_rest() {
+            // A stream without new rows is no stall.
+            self.progress.progressed = Instant::now();
+        }
+        self.note_end_of_stream()?;
+        Ok(v1::StreamKnown { probes })
+    }
+
+    /// Whether the job trains on a stream.
+    pub(super) fn is_on_stream(&self) -> bool {
+        self.data.ledger.chunks().stream().is_some()
+    }
+
+    /// Whether training waits for records of a stream. Then no member is slow.
+    pub(super) fn waits_for_records(&self) -> bool {
+        self.data.stream.is_unreachable || self.data.ledger.chunks().stream().is_some_and(StreamChunks::is_at_rest)
+    }
+
+    /// Tells when the brokers go, and when they are back. A job waits for them, which is no stall:
+    /// a restart could not help.
+    fn note_brokers(&mut self, problem: &str) {
+        let is_unreachable = !problem.is_empty();
+        if is_unreachable {
+            self.progress.progressed = Instant::now();
+        }
+        if std::mem::replace(&mut self.data.stream.is_unreachable, is_unreachable) != is_unreachable {
+            let message = match is_unreachable {
+                true => format!("{problem}; training goes on when it answers"),
+                false => "the brokers of the stream answer again".to_owned(),
+            };
+            self.pending_events.push(JobEvent::Warning { message });
+        }
+    }
+
+    /// The stream may end without another chunk.
+    fn note_end_of_stream(&mut self) -> Result<(), RoleError> {
+        let Some(total) = self.total_steps() else { return Ok(()) };
+        if total.0 == 0 {
+            return Err(RoleError::Input(
+                "the topics have no rows: check spec.data.train.kafka.topics and spec.data.train.kafka.start"
+                    .to_owned(),
+            ));
+        }
+        if self.training.restoring() {
+            return Ok(());
+        }
+        self.training.data_mut().end(total.0);
+        self.training.advance()
+    }
+
+    /// A loader has read a chunk of the stream. Returns the end of the chunk's records.
+    pub(super) fn stream_read(&mut self, report: &v1::ChunkReport) -> Option<u64> {
+        let chunks = self.data.ledger.chunks_mut().stream_mut()?;
+        let read = chunks.read(report.chunk, report.read.map(segment_read)?)?;
+        self.data.stream.event_millis = self.data.stream.event_millis.max(report.event_millis);
+        Some(read.until)
+    }
+
+    /// Forgets the chunks that no run reads again, so that the state of a job without an end stays
+    /// small.
+    pub(super) fn forget_settled_chunks(&mut self) {
+        let settled = self.settled_batches();
+        let first = self.data.ledger.first_pass().batch;
+        let Some(chunks) = self.data.ledger.chunks_mut().stream_mut() else { return };
+        chunks.forget_before(settled.saturating_sub(first));
+        self.training.data_mut().forget_before(settled.saturating_sub(REMEMBERED_BATCHES));
+    }
+
+    /// Adds the stream's place to the snapshot at a pause.
+    pub(super) fn save_stream(&mut self, saved: &mut Snapshot) {
+        let (batch, first) = (saved.training.batch, self.data.ledger.first_pass().batch);
+        let Some(chunks) = self.data.ledger.chunks().stream() else { return };
+        let place = chunks.place(batch.saturating_sub(first));
+        let Stream { topics, event_millis, .. } = &self.data.stream;
+        saved.stream = Some(StreamSnapshot { place, topics: topics.clone(), event_millis: *event_millis });
+        // A later run counts its chunks from here.
+        saved.first_pass = FirstPass { epoch: 0, batch, rows: self.training.data_mut().row_of(batch) };
+    }
+
+    /// How far training is behind the stream; `None` for a job on files.
+    pub(crate) fn stream_lag(&self) -> Option<StreamLag> {
+        let chunks = self.data.ledger.chunks().stream()?;
+        let event_time = self.data.stream.event_millis.map(|millis| millis as f64 / 1e3);
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
+        let is_behind = !chunks.is_at_rest();
+        Some(StreamLag {
+            rows: chunks.waiting(),
+            seconds: event_time.filter(|_| is_behind).map_or(0.0, |time| (now - time).max(0.0)),
+            event_time,
+            lost_records: chunks.lost_records(),
+        })
+    }
+}
+
+/// The chunks of a job on a stream, and the batches trained before them.
+pub(super) fn chunks(plan: rectrain_modes::StreamPlan, saved: Option<&Snapshot>) -> StreamChunks {
+    match saved.and_then(|saved| saved.stream.as_ref()) {
+        Some(stream) => StreamChunks::resume(plan, &stream.place),
+        None => StreamChunks::new(plan),
+    }
+}
+
+fn state(found: &v1::PartitionFound) -> PartitionState {
+    let v1::PartitionFound { part, begin, end, aged_end, start, .. } = *found;
+    PartitionState { part: PartId(part), begin, end, aged_end, start }
+}
+
+fn segment(segment: v1::Segment) -> Segment {
+    let v1::Segment { part, from, until } = segment;
+    Segment { part: PartId(part), from, until }
+}
+
+fn segment_read(read: v1::SegmentRead) -> SegmentRead {
+    SegmentRead { next: read.next, more: read.more }
+}
+
+fn write_segment(segment: Segment) -> v1::Segment {
+    v1::Segment { part: segment.part.0, from: segment.from, until: segment.until }
+}
+
+#[cfg(test)]
+mod tests {
+    use rectrain_modes::Lease;
+    use rectrain_protocol::plan::{JobPlan, small_plan};
+
+    use super::*;
+
+    /// Global batches of 24 rows.
+    fn plan(settings: &[&str]) -> JobPlan {
+        let stream = [
+            "spec.data.synthetic=null",
+            "spec.data.train.kafka.bootstrapServers={kafka:9092}",
+            "spec.data.train.kafka.topics={clicks}",
+            "spec.data.train.kafka.format=json",
+        ];
+        small_plan(&[&stream[..], settings].concat())
+    }
+
+    fn partition(part: u32, end: u64) -> v1::PartitionFound {
+        v1::PartitionFound {
+            part,
+            topic: "clicks".to_owned(),
+            topic_id: vec![7; 16],
+            end,
+            ..v1::PartitionFound::default()
+        }
+    }
+
+    fn found(partitions: Vec<v1::PartitionFound>) -> v1::StreamFound {
+        v1::StreamFound { partitions, ..v1::StreamFound::default() }
+    }
+
+    /// Tells the state of partition 0, and that every segment has a row.
+    fn tell(state: &mut State, end: u64) {
+        let known = state.stream_found(&found(vec![partition(0, end)])).unwrap();
+        let probed = |segment: &v1::Segment| v1::SegmentProbed {
+            segment: Some(*segment),
+            read: Some(v1::SegmentRead { next: segment.from, more: true }),
+            skipped_rows: 0,
+        };
+        let probed = known.probes.iter().map(probed).collect();
+        state.stream_found(&v1::StreamFound { probed, ..v1::StreamFound::default() }).unwrap();
+    }
+
+    fn read(state: &mut State, lease: &rectrain_modes::ChunkLease, next: u64, more: bool) {
+        let rectrain_kinds::Start::At(from) = lease.start else { panic!("a stream has no row numbers") };
+        let report = v1::ChunkReport {
+            chunk: lease.chunk,
+            rows: next - from.offset.0,
+            label_sum: 1.0,
+            read: Some(v1::SegmentRead { next, more }),
+            event_millis: Some(1_000),
+            ..v1::ChunkReport::default()
+        };
+        state.chunk_report(&report).unwrap();
+    }
+
+    fn running(plan: &JobPlan) -> State {
+        let mut state = State::new(plan, None).unwrap();
+        state.training.take_calls();
+        state.training.begun().unwrap();
+        state
+    }
+
+    #[test]
+    fn a_chunk_is_leased_where_the_one_before_ended_and_replayed_with_its_end() {
+        let mut state = running(&plan(&["spec.data.train.kafka.until=latest"]));
+        tell(&mut state, 50);
+        let Lease::Chunk(first) = state.data.ledger.lease() else { panic!("there are rows") };
+        assert_eq!((first.until, state.data.ledger.lease()), (Some(50), Lease::Wait));
+        read(&mut state, &first, 24, true);
+        let Lease::Chunk(second) = state.data.ledger.lease() else { panic!("there are rows") };
+        read(&mut state, &second, 48, true);
+        let Lease::Chunk(last) = state.data.ledger.lease() else { panic!("there are rows") };
+        read(&mut state, &last, 50, false);
+        assert_eq!((state.total_steps().map(|total| total.0), state.data.ledger.lease()), (Some(3), Lease::Finished));
+        assert_eq!(state.stream_lag().map(|lag| (lag.rows, lag.event_time)), Some((0, Some(1.0))));
+    }
+
+    #[test]
+    fn another_topic_in_its_place_is_refused() {
+        let mut state = running(&plan(&[]));
+        state.stream_found(&found(vec![partition(0, 5)])).unwrap();
+        let anew = v1::PartitionFound { topic_id: vec![8; 16], ..partition(0, 5) };
+        let other = v1::PartitionFound { topic: "views".to_owned(), ..partition(0, 5) };
+        for (found_now, expected) in
+            [(anew, "deleted and made again"), (other, "the checkpoint has clicks in its place")]
+        {
+            let error = state.stream_found(&found(vec![found_now])).unwrap_err();
+            assert!(error.is_user_error() && error.to_string().contains(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn deleted_records_fail_the_job_or_are_counted() {
+        let deleted = || found(vec![v1::PartitionFound { begin: 30, ..partition(0, 50) }]);
+        let failing = plan(&[]);
+        let mut state = running(&failing);
+        tell(&mut state, 50);
+        let error = state.stream_found(&deleted()).unwrap_err().to_string();
+        assert!(error.starts_with("topic clicks, partition 0: 30 records from offset 0 on were deleted"), "{error}");
+        let mut state = running(&plan(&["spec.data.train.kafka.lostRecords=skip"]));
+        tell(&mut state, 50);
+        state.stream_found(&deleted()).unwrap();
+        assert_eq!(state.stream_lag().map(|lag| (lag.rows, lag.lost_records)), Some((20, 30)));
+        let told = format!("{:?}", state.pending_events);
+        assert!(told.contains("training goes on at offset 30"), "{told}");
+    }
+
+    #[test]
+    fn a_chunk_whose_records_are_gone_is_left_to_the_next_attempt() {
+        let mut state = running(&plan(&[]));
+        state.job.resumes = true;
+        tell(&mut state, 50);
+        let Lease::Chunk(first) = state.data.ledger.lease() else { panic!("there are rows") };
+        let read = Some(v1::SegmentRead { next: 50, more: false });
+        let report = v1::ChunkReport { chunk: first.chunk, read, ..v1::ChunkReport::default() };
+        let error = state.chunk_report(&report).unwrap_err();
+        assert!(!error.is_user_error(), "{error}");
+    }
+
+    #[test]
+    fn brokers_that_go_and_come_back_are_told_once() {
+        let mut state = running(&plan(&[]));
+        let gone = v1::StreamFound { unreachable: "no answer".to_owned(), ..v1::StreamFound::default() };
+        for report in [&found(vec![partition(0, 5)]), &gone, &gone, &found(vec![partition(0, 5)])] {
+            state.stream_found(report).unwrap();
+        }
+        let warning =
+            |event: &JobEvent| if let JobEvent::Warning { message } = event { Some(message.clone()) } else { None };
+        let told: Vec<String> = state.pending_events.iter().filter_map(warning).collect();
+        assert_eq!(told, ["no answer; training goes on when it answers", "the brokers of the stream answer again"]);
+    }
+
+    #[test]
+    fn training_waits_at_the_end_of_the_topics_and_without_brokers() {
+        let mut state = running(&plan(&[]));
+        assert!(state.is_on_stream());
+        tell(&mut state, 24);
+        assert!(!state.waits_for_records());
+        let Lease::Chunk(first) = state.data.ledger.lease() else { panic!("there are rows") };
+        assert!(!state.waits_for_records());
+        read(&mut state, &first, 24, false);
+        assert!(state.waits_for_records());
+        tell(&mut state, 48);
+        assert!(!state.waits_for_records());
+        let gone = v1::StreamFound { unreachable: "no answer".to_owned(), ..v1::StreamFound::default() };
+        state.stream_found(&gone).unwrap();
+        assert!(state.waits_for_records());
+    }
+
+    #[test]
+    fn empty_topics_are_an_error_if_training_ends_with_them() {
+        let mut state = running(&plan(&["spec.data.train.kafka.until=latest"]));
+        let error = state.stream_found(&found(vec![partition(0, 0)])).unwrap_err();
+        assert!(error.is_user_error() && error.to_string().contains("no rows"), "{error}");
+        let mut endless = running(&plan(&[]));
+        endless.stream_found(&found(vec![partition(0, 0)])).unwrap();
+    }
+}

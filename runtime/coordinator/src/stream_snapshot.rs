@@ -1,0 +1,26 @@
+//! The place in a stream, as a checkpoint holds it.
+
+use std::collections::BTreeMap;
+
+use rectrain_modes::StreamPlace;
+use serde::{Deserialize, Serialize};
+
+/// A stream in a checkpoint.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(crate) struct StreamSnapshot {
+    /// Where reading goes on.
+    pub(crate) place: StreamPlace,
+    /// The topics, by their places in the manifest.
+    pub(crate) topics: BTreeMap<u32, Topic>,
+    /// The latest time of a record in a chunk that was read, in milliseconds since 1970.
+    pub(crate) event_millis: Option<i64>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(crate) struct Topic {
+    pub(crate) name: String,
+    /// A topic that is deleted and made again has another one.
+    pub(crate) id: String,
+}

@@ -1,0 +1,303 @@
+//! Turns the value of a record into the cells of a row. The cells then have the meaning that they
+//! have in a text file. Pure.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use rectrain_kinds::{CsvFormat, RecordFormat, Schema};
+
+use crate::blocking::Stop;
+use crate::error::{DataError, shown};
+use crate::json::{self, BadJson, Json};
+use crate::schema::{Encoder, Layout};
+use crate::text::{Cells, Span, find_record};
+
+use super::avro;
+use super::registry::Registry;
+
+/// Separates the items of a JSON list in a cell, in columns without a separator of their own.
+const BETWEEN_ITEMS: &str = "\u{1f}";
+
+/// Cuts records into cells. Its memory is reused from record to record.
+#[derive(Debug)]
+pub(super) struct Decoder {
+    columns: Columns,
+    cells: Cells,
+    /// The cells of a JSON object or an Avro record, each with its own bytes.
+    values: Vec<Vec<u8>>,
+    bytes: Vec<u8>,
+    ends: Vec<u32>,
+}
+
+#[derive(Debug, Clone)]
+enum Columns {
+    Csv(CsvFormat),
+    Json(Named),
+    Avro(Named, Arc<Registry>),
+}
+
+/// The place of each column by its name, and the separator of its list items.
+#[derive(Debug, Clone)]
+struct Named {
+    places: HashMap<Vec<u8>, usize>,
+    separators: Vec<Vec<u8>>,
+}
+
+/// Why a record has no cells.
+#[derive(Debug)]
+pub(super) enum NoCells {
+    /// Its value is no row.
+    Bad(BadValue),
+    /// The value cannot be understood now.
+    Failed(DataError),
+}
+
+/// Why the value of a record is no row.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct BadValue {
+    pub(super) problem: String,
+    /// The value, or its part.
+    pub(super) found: String,
+}
+
+/// The schema as the records are read: lists of JSON and Avro have a separator, too.
+pub(super) fn schema(format: &RecordFormat, schema: &Schema) -> Schema {
+    let mut schema = schema.clone();
+    if !matches!(format, RecordFormat::Csv(_)) {
+        for field in &mut schema.sparse {
+            if field.multi_value.as_deref() == Some("") {
+                field.multi_value = Some(BETWEEN_ITEMS.to_owned());
+            }
+        }
+    }
+    schema
+}
+
+/// The columns of the records. JSON and Avro have the ones that the job reads.
+pub(super) fn layout(topics: &str, format: &RecordFormat, encoder: &Encoder) -> Result<Layout, DataError> {
+    let names = match format {
+        RecordFormat::Csv(csv) => csv.columns.clone().unwrap_or_default(),
+        RecordFormat::Json | RecordFormat::Avro { .. } => read_columns(encoder),
+    };
+    Layout::bind(topics, names, encoder, None)
+}
+
+fn read_columns(encoder: &Encoder) -> Vec<String> {
+    let schema = &encoder.schema;
+    let sparse = schema.sparse.iter().map(|field| &field.name);
+    let dense = schema.dense.iter().map(|field| &field.name);
+    let time = schema.time.iter().map(|field| &field.name);
+    let others = [&schema.label.name].into_iter().chain(&schema.group).chain(time).chain(&encoder.carried);
+    let mut names = Vec::new();
+    for name in sparse.chain(dense).chain(others) {
+        if !names.contains(name) {
+            names.push(name.clone());
+        }
+    }
+    names
+}
+
+impl Decoder {
+    /// A decoder of this format. Avro needs the registry.
+    pub(super) fn new(
+        format: &RecordFormat,
+        schema: &Schema,
+        layout: &Layout,
+        registry: Option<&Arc<Registry>>,
+    ) -> Self {
+        let columns = match (format, registry) {
+            (RecordFormat::Csv(csv), _) => Columns::Csv(csv.clone()),
+            (RecordFormat::Avro { .. }, Some(registry)) => {
+                Columns::Avro(Named::new(schema, layout), Arc::clone(registry))
+            }
+            (RecordFormat::Json | RecordFormat::Avro { .. }, _) => Columns::Json(Named::new(schema, layout)),
+        };
+        let values = vec![Vec::new(); layout.names.len()];
+        Self { columns, cells: Cells::default(), values, bytes: Vec::new(), ends: Vec::new() }
+    }
+
+    /// The bytes and the ends of the cells of a record, for [`cell`](crate::text::cell).
+    pub(super) fn cut<'a>(&'a mut self, value: &'a [u8], stop: &Stop) -> Result<(&'a [u8], &'a [u32]), NoCells> {
+        match &self.columns {
+            Columns::Csv(format) => {
+                let span = line(value, format).map_err(NoCells::Bad)?;
+                return Ok(self.cells.cut(&value[..span.end], span.quoted, format.delimiter.as_bytes()));
+            }
+            Columns::Json(named) => from_json(named, value, &mut self.values).map_err(NoCells::Bad)?,
+            Columns::Avro(named, registry) => {
+                let expected = "a record behind the number of its schema is expected";
+                let Some((number, record)) = avro::split(value) else { return Err(NoCells::Bad(bad(expected, value))) };
+                let schema = registry.schema(number, stop).map_err(NoCells::Failed)?;
+                from_avro(named, &schema, record, &mut self.values).map_err(NoCells::Bad)?;
+            }
+        }
+        self.join();
+        Ok((&self.bytes, &self.ends))
+    }
+
+    /// Writes all cells into one text, with one byte between two of them.
+    fn join(&mut self) {
+        self.bytes.clear();
+        self.ends.clear();
+        for value in &self.values {
+            if !self.ends.is_empty() {
+                self.bytes.push(b',');
+            }
+            self.bytes.extend_from_slice(value);
+            self.ends.push(self.bytes.len() as u32);
+        }
+    }
+}
+
+impl Named {
+    fn new(schema: &Schema, layout: &Layout) -> Self {
+        let places = layout.names.iter().enumerate().map(|(place, name)| (name.clone().into_bytes(), place));
+        let mut separators = vec![BETWEEN_ITEMS.as_bytes().to_vec(); layout.names.len()];
+        for (field, &place) in schema.sparse.iter().zip(&layout.sparse) {
+            if let Some(separator) = &field.multi_value {
+                separators[place] = separator.clone().into_bytes();
+            }
+        }
+        Self { places: places.collect(), separators }
+    }
+}
+
+/// The one line of a value.
+fn line(value: &[u8], format: &CsvFormat) -> Result<Span, BadValue> {
+    let found = find_record(value, 0, format, true).filter(|found| found.end > 0);
+    match found {
+        None => Err(bad("a line of text is expected", value)),
+        Some(span) if span.unclosed => Err(bad("a closing quote is expected", value)),
+        Some(span) if span.next < value.len() => Err(bad("one line of text is expected", value)),
+        Some(span) => Ok(span),
+    }
+}
+
+fn from_json(named: &Named, value: &[u8], values: &mut [Vec<u8>]) -> Result<(), BadValue> {
+    values.iter_mut().for_each(Vec::clear);
+    let mut problem = None;
+    let read = json::read_object(value, |name, member| {
+        if let Some(&place) = named.places.get(&*name) {
+            values[place].clear();
+            if let Err(expected) = write(&member, &named.separators[place], &mut values[place]) {
+                problem = Some((name.into_owned(), expected));
+            }
+        }
+    });
+    if let Err(BadJson { at, expected }) = read {
+        return Err(bad(
+            &format!("expected {expected} at byte {at}"),
+            &value[at.saturating_sub(20).min(value.len())..],
+        ));
+    }
+    let Some((name, expected)) = problem else { return Ok(()) };
+    Err(bad(&format!("column `{}`: expected {expected}", String::from_utf8_lossy(&name)), value))
+}
+
+fn from_avro(named: &Named, schema: &avro::AvroSchema, record: &[u8], values: &mut [Vec<u8>]) -> Result<(), BadValue> {
+    values.iter_mut().for_each(Vec::clear);
+    let place = |name: &str| named.places.get(name.as_bytes()).copied();
+    let separator = |name: &str| place(name).map_or(&[][..], |place| &named.separators[place][..]);
+    let read = avro::read(schema, record, separator, |name, text| {
+        if let Some(place) = place(name) {
+            values[place].extend_from_slice(text);
+        }
+    });
+    read.map_err(|expected| bad(&format!("an Avro record: expected {expected}"), record))
+}
+
+fn bad(problem: &str, value: &[u8]) -> BadValue {
+    BadValue { problem: problem.to_owned(), found: shown(value) }
+}
+
+/// Writes a JSON value as the text of a cell.
+fn write(value: &Json<'_>, separator: &[u8], into: &mut Vec<u8>) -> Result<(), &'static str> {
+    match value {
+        Json::Null => {}
+        Json::Bool(value) => into.push(b'0' + u8::from(*value)),
+        Json::Number(text) => into.extend_from_slice(text),
+        Json::Text(text) => into.extend_from_slice(text),
+        Json::Object => return Err("a number, a text or a list"),
+        Json::List(list) => {
+            let mut result = Ok(());
+            let mut is_first = true;
+            let read = json::read_list(list, |item| {
+                if !std::mem::take(&mut is_first) {
+                    into.extend_from_slice(separator);
+                }
+                match item {
+                    Json::List(_) | Json::Object => result = Err("a list of numbers or texts"),
+                    item => result = result.and(write(&item, separator, into)),
+                }
+            });
+            return read.map_err(|bad| bad.expected).and(result);
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use rectrain_kinds::{DenseField, LabelField, MissingValue, SparseField, TimeField, TimeUnit, Transform};
+
+    use super::*;
+    use crate::text::cell;
+
+    fn texts((bytes, ends): (&[u8], &[u32])) -> Vec<String> {
+        (0..ends.len()).map(|column| String::from_utf8_lossy(cell(bytes, ends, column)).into_owned()).collect()
+    }
+
+    fn fields() -> Schema {
+        let sparse = |name: &str, multi_value: Option<&str>| SparseField {
+            name: name.to_owned(),
+            table: name.to_owned(),
+            multi_value: multi_value.map(str::to_owned),
+            missing: MissingValue::Token,
+            hash_buckets: None,
+        };
+        let dense = DenseField { name: "age".to_owned(), transform: Transform::Identity, missing: 0.0, limit: 1e9 };
+        let sparse = vec![sparse("user", None), sparse("tags", Some("")), sparse("genres", Some("|"))];
+        Schema {
+            sparse,
+            dense: vec![dense],
+            label: LabelField::of_numbers("y", None),
+            group: Some("user".to_owned()),
+            time: Some(TimeField { name: "at".to_owned(), unit: TimeUnit::Seconds, order: None }),
+        }
+    }
+
+    fn cut(format: &RecordFormat, value: &str) -> Result<Vec<String>, BadValue> {
+        let schema = schema(format, &fields());
+        let layout = layout("t", format, &Encoder::new(schema.clone(), &[])).unwrap();
+        match Decoder::new(format, &schema, &layout, None).cut(value.as_bytes(), &Stop::default()) {
+            Ok(cells) => Ok(texts(cells)),
+            Err(NoCells::Bad(bad)) => Err(bad),
+            Err(NoCells::Failed(error)) => panic!("{error}"),
+        }
+    }
+
+    #[test]
+    fn members_become_cells_whatever_their_order() {
+        let found = cut(
+            &RecordFormat::Json,
+            r#"{"y":true,"other":{"a":[]},"genres":["a","b"],"tags":[7,"x y"],"user":"u\n1","at":170,"age":1.50}"#,
+        );
+        assert_eq!(found.unwrap(), ["u\n1", "7\u{1f}x y", "a|b", "1.50", "1", "170"]);
+        assert_eq!(cut(&RecordFormat::Json, r#"{"y":0,"user":null}"#).unwrap(), ["", "", "", "", "0", ""]);
+    }
+
+    #[test]
+    fn a_value_that_is_no_row_is_refused_with_its_text() {
+        let problem = |value| cut(&RecordFormat::Json, value).unwrap_err().problem;
+        assert_eq!(problem("click,1"), "expected a JSON object at byte 0");
+        assert_eq!(problem(r#"{"age":{}}"#), "column `age`: expected a number, a text or a list");
+        assert_eq!(problem(r#"{"tags":[[1]]}"#), "column `tags`: expected a list of numbers or texts");
+        let columns = ["y", "user", "tags", "genres", "age", "at"].map(str::to_owned).to_vec();
+        let format = RecordFormat::Csv(CsvFormat { header: false, columns: Some(columns), ..CsvFormat::default() });
+        assert_eq!(cut(&format, "1,\"u,1\",t,g,5,9\n").unwrap(), ["1", "u,1", "t", "g", "5", "9"]);
+        for (value, expected) in [("", "a line"), ("1,2\n3,4", "one line"), ("1,\"2", "a closing quote")] {
+            let found = cut(&format, value).unwrap_err().problem;
+            assert!(found.starts_with(expected), "{found}");
+        }
+    }
+}

@@ -1,0 +1,619 @@
+//! Chunks of a stream. A chunk is one global batch: records of one partition, read together. The
+//! partitions take turns. A chunk has fewer rows than others if its partition has no more, or if
+//! its rows have waited for long enough.
+//!
+//! A partition has at most one chunk on lease. Once a loader has read it, the beginning of the next
+//! one is known: bad records and gaps between offsets are no rows. A chunk
+//! is begun only where a loader has seen a good row, so no chunk is empty. So the chunks depend on
+//! the records alone, and not on the number of loaders, as long as no record arrives late.
+
+use std::collections::BTreeMap;
+
+use rectrain_kinds::{LostRecords, PartId, PartitionState, Position, Segment, SegmentRead, StreamEnd};
+use serde::{Deserialize, Serialize};
+
+/// Reports of one loader in a row after which a partition counts as shorter than it was. A loader
+/// may have looked at the brokers before the last rows arrived, or have asked an earlier leader.
+const MOST_SHORT_REPORTS: u32 = 3;
+
+/// The settings of a stream that the order of its chunks depends on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StreamPlan {
+    /// Rows of a full chunk.
+    pub chunk_rows: u64,
+    /// Where training ends; `None`: never.
+    pub until: Option<StreamEnd>,
+    /// What happens if records are gone before they were trained.
+    pub lost_records: LostRecords,
+}
+
+/// The place in a stream before a chunk: all that a run needs to go on there.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct StreamPlace {
+    /// The partitions.
+    pub partitions: Vec<PartitionPlace>,
+    /// The partition whose turn was last.
+    pub last_turn: Option<PartId>,
+    /// The chunks that had been begun, from this place on.
+    pub begun: Vec<BegunChunk>,
+}
+
+/// The place in a partition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PartitionPlace {
+    /// The partition.
+    pub part: PartId,
+    /// Records before this offset are in chunks, or were passed over.
+    pub next: u64,
+}
+
+/// A chunk that has begun.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct BegunChunk {
+    /// Its records. `until` is the end of the last one if the chunk is read.
+    pub segment: Segment,
+    /// Whether a loader has read it.
+    pub is_read: bool,
+}
+
+/// Records that the broker deleted before they were trained.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lost {
+    /// The partition.
+    pub part: PartId,
+    /// The first offset that is gone.
+    pub from: u64,
+    /// The first record that the broker still has.
+    pub until: u64,
+}
+
+/// Why a stream cannot be trained on.
+#[derive(Debug, Clone, Copy, thiserror::Error, PartialEq, Eq, Serialize, Deserialize)]
+pub enum StreamError {
+    /// Records were deleted, and the manifest says to fail then.
+    #[error("{} records from offset {} on were deleted before they were trained", .0.until - .0.from, .0.from)]
+    Lost(Lost),
+    /// The partition is shorter than it was.
+    #[error(
+        "the partition ends at offset {end}, and rows up to offset {next} were trained: it was truncated or made anew"
+    )]
+    Shrunk {
+        /// The partition.
+        part: PartId,
+        /// The end of its records now.
+        end: u64,
+        /// Records before this offset were trained.
+        next: u64,
+    },
+}
+
+impl StreamError {
+    /// The partition.
+    #[must_use]
+    pub const fn part(self) -> PartId {
+        match self {
+            Self::Lost(lost) => lost.part,
+            Self::Shrunk { part, .. } => part,
+        }
+    }
+}
+
+/// A partition, as far as it is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+struct Partition {
+    /// Records before this offset are in chunks, or were passed over.
+    next: u64,
+    /// The end of the records that may be read.
+    end: u64,
+    /// Rows before this offset have waited for long enough.
+    aged_end: u64,
+    /// The chunk on lease.
+    on_lease: Option<u64>,
+    /// Whether a loader has seen a good row at `next` or behind it.
+    has_row: bool,
+    /// Training ends here.
+    stop: Option<u64>,
+}
+
+impl Partition {
+    /// The end of the records that are for training.
+    fn readable(&self) -> u64 {
+        self.stop.unwrap_or(u64::MAX).min(self.end)
+    }
+
+    fn waiting(&self) -> u64 {
+        self.readable().saturating_sub(self.next)
+    }
+
+    /// Whether the rows that wait are enough for a chunk.
+    fn is_due(&self, chunk_rows: u64) -> bool {
+        let ends = self.stop.is_some_and(|stop| self.end >= stop);
+        self.waiting() >= chunk_rows || self.waiting() > 0 && (ends || self.aged_end > self.next)
+    }
+
+    fn is_finished(&self) -> bool {
+        self.on_lease.is_none() && self.stop.is_some_and(|stop| self.next >= stop)
+    }
+}
+
+/// Chunks of a stream; see the module's documentation.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct StreamChunks {
+    plan: StreamPlan,
+    partitions: BTreeMap<PartId, Partition>,
+    last_turn: Option<PartId>,
+    /// Chunks that an earlier run had begun, by their numbers in this one.
+    again: BTreeMap<u64, BegunChunk>,
+    /// Chunks from the first one that a later run may read again.
+    begun: BTreeMap<u64, BegunChunk>,
+    /// Whether a loader has told the state of the partitions.
+    is_known: bool,
+    /// The number of the next chunk to begin.
+    next_chunk: u64,
+    /// Records that were deleted before they were trained.
+    lost_records: u64,
+    /// By partition and loader: reports in a row by which the partition ends before its next
+    /// offset.
+    short_reports: BTreeMap<(PartId, u32), u32>,
+}
+
+impl StreamChunks {
+    /// The chunks from the start of a job on.
+    #[must_use]
+    pub fn new(plan: StreamPlan) -> Self {
+        Self::resume(plan, &StreamPlace::default())
+    }
+
+    /// The chunks from a place on that an earlier run has saved. The first one has number 0.
+    #[must_use]
+    pub fn resume(plan: StreamPlan, place: &StreamPlace) -> Self {
+        let partition = |of: &PartitionPlace| {
+            let on_lease = (0..).zip(&place.begun).find(|(_, begun)| !begun.is_read && begun.segment.part == of.part);
+            let on_lease = on_lease.map(|(chunk, _)| chunk);
+            (of.part, Partition { next: of.next, end: of.next, aged_end: 0, on_lease, has_row: false, stop: None })
+        };
+        Self {
+            plan,
+            partitions: place.partitions.iter().map(partition).collect(),
+            last_turn: place.last_turn,
+            again: (0..).zip(place.begun.iter().copied()).collect(),
+            begun: BTreeMap::new(),
+            is_known: false,
+            next_chunk: 0,
+            lost_records: 0,
+            short_reports: BTreeMap::new(),
+        }
+    }
+
+    /// Loader `loader` has found the partitions in this state. Returns the records that are lost.
+    ///
+    /// # Errors
+    /// Records are lost and the plan says to fail. A partition is shorter than it was at the start
+    /// of the run, or by several reports of a loader.
+    pub fn found(&mut self, loader: u32, states: &[PartitionState]) -> Result<Vec<Lost>, StreamError> {
+        let is_first = !self.is_known;
+        let mut lost = if is_first { self.drop_deleted(states) } else { Vec::new() };
+        for state in states {
+            let part = self.partitions.entry(state.part).or_insert_with(|| Partition::new(state, is_first));
+            if state.end < part.next {
+                let reports = self.short_reports.entry((state.part, loader)).or_default();
+                *reports += 1;
+                if is_first || *reports >= MOST_SHORT_REPORTS {
+                    return Err(StreamError::Shrunk { part: state.part, end: state.end, next: part.next });
+                }
+                continue;
+            }
+            self.short_reports.retain(|(of, _), _| *of != state.part);
+            // A chunk on lease begins at `next`. Its loader finds that records are gone.
+            if state.begin > part.next {
+                lost.push(Lost { part: state.part, from: part.next, until: state.begin });
+                (part.next, part.has_row) = (state.begin, false);
+            }
+            part.end = part.end.max(state.end);
+            part.aged_end = part.aged_end.max(state.aged_end);
+            if is_first && self.plan.until == Some(StreamEnd::Latest) {
+                part.stop = Some(state.end.max(part.next));
+            }
+        }
+        if !states.is_empty() {
+            self.is_known = true;
+            self.end_others();
+        }
+        self.lost_records += lost.iter().map(|lost| lost.until - lost.from).sum::<u64>();
+        match (self.plan.lost_records, lost.first()) {
+            (LostRecords::Fail, Some(first)) => Err(StreamError::Lost(*first)),
+            _ => Ok(lost),
+        }
+    }
+
+    /// A run up to the latest records reads no partition that the first report lacks. All its
+    /// records are later ones.
+    fn end_others(&mut self) {
+        if self.plan.until == Some(StreamEnd::Latest) {
+            self.partitions.values_mut().for_each(|part| part.stop = part.stop.or(Some(part.next)));
+        }
+    }
+
+    /// Drops the chunks of an earlier run whose records are gone, before the first chunk begins.
+    fn drop_deleted(&mut self, states: &[PartitionState]) -> Vec<Lost> {
+        let begin_of = |part: PartId| states.iter().find(|state| state.part == part).map_or(0, |state| state.begin);
+        let is_whole = |begun: &BegunChunk| begun.segment.from >= begin_of(begun.segment.part);
+        let begun = std::mem::take(&mut self.again).into_values();
+        let (whole, deleted): (Vec<BegunChunk>, Vec<BegunChunk>) = begun.partition(is_whole);
+        // An unread chunk begins at the next offset of its partition, whose loss is noted there.
+        let read = deleted.iter().filter(|begun| begun.is_read).map(|begun| begun.segment);
+        let lost = read.map(|Segment { part, from, until }| Lost { part, from, until }).collect();
+        self.again = (0..).zip(whole).collect();
+        for (part, of) in &mut self.partitions {
+            let is_on_lease = |begun: &BegunChunk| !begun.is_read && begun.segment.part == *part;
+            of.on_lease = self.again.iter().find(|(_, begun)| is_on_lease(begun)).map(|(chunk, _)| *chunk);
+        }
+        lost
+    }
+
+    /// The segments in which loaders should look for a good row, before a chunk begins there.
+    #[must_use]
+    pub fn to_probe(&self) -> Vec<Segment> {
+        let wants = |of: &Partition| of.on_lease.is_none() && !of.has_row && of.is_due(self.plan.chunk_rows);
+        let wanted = self.partitions.iter().filter(|(_, of)| wants(of));
+        wanted.map(|(part, of)| Segment { part: *part, from: of.next, until: of.readable() }).collect()
+    }
+
+    /// A loader has looked for a good row in a segment. Returns whether it counts: another loader
+    /// may have looked before. If it counts and there is no row, its bad rows count as skipped.
+    pub fn probed(&mut self, segment: Segment, read: SegmentRead) -> bool {
+        let Some(of) = self.partitions.get_mut(&segment.part) else { return false };
+        if of.on_lease.is_some() || of.has_row || of.next != segment.from {
+            return false;
+        }
+        of.has_row = read.more;
+        if !read.more {
+            of.next = read.next.clamp(of.next, segment.until);
+        }
+        true
+    }
+
+    /// Begins a chunk. `None`: no partition has rows enough, or the one whose turn it is waits for
+    /// a loader.
+    pub fn begin(&mut self, chunk: u64) -> Option<Segment> {
+        let begun = match self.again.remove(&chunk) {
+            Some(again) => again,
+            None => BegunChunk { segment: self.next_segment(chunk)?, is_read: false },
+        };
+        self.next_chunk = self.next_chunk.max(chunk + 1);
+        self.begun.insert(chunk, begun);
+        Some(begun.segment)
+    }
+
+    fn next_segment(&mut self, chunk: u64) -> Option<Segment> {
+        if !self.is_known {
+            return None;
+        }
+        let part = self.next_turn()?;
+        let of = self.partitions.get_mut(&part)?;
+        if of.on_lease.is_some() || !of.has_row {
+            return None;
+        }
+        of.on_lease = Some(chunk);
+        self.last_turn = Some(part);
+        Some(Segment { part, from: of.next, until: of.readable() })
+    }
+
+    /// The first partition after the last turn that has rows enough, or has a chunk on lease.
+    fn next_turn(&self) -> Option<PartId> {
+        let has_turn = |(_, of): &(&PartId, &Partition)| of.on_lease.is_some() || of.is_due(self.plan.chunk_rows);
+        let later = |(part, _): &(&PartId, &Partition)| self.last_turn.is_none_or(|last| **part > last);
+        let (mut after, mut before) = (self.partitions.iter().filter(later), self.partitions.iter());
+        after.find(has_turn).or_else(|| before.find(has_turn)).map(|(part, _)| *part)
+    }
+
+    /// A loader has read chunk `chunk`. Returns its records.
+    pub fn read(&mut self, chunk: u64, read: SegmentRead) -> Option<Segment> {
+        let begun = self.begun.get_mut(&chunk)?;
+        if !begun.is_read {
+            begun.segment.until = read.next.clamp(begun.segment.from, begun.segment.until);
+            begun.is_read = true;
+            if let Some(of) = self.partitions.get_mut(&begun.segment.part) {
+                of.next = of.next.max(begun.segment.until);
+                (of.has_row, of.on_lease) = (read.more, None);
+            }
+        }
+        Some(begun.segment)
+    }
+
+    /// The records of a chunk that has begun and is not forgotten.
+    #[must_use]
+    pub fn segment(&self, chunk: u64) -> Option<Segment> {
+        self.begun.get(&chunk).map(|begun| begun.segment)
+    }
+
+    /// Forgets the chunks before `chunk`. No later run reads them again.
+    pub fn forget_before(&mut self, chunk: u64) {
+        self.begun = self.begun.split_off(&chunk);
+    }
+
+    /// The place before `chunk`, the first one that is not trained as a whole.
+    #[must_use]
+    pub fn place(&self, chunk: u64) -> StreamPlace {
+        let place = |(part, of): (&PartId, &Partition)| PartitionPlace { part: *part, next: of.next };
+        let begun = self.begun.range(chunk..).chain(self.again.range(chunk..));
+        StreamPlace {
+            partitions: self.partitions.iter().map(place).collect(),
+            last_turn: self.last_turn,
+            begun: begun.map(|(_, begun)| *begun).collect(),
+        }
+    }
+
+    /// Whether no chunk follows the ones that have begun.
+    #[must_use]
+    pub fn is_finished(&self) -> bool {
+        self.is_known && self.again.is_empty() && self.partitions.values().all(Partition::is_finished)
+    }
+
+    /// Chunks that have begun.
+    #[must_use]
+    pub fn chunks_begun(&self) -> u64 {
+        self.next_chunk
+    }
+
+    /// Records that wait to be read. Gaps between offsets count, too.
+    #[must_use]
+    pub fn waiting(&self) -> u64 {
+        self.partitions.values().map(Partition::waiting).sum()
+    }
+
+    /// Whether every row that may be read is in a chunk that loaders have read.
+    #[must_use]
+    pub fn is_at_rest(&self) -> bool {
+        let rests = |of: &Partition| of.on_lease.is_none() && !of.is_due(self.plan.chunk_rows);
+        self.is_known && self.again.is_empty() && self.partitions.values().all(rests)
+    }
+
+    /// Records that were deleted before they were trained.
+    #[must_use]
+    pub const fn lost_records(&self) -> u64 {
+        self.lost_records
+    }
+
+    /// The state of the partitions: the next offset to read, and the end.
+    pub fn positions(&self) -> impl Iterator<Item = (Position, u64)> {
+        self.partitions.iter().map(|(part, of)| (Position::new(part.0, of.next), of.end))
+    }
+}
+
+impl Partition {
+    /// A partition that no checkpoint has. One that is added while the job trains is read from its
+    /// first record.
+    fn new(state: &PartitionState, is_first: bool) -> Self {
+        let next = if is_first { state.start.max(state.begin) } else { state.begin };
+        Self { next, end: state.end.max(next), aged_end: 0, on_lease: None, has_row: false, stop: None }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const PLAN: StreamPlan =
+        StreamPlan { chunk_rows: 4, until: Some(StreamEnd::Latest), lost_records: LostRecords::Fail };
+
+    fn state(part: u32, end: u64) -> PartitionState {
+        PartitionState { part: PartId(part), begin: 0, end, aged_end: 0, start: 0 }
+    }
+
+    /// The topic: by partition, whether each offset has a good row.
+    type Topic = Vec<Vec<bool>>;
+
+    /// Reads up to `rows` good rows of a segment, and looks for another one behind them.
+    fn read(topic: &Topic, segment: Segment, rows: usize) -> (Vec<u64>, SegmentRead) {
+        let good = |at: &u64| topic[segment.part.0 as usize][*at as usize];
+        let offsets: Vec<u64> = (segment.from..segment.until).filter(good).collect();
+        let (taken, left) = offsets.split_at(rows.min(offsets.len()));
+        (taken.to_vec(), SegmentRead { next: left.first().copied().unwrap_or(segment.until), more: !left.is_empty() })
+    }
+
+    fn probe(chunks: &mut StreamChunks, topic: &Topic) {
+        for segment in chunks.to_probe() {
+            let (_, found) = read(topic, segment, 0);
+            chunks.probed(segment, found);
+        }
+    }
+
+    fn states(topic: &Topic) -> Vec<PartitionState> {
+        (0..).zip(topic).map(|(part, records)| state(part, records.len() as u64)).collect()
+    }
+
+    /// The rows of each chunk: its partition and offsets.
+    type Rows = BTreeMap<u64, (u32, Vec<u64>)>;
+
+    /// Trains with `loaders` loaders until the end, or until `chunks` chunks have begun. Returns
+    /// the rows of the chunks that were read.
+    fn run(chunks: &mut StreamChunks, topic: &Topic, loaders: usize, choices: &[usize], limit: u64) -> Rows {
+        chunks.found(0, &states(topic)).unwrap();
+        let mut held: Vec<Option<(u64, Segment)>> = vec![None; loaders];
+        let (mut rows, mut next) = (Rows::new(), 0);
+        for turn in choices.iter().chain(&[0, 1, 2, 3, 4]).cycle().take(4_000) {
+            probe(chunks, topic);
+            match held[turn % loaders].take() {
+                Some((chunk, segment)) => {
+                    let (offsets, found) = read(topic, segment, PLAN.chunk_rows as usize);
+                    chunks.read(chunk, found).unwrap();
+                    rows.insert(chunk, (segment.part.0, offsets));
+                }
+                None if next < limit => {
+                    if let Some(segment) = chunks.begin(next) {
+                        held[turn % loaders] = Some((next, segment));
+                        next += 1;
+                    }
+                }
+                None => {}
+            }
+        }
+        rows
+    }
+
+    fn topics() -> impl Strategy<Value = Topic> {
+        prop::collection::vec(prop::collection::vec(prop::bool::weighted(0.8), 0..40), 1..5)
+    }
+
+    proptest! {
+        #[test]
+        fn loaders_in_any_order_read_each_good_row_once_in_the_same_chunks(
+            topic in topics(), loaders in 1usize..5, choices in prop::collection::vec(any::<usize>(), 1..60),
+        ) {
+            let mut one = StreamChunks::new(PLAN);
+            let expected = run(&mut one, &topic, 1, &[0], u64::MAX);
+            prop_assert!(one.is_finished());
+            let mut several = StreamChunks::new(PLAN);
+            prop_assert_eq!(&run(&mut several, &topic, loaders, &choices, u64::MAX), &expected);
+            let mut seen = BTreeSet::new();
+            for (part, offsets) in expected.values() {
+                prop_assert!((1..=4).contains(&offsets.len()), "{offsets:?}");
+                for offset in offsets {
+                    prop_assert!(seen.insert((*part, *offset)), "{part} {offset} twice");
+                }
+            }
+            let good = |(part, records): (u32, &Vec<bool>)| -> Vec<(u32, u64)> {
+                (0..).zip(records).filter(|(_, good)| **good).map(|(at, _)| (part, at)).collect()
+            };
+            prop_assert_eq!(seen.into_iter().collect::<Vec<_>>(), (0..).zip(&topic).flat_map(good).collect::<Vec<_>>());
+            prop_assert_eq!(one.chunks_begun(), expected.len() as u64);
+        }
+
+        #[test]
+        fn a_run_resumes_before_any_chunk_with_the_same_chunks(
+            topic in topics(), loaders in 1usize..5, at in any::<prop::sample::Index>(), ahead in 0u64..6,
+            choices in prop::collection::vec(any::<usize>(), 1..60),
+        ) {
+            let expected = run(&mut StreamChunks::new(PLAN), &topic, 1, &[0], u64::MAX);
+            let at = at.index(expected.len() + 1) as u64;
+            let mut first = StreamChunks::new(PLAN);
+            run(&mut first, &topic, loaders, &choices, at + ahead);
+            first.forget_before(at);
+            let place = first.place(at);
+            let json = serde_json::to_string(&place).unwrap();
+            let place: StreamPlace = serde_json::from_str(&json).unwrap();
+            let rest = run(&mut StreamChunks::resume(PLAN, &place), &topic, loaders, &choices, u64::MAX);
+            let rest: Rows = rest.into_iter().map(|(chunk, rows)| (chunk + at, rows)).collect();
+            prop_assert_eq!(rest, expected.into_iter().filter(|(chunk, _)| *chunk >= at).collect::<Rows>());
+        }
+    }
+
+    #[test]
+    fn a_partition_without_an_end_waits_for_a_chunk_or_old_rows() {
+        let mut chunks = StreamChunks::new(StreamPlan { until: None, ..PLAN });
+        let mut topic: Topic = vec![vec![true; 3], vec![true; 9]];
+        assert_eq!(chunks.begin(0), None, "nothing is known");
+        chunks.found(0, &states(&topic)).unwrap();
+        probe(&mut chunks, &topic);
+        let segment = Segment { part: PartId(1), from: 0, until: 9 };
+        assert_eq!((chunks.begin(0), chunks.begin(1), chunks.waiting()), (Some(segment), None, 12));
+        chunks.read(0, SegmentRead { next: 4, more: true });
+        chunks.found(0, &[PartitionState { aged_end: 2, ..state(0, 3) }]).unwrap();
+        assert_eq!(chunks.begin(1), None, "no loader has seen a row");
+        probe(&mut chunks, &topic);
+        assert_eq!(chunks.begin(1), Some(Segment { part: PartId(0), from: 0, until: 3 }));
+        chunks.read(1, SegmentRead { next: 3, more: false });
+        assert_eq!(chunks.begin(2), Some(Segment { part: PartId(1), from: 4, until: 9 }));
+        chunks.read(2, SegmentRead { next: 8, more: true });
+        assert!(chunks.is_at_rest() && !chunks.is_finished());
+        topic.push(vec![true; 5]);
+        chunks.found(0, &[PartitionState { start: 5, ..state(2, 5) }]).unwrap();
+        probe(&mut chunks, &topic);
+        let added = Segment { part: PartId(2), from: 0, until: 5 };
+        assert_eq!(chunks.begin(3), Some(added), "an added partition is read from its first record");
+    }
+
+    #[test]
+    fn a_partition_without_a_good_row_gives_no_chunk() {
+        let topic: Topic = vec![vec![false; 9], vec![true; 2]];
+        let mut chunks = StreamChunks::new(PLAN);
+        let rows = run(&mut chunks, &topic, 2, &[0, 1], u64::MAX);
+        assert_eq!((rows, chunks.is_finished()), (Rows::from([(0, (1, vec![0, 1]))]), true));
+    }
+
+    #[test]
+    fn records_that_are_gone_are_told_and_counted() {
+        let place =
+            StreamPlace { partitions: vec![PartitionPlace { part: PartId(0), next: 5 }], ..StreamPlace::default() };
+        let gone = PartitionState { begin: 8, ..state(0, 20) };
+        let lost = Lost { part: PartId(0), from: 5, until: 8 };
+        assert_eq!(StreamChunks::resume(PLAN, &place).found(0, &[gone]), Err(StreamError::Lost(lost)));
+        let mut chunks = StreamChunks::resume(StreamPlan { lost_records: LostRecords::Skip, ..PLAN }, &place);
+        assert_eq!(chunks.found(0, &[gone]), Ok(vec![lost]));
+        assert_eq!((chunks.lost_records(), chunks.found(0, &[gone])), (3, Ok(vec![])));
+        let shrunk = StreamError::Shrunk { part: PartId(0), end: 4, next: 5 };
+        assert_eq!(StreamChunks::resume(PLAN, &place).found(0, &[state(0, 4)]), Err(shrunk));
+    }
+
+    #[test]
+    fn a_partition_is_shorter_only_if_a_loader_finds_it_so_again_and_again() {
+        let topic: Topic = vec![vec![true; 9]];
+        let mut chunks = StreamChunks::new(PLAN);
+        chunks.found(0, &states(&topic)).unwrap();
+        probe(&mut chunks, &topic);
+        chunks.begin(0).unwrap();
+        chunks.read(0, SegmentRead { next: 4, more: true });
+        // Several loaders looked before the records came.
+        for loader in 0..9 {
+            assert_eq!(chunks.found(loader, &[state(0, 2)]), Ok(vec![]));
+        }
+        assert_eq!(chunks.found(0, &[state(0, 3)]), Ok(vec![]));
+        // One of them sees the records now.
+        assert_eq!(chunks.found(1, &[state(0, 9)]), Ok(vec![]));
+        let reports = [(); 3].map(|()| chunks.found(0, &[state(0, 3)]));
+        let shrunk = StreamError::Shrunk { part: PartId(0), end: 3, next: 4 };
+        assert_eq!(reports, [Ok(vec![]), Ok(vec![]), Err(shrunk)]);
+    }
+
+    #[test]
+    fn a_run_up_to_the_latest_records_ends_before_partitions_that_come_later() {
+        let topic: Topic = vec![vec![true; 3], vec![true; 5]];
+        let mut chunks = StreamChunks::new(PLAN);
+        chunks.found(0, &states(&topic)[..1]).unwrap();
+        let rows = run(&mut chunks, &topic, 1, &[0], u64::MAX);
+        assert_eq!((rows, chunks.is_finished()), (Rows::from([(0, (0, vec![0, 1, 2]))]), true));
+        // A later run reads them from their first record.
+        let place = chunks.place(1);
+        let rows = run(&mut StreamChunks::resume(PLAN, &place), &topic, 1, &[0], u64::MAX);
+        assert_eq!(rows, Rows::from([(0, (1, vec![0, 1, 2, 3])), (1, (1, vec![4]))]));
+    }
+
+    #[test]
+    fn a_run_up_to_the_latest_records_ends_without_a_topic_that_is_gone() {
+        let partitions = [0, 1].map(|part| PartitionPlace { part: PartId(part), next: 3 });
+        let place = StreamPlace { partitions: partitions.into(), ..StreamPlace::default() };
+        let mut chunks = StreamChunks::resume(PLAN, &place);
+        assert!(!chunks.is_finished());
+        chunks.found(0, &[state(0, 3)]).unwrap();
+        assert!(chunks.is_finished());
+    }
+
+    #[test]
+    fn chunks_of_an_earlier_run_whose_records_are_gone_are_dropped() {
+        let begun = |from, until, is_read| BegunChunk { segment: Segment { part: PartId(0), from, until }, is_read };
+        let place = StreamPlace {
+            partitions: vec![PartitionPlace { part: PartId(0), next: 8 }],
+            last_turn: Some(PartId(0)),
+            begun: vec![begun(0, 4, true), begun(4, 8, true), begun(8, 20, false)],
+        };
+        let plan = StreamPlan { lost_records: LostRecords::Skip, ..PLAN };
+        let mut chunks = StreamChunks::resume(plan, &place);
+        let lost = chunks.found(0, &[PartitionState { begin: 3, ..state(0, 20) }]).unwrap();
+        assert_eq!(lost, [Lost { part: PartId(0), from: 0, until: 4 }]);
+        assert_eq!(chunks.begin(0), Some(Segment { part: PartId(0), from: 4, until: 8 }));
+        assert_eq!(chunks.begin(1), Some(Segment { part: PartId(0), from: 8, until: 20 }));
+        assert_eq!((chunks.begin(2), chunks.lost_records()), (None, 4));
+        let mut chunks = StreamChunks::resume(plan, &place);
+        let lost = chunks.found(0, &[PartitionState { begin: 10, ..state(0, 20) }]).unwrap();
+        assert_eq!(lost.iter().map(|lost| (lost.from, lost.until)).collect::<Vec<_>>(), [(0, 4), (4, 8), (8, 10)]);
+        assert_eq!(chunks.to_probe(), [Segment { part: PartId(0), from: 10, until: 20 }]);
+    }
+}
