@@ -308,7 +308,7 @@ pub struct ResolvedTraining {
 pub struct ResolvedShadow {
     /// The algorithm.
     pub algorithm: ShadowAlgorithm,
-    /// α, above 0 and at most 1.
+    /// α, from 0.001 to 1.
     pub alpha: f64,
     /// Local batches between two exchanges that training waits for; `None` means that exchanges
     /// take place in the background.

@@ -746,12 +746,8 @@ const BAD_JOBS: [(&[&str], &str, &str); 68] = [
     ),
     (&["spec.training.barrierWorkers=2"], "spec.training.barrierWorkers", "at most the 1 dense workers"),
     (&["spec.training.mode=hopBw"], "spec.training.hopBw.backups", "expected fewer than there are"),
-    (
-        &["spec.training.shadow.alpha=0.0"],
-        "spec.training.shadow.alpha",
-        "replicas never meet: expected a number above 0",
-    ),
-    (&["spec.training.shadow.alpha=1.5"], "spec.training.shadow.alpha", "expected a number from 0 to 1, found 1.5"),
+    (&["spec.training.shadow.alpha=0"], "spec.training.shadow.alpha", "expected a number from 0.001 to 1, found 0"),
+    (&["spec.training.shadow.alpha=1.5"], "spec.training.shadow.alpha", "expected a number from 0.001 to 1, found 1.5"),
     (&["spec.training.shadow.algorithm=ma"], "spec.training.shadow.algorithm", "expected `easgd`"),
     (
         &["spec.training.shadow.everySteps=0"],

@@ -193,21 +193,18 @@ pub struct BspSpec {
 }
 
 /// Settings of the mode `shadow`.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-#[x_kube(
-    validation = Rule::new("!has(self.alpha) || self.alpha > 0.0").message("with an `alpha` of 0 replicas never meet: expected a number above 0, such as 0.5").field_path(".alpha")
-)]
 pub struct ShadowSpec {
     /// The algorithm that synchronises the replicas.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = ShadowAlgorithm::Easgd))]
     pub algorithm: Option<ShadowAlgorithm>,
 
-    /// α, above 0 and at most 1: in an exchange, the copy on the parameter servers and then the
-    /// replica move towards each other by this share of their difference.
+    /// α: in an exchange, the copy on the parameter servers moves towards the replica by this share
+    /// of their difference. The replica then moves towards the copy in the same way.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0.0, max = 1.0), extend("x-default" = defaults::SHADOW_ALPHA))]
+    #[schemars(range(min = 0.001, max = 1.0), extend("x-default" = defaults::SHADOW_ALPHA))]
     pub alpha: Option<f64>,
 
     /// Training waits for an exchange after this many local batches of a dense worker. This is the

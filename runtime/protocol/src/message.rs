@@ -102,6 +102,7 @@ requests! {
     55 "claim_journal" ClaimJournal => v1::JournalHead;
     56 "set_budget" SetBudget => Done;
     60 "waiting" Waiting => Done;
+    62 "exchange" Exchange => v1::Exchanged;
 }
 
 /// The refusal of a parameter server that another coordinator has claimed, or that has a newer copy

@@ -319,7 +319,7 @@ impl State {
         // With a barrier, the other workers only wait and repeat an old value.
         let train = match self.training.mode().family() {
             Family::Barrier => self.training.barrier_workers(),
-            Family::Tokens => u32::MAX,
+            Family::Tokens | Family::Replicas => u32::MAX,
         };
         let known: Vec<f64> =
             self.progress.ranks.iter().take(train as usize).filter_map(|rank| rank.running_auc).collect();

@@ -41,7 +41,7 @@ pub use sync::ReplicaSync;
 pub struct Shadow {
     /// How replicas are synchronised.
     pub algorithm: ShadowAlgorithm,
-    /// α, above 0 and at most 1.
+    /// α, from 0.001 to 1.
     pub alpha: f32,
     /// Local batches of a worker between two exchanges that training waits for. `None`: exchanges
     /// take place in the background.

@@ -165,7 +165,7 @@ fn mode_settings(training: &crds::ResolvedTraining, pieces: u32) -> Result<ModeS
     })
 }
 
-/// How `shadow` synchronises. The manifest's rules keep α within f32's range.
+/// How `shadow` synchronises.
 fn shadow(training: crds::ResolvedShadow) -> Shadow {
     Shadow {
         algorithm: training.algorithm,
