@@ -224,6 +224,7 @@ impl State {
             mode_switches: self.training.counts().switches,
             trained_rows: self.training.trained_rows(),
             dropped_batches: self.training.counts().dropped_batches,
+            lost_replica_batches: self.training.counts().lost_replica_batches,
             tokens_issued: self.training.counts().issued,
             tokens_lost: self.training.counts().lost,
             skipped_rows: self.data.skipped_rows,
