@@ -49,14 +49,13 @@ use rectrain_wire::{BoxFuture, Frame, Peer, Refusal, Service, Tensor, Transport}
 
 use self::checkpoint::Saving;
 use self::contribution::Contribution;
-use self::half::{
-    BarrierHalf, CurrentHalf, ModeHalf, Replica, RowGradients, ShadowHalf, TokenHalf, half_of, not_this_mode,
-};
+use self::half::{BarrierHalf, CurrentHalf, ModeHalf, RowGradients, ShadowHalf, TokenHalf, half_of, not_this_mode};
 use self::journal_copy::JournalCopy;
 pub use self::kept::Rows;
 use self::kept::{Left, Standing};
 use self::look_up_replies::LookUpReplies;
 use self::memory_room::memory_room;
+use self::partition::Replica;
 use self::shared::{Shared, TrackedStore, as_keys};
 use self::slots::Slots;
 use self::table_life::{TableLife, set_budget};

@@ -12,8 +12,6 @@ use rectrain_protocol::error::RoleError;
 use rectrain_protocol::metrics::PsMetrics;
 use serde::{Deserialize, Serialize};
 
-use crate::half::Replica;
-
 /// A server's partition of the dense parameters with its optimizer state. It persists across
 /// switches of the mode.
 #[derive(Default)]
@@ -22,6 +20,13 @@ pub(crate) struct Partition {
     state: Vec<f32>,
     applied: v1::Applied,
     exchanges: SeenExchanges,
+}
+
+/// A dense worker's replica of a partition, in `shadow`.
+pub(crate) struct Replica {
+    pub(crate) parameters: Vec<f32>,
+    /// The optimizer state of the replica, in the last exchange of an order.
+    pub(crate) state: Option<Vec<f32>>,
 }
 
 /// The exchanges of replicas that a partition has seen, in `shadow`. It has entries for as many

@@ -30,7 +30,7 @@ pub(crate) fn half_of(order: &Kind) -> Option<Box<dyn WorkerHalf>> {
     match order {
         Kind::Barrier(barrier) => Some(Box::new(Barrier { window: StepWindow::new(barrier.staleness) })),
         Kind::Tokens(_) => Some(Box::new(Tokens)),
-        Kind::Shadow(shadow) => Some(Box::new(Shadow::of(shadow))),
+        Kind::Shadow(shadow) => Some(Box::new(Shadow(*shadow))),
         _ => None,
     }
 }

@@ -20,7 +20,7 @@ pub(crate) use self::buffer::BufferStanding;
 pub(crate) use self::shadow::ShadowHalf;
 pub(crate) use self::tokens::TokenHalf;
 use crate::contribution::Contribution;
-use crate::partition::Snapshot;
+use crate::partition::{Replica, Snapshot};
 use crate::shared::Shared;
 
 /// The gradients of the rows of one piece.
@@ -33,13 +33,6 @@ pub(crate) struct RowGradients {
     pub(crate) push: Option<v1::TokenPush>,
     /// By row group.
     pub(crate) contribution: Contribution,
-}
-
-/// A dense worker's replica of this server's partition, in `shadow`.
-pub(crate) struct Replica {
-    pub(crate) parameters: Vec<f32>,
-    /// The optimizer state of the replica, in the last exchange of an order.
-    pub(crate) state: Option<Vec<f32>>,
 }
 
 /// See the module documentation. `shared` is the rest of the server.

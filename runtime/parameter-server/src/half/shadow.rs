@@ -15,8 +15,9 @@ use rectrain_protocol::error::RoleError;
 use rectrain_protocol::plan::JobPlan;
 use rectrain_wire::BoxFuture;
 
-use super::{BufferStanding, ModeHalf, Replica, RowGradients, Snapshot, TokenHalf, not_this_mode};
+use super::{BufferStanding, ModeHalf, RowGradients, Snapshot, TokenHalf, not_this_mode};
 use crate::kept::LeftTokens;
+use crate::partition::Replica;
 use crate::shared::Shared;
 
 /// The rules of the rows (ShadowSync §3.2: Hogwild).
