@@ -111,8 +111,8 @@ impl Trainer {
     }
 }
 
-/// Whether the worker's replica in `shadow` outlives an order. Others give the worker parameters that
-/// all workers have, or take the servers' copy elsewhere.
+/// Whether the worker's replica in `shadow` outlives an order. Others give the worker parameters
+/// that all workers have, or take the servers' copy elsewhere.
 fn keeps_replica(order: &Kind) -> bool {
     matches!(order, Kind::Shadow(_) | Kind::Evaluate(_) | Kind::Save(_) | Kind::Wait(_))
 }

@@ -2,8 +2,9 @@
 //! §3.3). [`ReplicaSync`] decides when the worker exchanges it with the parameter servers.
 //!
 //! Between two batches, the training thread takes a snapshot. A task sends it and receives the
-//! copies of all servers. The training thread applies them between two later batches, to the replica
-//! of that moment. So the thread never waits for an exchange, except in the foreground form.
+//! copies of all servers. The training thread applies them between two later batches, to the
+//! replica of that moment. So the thread never waits for an exchange, except in the foreground
+//! form.
 
 use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
@@ -60,8 +61,8 @@ impl Replica {
         &self.sync
     }
 
-    /// Takes a snapshot, and returns the call that sends it to all servers. The call's result is the
-    /// copy. `last`: the snapshot includes the optimizer's state.
+    /// Takes a snapshot, and returns the call that sends it to all servers. The call's result is
+    /// the copy. `last`: the snapshot includes the optimizer's state.
     pub(crate) fn begin_exchange(&mut self, trainer: &mut Trainer, last: bool) -> Result<Exchanging, RoleError> {
         self.sync.begin();
         self.exchanges += 1;

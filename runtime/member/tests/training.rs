@@ -70,8 +70,8 @@ fn sync_with_several_dense_workers_repeats_to_the_bit() {
     assert_eq!(first, digest_of(&[workers, "spec.roles.ps.replicas=2", "spec.roles.embeddingWorker.replicas=2"]));
 }
 
-/// Batches of a plain loop that train in `shadow`, with an exchange after each of them. There is one
-/// more exchange whenever training pauses, and at the end.
+/// Batches of a plain loop that train in `shadow`, with an exchange after each of them. There is
+/// one more exchange whenever training pauses, and at the end.
 struct Shadowed {
     batches: Range<u64>,
     alpha: f32,
@@ -86,7 +86,7 @@ impl Shadowed {
         replica.iter_mut().zip(&*copy).for_each(|(own, copy)| *own += self.alpha * (*copy - *own));
     }
 
-    /// Carries out what is due before batch `next`.
+    /// Carries out the exchanges that are due before batch `next`.
     fn before(&self, next: u64, copy: &mut Vec<f32>, replica: &mut [f32]) {
         if next == self.batches.start {
             *copy = replica.to_vec();

@@ -140,8 +140,8 @@ enum OnWay {
     ToTrainer,
 }
 
-/// A random order of events. [`ReplicaSync`] decides when an exchange begins. Trainers have different
-/// speeds, and messages take any time.
+/// A random order of events. [`ReplicaSync`] decides when an exchange begins. Trainers have
+/// different speeds, and messages take any time.
 fn random_events(seed: u64, trainers: usize) -> Vec<Event> {
     let mut random = SplitMix64::new(seed);
     let mut syncs = vec![ReplicaSync::new(None); trainers];
@@ -289,7 +289,7 @@ fn s3_3_the_interpolation_is_asymmetric() {
 }
 
 /// "If we directly copy the averaged weight back, we will lose the updates to the local parameter
-/// replicas when the background synchronization is happening in parallel."
+/// replicas."
 #[test]
 fn s3_3_updates_during_an_exchange_keep_their_share() {
     let after = |updates_meanwhile: f32, line: Line| {
@@ -301,8 +301,8 @@ fn s3_3_updates_during_an_exchange_keep_their_share() {
     assert_eq!(after(8.0, copied) - after(0.0, copied), 0.0, "a copy loses all of them");
 }
 
-/// The regularizer R of EASGD promotes consistency (equation 1). Without training, exchanges lead all
-/// replicas and the copy to one point, within the values that they began with.
+/// The regularizer R of EASGD promotes consistency (equation 1). Without training, exchanges lead
+/// all replicas and the copy to one point, within the values that they began with.
 #[test]
 fn s3_3_exchanges_alone_lead_to_a_consensus() {
     let (mut copy, mut replicas) = ([5.0_f32], [[-1.0_f32], [2.0], [11.0]]);

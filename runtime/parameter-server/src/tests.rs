@@ -145,8 +145,8 @@ impl Tried {
         reply.outcome
     }
 
-    /// In `shadow`: exchanges a replica, and in a last exchange its optimizer state, of pseudo-random
-    /// numbers. Returns the copy of the reply.
+    /// In `shadow`: exchanges a replica, and in a last exchange its optimizer state, of
+    /// pseudo-random numbers. Returns the copy of the reply.
     async fn exchange(&self, exchange: v1::Exchange) -> Vec<f32> {
         let mut tensors = vec![Tensor::from(numbers(exchange.number, PARAMETERS))];
         if exchange.last {

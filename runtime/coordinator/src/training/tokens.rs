@@ -1,5 +1,6 @@
 //! Training without a barrier: dense workers pull batches with tokens from the dispatcher, and
-//! report each batch. In `shadow` they train replicas meanwhile, which the coordinator need not know.
+//! report each batch. In `shadow` they train replicas meanwhile, which the coordinator need not
+//! know.
 
 use std::num::NonZeroU32;
 

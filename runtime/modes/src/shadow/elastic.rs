@@ -8,8 +8,8 @@
 /// 2. on dense worker i, w⁽ⁱ⁾ ← (1 − α) w⁽ⁱ⁾ + α w̃, with the result of the first line.
 ///
 /// The second line takes the replica of that moment. It moved since the snapshot of the first line,
-/// and a copy of w̃ would lose these updates (§3.3). The lines are asymmetric: afterwards w̃ and the
-/// replica are not equal, unless α is 1.
+/// and a copy of w̃ would lose these updates (§3.3). The lines are asymmetric: afterwards w̃ and
+/// the replica are not equal, unless α is 1.
 ///
 /// `alpha` is above 0 and at most 1. Both slices have the same length; further values of the longer
 /// one are left alone. Equal values stay as they are.

@@ -4,25 +4,26 @@
 //! Source: Zheng et al., *ShadowSync: Performing Synchronization in the Background for Highly
 //! Scalable Distributed Training*, 2020 (sections 3 and 4.1).
 //!
-//! Each dense worker trains its own replica w⁽ⁱ⁾ of the dense parameters, with an optimizer state of
-//! its own. The parameter servers hold the auxiliary copy w̃ (w_PS in the paper), each server a
+//! Each dense worker trains its own replica w⁽ⁱ⁾ of the dense parameters, with an optimizer state
+//! of its own. The parameter servers hold the auxiliary copy w̃ (w_PS in the paper), each server a
 //! partition of it. The mode has three parts:
 //!
-//! - [`interpolate`]: both lines of algorithm 2. A server moves w̃ towards the replica, and the dense
-//!   worker then moves its replica towards w̃.
+//! - [`interpolate`]: both lines of algorithm 2. A server moves w̃ towards the replica, and the
+//!   dense worker then moves its replica towards w̃.
 //! - [`ReplicaSync`]: decides when a dense worker begins an exchange, and counts the sync gap.
 //! - [`add_to_mean`]: the optimizer state that belongs to w̃ when training pauses.
 //!
-//! Rows are updated as in `async`: the [`Dispatcher`](crate::gba::Dispatcher) hands out batches, and
-//! a [`GradientServer`](crate::gba::GradientServer) applies each gradient alone (§3.2, Hogwild).
+//! Rows are updated as in `async`: the [`Dispatcher`](crate::gba::Dispatcher) hands out batches,
+//! and a [`GradientServer`](crate::gba::GradientServer) applies each gradient alone (§3.2,
+//! Hogwild).
 //!
 //! Differences from the paper:
 //!
 //! 1. A dense worker has one training thread, which computes a batch with several threads. So its
-//!    replica needs no lock-free updates. The thread takes the snapshot for an exchange, and applies
-//!    the reply, between two batches. It never waits for the network in between.
-//! 2. The trained model is w̃, and not the replica of the first worker (§4, experimental setup). The
-//!    copy has seen the replicas of all workers. It survives the death of every worker.
+//!    replica needs no lock-free updates. The thread takes the snapshot for an exchange, and
+//!    applies the reply, between two batches. It never waits for the network in between.
+//! 2. The trained model is w̃, and not the replica of the first worker (§4, experimental setup).
+//!    The copy has seen the replicas of all workers. It survives the death of every worker.
 //! 3. When training pauses, every worker makes one more exchange. So w̃ has seen every batch.
 
 mod elastic;

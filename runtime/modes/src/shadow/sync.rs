@@ -17,8 +17,8 @@ pub struct ReplicaSync {
 }
 
 impl ReplicaSync {
-    /// A replica that is equal to the copy. With `every_steps`, training waits for an exchange after
-    /// this many batches.
+    /// A replica that is equal to the copy. With `every_steps`, training waits for an exchange
+    /// after this many batches.
     #[must_use]
     pub fn new(every_steps: Option<NonZeroU32>) -> Self {
         Self { every_steps, since: 0, under_way: None }

@@ -4,7 +4,8 @@
 //!
 //! The modes without a barrier run the [`crate::gba::Dispatcher`], [`crate::gba::PushPullWorker`]
 //! and [`crate::gba::GradientServer`]. `sync` and `hybrid` run the [`crate::barrier::StepGate`],
-//! and an all-reduce as a barrier. `shadow` runs as `async` without dense parameters in its batches.
+//! and an all-reduce as a barrier. `shadow` runs as `async` without dense parameters in its
+//! batches.
 //!
 //! `rectrain simulate` and tests call it. A batch takes the worker's [`StepTime`], multiplied by
 //! every [`Slowness`] of that moment. A server serves one request after the other. A message takes

@@ -65,8 +65,8 @@ pub(crate) trait ModeHalf: Send + Sync {
         gradient: Vec<f32>,
     ) -> BoxFuture<'a, Result<v1::PushReply, RoleError>>;
 
-    /// In `shadow`: moves the copy, which is this server's partition, towards a replica. Returns the
-    /// copy.
+    /// In `shadow`: moves the copy, which is this server's partition, towards a replica. Returns
+    /// the copy.
     fn exchange<'a>(
         &'a self,
         _shared: &'a Arc<Shared>,
