@@ -66,8 +66,8 @@ impl Replica {
     pub(crate) fn begin_exchange(&mut self, trainer: &mut Trainer, last: bool) -> Result<Exchanging, RoleError> {
         self.sync.begin();
         self.exchanges += 1;
-        let exchange = v1::Exchange { rank: trainer.rank.0, order: self.order, number: self.exchanges, last };
-        trainer.snapshot(exchange)
+        let (rank, caller) = (trainer.rank.0, trainer.peers.coordinator.caller_id());
+        trainer.snapshot(v1::Exchange { rank, order: self.order, number: self.exchanges, last, caller })
     }
 
     /// Moves the replica towards the copy: w⁽ⁱ⁾ ← (1 − α) w⁽ⁱ⁾ + α w̃ (algorithm 2, second line).

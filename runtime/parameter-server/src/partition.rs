@@ -33,8 +33,8 @@ pub(crate) struct Replica {
 /// workers as the job had.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SeenExchanges {
-    /// By rank: the order and the number of the worker's last exchange.
-    last: BTreeMap<u32, (u64, u64)>,
+    /// By rank: the incarnation, the order and the number of the worker's last exchange.
+    last: BTreeMap<u32, (u64, u64, u64)>,
     /// The order of the last handed-over optimizer state.
     order: u64,
     /// The ranks that have handed their state over in that order.
@@ -44,7 +44,7 @@ pub(crate) struct SeenExchanges {
 impl SeenExchanges {
     /// Notes an exchange. Returns false if it is a repetition.
     fn note(&mut self, exchange: &v1::Exchange) -> bool {
-        let this = (exchange.order, exchange.number);
+        let this = (exchange.caller, exchange.order, exchange.number);
         self.last.insert(exchange.rank, this) != Some(this)
     }
 

@@ -276,7 +276,7 @@ async fn in_shadow_a_server_killed_between_calls_ends_like_one_that_lives() {
         let outcome = lives.push_rows(&push, &keys).await;
         assert_eq!(dies.push_rows(&push, &keys).await, outcome, "{number}");
         // Each order ends with the last exchanges of all three ranks.
-        let exchange = v1::Exchange { rank: push.rank, order: number / 10, number, last: number % 10 >= 7 };
+        let exchange = v1::Exchange { rank: push.rank, order: number / 10, number, last: number % 10 >= 7, caller: 7 };
         let copy = lives.exchange(exchange).await;
         assert_eq!(dies.exchange(exchange).await, copy, "{number}");
         if number % 3 == 0 {
@@ -308,7 +308,7 @@ async fn in_shadow_the_copy_moves_towards_each_replica() {
             && found.iter().zip(expected).all(|(found, expected)| (f64::from(*found) - expected).abs() < 1e-5)
     };
     for number in 0..6_u64 {
-        let exchange = v1::Exchange { rank: number as u32 % 3, order: 1, number, last: number >= 3 };
+        let exchange = v1::Exchange { rank: number as u32 % 3, order: 1, number, last: number >= 3, caller: 7 };
         for (copy, own) in copy.iter_mut().zip(numbers(number, PARAMETERS)) {
             *copy = 0.7 * *copy + 0.3 * f64::from(own);
         }
@@ -324,13 +324,18 @@ async fn in_shadow_the_copy_moves_towards_each_replica() {
     let mean: Vec<f64> = sum.iter().map(|sum| sum / 3.0).collect();
     assert!(is_close(&parameters.expect_f32("parameters").unwrap(), &copy), "evaluations read the copy");
     assert!(is_close(&state.expect_f32("state").unwrap(), &mean));
+    // The replacement of rank 2 counts its exchanges anew.
+    let last = v1::Exchange { rank: 2, order: 1, number: 5, last: true, caller: 7 };
+    let before = tried.exchange(last).await;
+    assert!(is_close(&before, &copy), "it was the last exchange of rank 2");
+    assert_ne!(tried.exchange(v1::Exchange { caller: 8, ..last }).await, before);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_wrong_exchange_is_explained() {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let shadow = Tried::begin("shadow", folders[0].path()).await;
-    let exchange = |last| v1::Exchange { rank: 0, order: 1, number: 1, last };
+    let exchange = |last| v1::Exchange { rank: 0, order: 1, number: 1, last, caller: 7 };
     let refused = async |tried: &Tried, last: bool, tensors: &[usize]| {
         let tensors = tensors.iter().map(|values| Tensor::from(vec![0.0_f32; *values])).collect();
         tried.server.exchange(exchange(last), tensors).await.err().unwrap().to_string()
