@@ -30,6 +30,7 @@ const EXAMPLES: &[&str] = &[
     include_str!("../../docs/examples/movielens-100k.yaml"),
     include_str!("../../docs/examples/continual-criteo.yaml"),
     include_str!("../../docs/examples/straggler-job.yaml"),
+    include_str!("../../docs/examples/shadow.yaml"),
 ];
 
 fn examples() -> Vec<Vec<u8>> {

@@ -66,6 +66,8 @@ pub const GBA_STALENESS: u32 = 4;
 pub const HOP_BS_BOUND: u32 = 2;
 /// `spec.training.hopBw.backups`
 pub const HOP_BW_BACKUPS: u32 = 1;
+/// `spec.training.shadow.alpha`
+pub const SHADOW_ALPHA: f64 = 0.5;
 /// `spec.training.divergenceFactor`
 pub const DIVERGENCE_FACTOR: f64 = 1_000.0;
 /// `spec.training.auto.margin`

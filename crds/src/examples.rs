@@ -26,9 +26,10 @@ const fn example(kind: &'static str, spec: &'static str) -> KindExample {
 }
 
 /// Every field that takes kinds.
-pub const KIND_FIELDS: [KindField; 16] = [
+pub const KIND_FIELDS: [KindField; 17] = [
     KindField { title: "training mode", field: "spec.training.mode", examples: &MODES },
     KindField { title: "divisor of a key's gradients", field: "spec.training.gba.keyDivisor", examples: &KEY_DIVISORS },
+    KindField { title: "algorithm of shadow", field: "spec.training.shadow.algorithm", examples: &SHADOW_ALGORITHMS },
     KindField { title: "model", field: "spec.model.kind", examples: &MODELS },
     KindField { title: "structure of dcnV2", field: "spec.model.crossStructure", examples: &CROSS_STRUCTURES },
     KindField { title: "dense optimizer", field: "spec.training.optimizer.dense.kind", examples: &DENSE_OPTIMIZERS },
@@ -49,7 +50,7 @@ pub const KIND_FIELDS: [KindField; 16] = [
     KindField { title: "priority of rows", field: "spec.features.sparse.priority", examples: &PRIORITIES },
 ];
 
-const MODES: [KindExample; 8] = [
+const MODES: [KindExample; 9] = [
     example(
         "sync",
         "\
@@ -118,6 +119,18 @@ roles:
 ",
     ),
     example(
+        "shadow",
+        "\
+training:
+  mode: shadow
+  globalBatchSize: 4096
+  localBatchSize: 512
+  shadow: {alpha: 0.5}
+roles:
+  denseWorker: {replicas: 8}
+",
+    ),
+    example(
         "auto",
         "\
 training:
@@ -130,6 +143,15 @@ roles:
 ",
     ),
 ];
+
+const SHADOW_ALGORITHMS: [KindExample; 1] = [example(
+    "easgd",
+    "\
+training:
+  mode: shadow
+  shadow: {algorithm: easgd}
+",
+)];
 
 const KEY_DIVISORS: [KindExample; 3] = [
     example(

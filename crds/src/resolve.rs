@@ -812,6 +812,7 @@ fn training(spec: &RecTrainingJobSpec) -> ResolvedTraining {
         hop_bs_bound: given.hop_bs.as_ref().and_then(|hop_bs| hop_bs.bound).unwrap_or(d::HOP_BS_BOUND),
         hop_bw_backups: given.hop_bw.as_ref().and_then(|hop_bw| hop_bw.backups).unwrap_or(d::HOP_BW_BACKUPS),
         bsp_aggregate: given.bsp.as_ref().and_then(|bsp| bsp.aggregate),
+        shadow: shadow(&given.shadow.clone().unwrap_or_default()),
         switch_at: given.switch_at.clone(),
         staleness: given.hybrid.as_ref().and_then(|hybrid| hybrid.staleness).unwrap_or(d::STALENESS),
         dense_optimizer: dense_optimizer(&optimizer.dense.unwrap_or_default()),
@@ -821,6 +822,14 @@ fn training(spec: &RecTrainingJobSpec) -> ResolvedTraining {
         compression: given.compression.unwrap_or_default(),
         evaluation: evaluation(given.evaluation.as_ref()),
         divergence_factor: given.divergence_factor.unwrap_or(d::DIVERGENCE_FACTOR),
+    }
+}
+
+fn shadow(given: &ShadowSpec) -> ResolvedShadow {
+    ResolvedShadow {
+        algorithm: given.algorithm.unwrap_or_default(),
+        alpha: given.alpha.unwrap_or(d::SHADOW_ALPHA),
+        every_steps: given.every_steps,
     }
 }
 

@@ -11,8 +11,8 @@ use std::num::NonZeroU64;
 
 use rectrain_kinds::{
     BadRows, Compression, DenseOptimizer, DeviceKind, EvictionKind, FileFormat, Initializer, KafkaConfig, KeyDivisor,
-    Mode, ModelSettings, PerRole, Pooling, Precision, RowPriority, Schema, SparseOptimizer, Split, SyntheticConfig,
-    Task, ValueType,
+    Mode, ModelSettings, PerRole, Pooling, Precision, RowPriority, Schema, ShadowAlgorithm, SparseOptimizer, Split,
+    SyntheticConfig, Task, ValueType,
 };
 use serde::Serialize;
 
@@ -296,6 +296,8 @@ pub struct ResolvedTraining {
     pub hop_bw_backups: u32,
     /// b2 of the mode `bsp`, in local batches; `None` means the local batches of a global batch.
     pub bsp_aggregate: Option<u32>,
+    /// How the mode `shadow` synchronises.
+    pub shadow: ResolvedShadow,
     /// Switches of the mode, steps ascending.
     pub switch_at: Vec<SwitchSpec>,
     /// Optimizer of the dense parameters.
@@ -312,6 +314,19 @@ pub struct ResolvedTraining {
     pub evaluation: ResolvedEvaluation,
     /// How many times a normal loss the loss of a batch may be.
     pub divergence_factor: f64,
+}
+
+/// How the mode `shadow` synchronises the replicas of the dense workers.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ResolvedShadow {
+    /// The algorithm.
+    pub algorithm: ShadowAlgorithm,
+    /// α, from 0.001 to 1.
+    pub alpha: f64,
+    /// Local batches between two exchanges that training waits for; `None` means that exchanges
+    /// take place in the background.
+    pub every_steps: Option<u32>,
 }
 
 /// The sensitivity of the mode `auto`.

@@ -26,6 +26,7 @@ type KindTest = (&'static str, &'static str, &'static str);
 
 const MODE: &str = "spec.training.mode";
 const DIVISOR: &str = "spec.training.gba.keyDivisor";
+const SHADOW: &str = "spec.training.shadow.algorithm";
 const MODEL: &str = "spec.model.kind";
 const CROSS: &str = "spec.model.crossStructure";
 const DENSE: &str = "spec.training.optimizer.dense.kind";
@@ -52,10 +53,12 @@ const TESTS: &[KindTest] = &[
     (MODE, "hopBs", "runtime/modes/tests/gba_paper.rs::s5_1_hop_bs_does_not_wait_for_a_dead_worker"),
     (MODE, "hopBw", "runtime/modes/tests/gba_paper.rs::s5_1_hop_bw_ignores_the_b3_slowest_gradients_of_each_step"),
     (MODE, "bsp", "runtime/modes/tests/gba_paper.rs::s5_1_bsp_aggregates_b2_gradients_whatever_their_version"),
+    (MODE, "shadow", "runtime/modes/tests/shadow_paper.rs::algorithm_1_no_worker_waits_for_another"),
     (MODE, "auto", "crds/tests/manifest.rs::auto_starts_in_sync_and_autoscaling_takes_every_default"),
     (DIVISOR, "buffer", KEY_DIVISORS),
     (DIVISOR, "workers", KEY_DIVISORS),
     (DIVISOR, "batches", KEY_DIVISORS),
+    (SHADOW, "easgd", "runtime/modes/tests/shadow_paper.rs::algorithm_2_equals_a_naive_computation_of_the_paper"),
     (MODEL, EVERY, MODELS),
     (CROSS, "parallel", MODELS),
     (CROSS, "stacked", MODELS),

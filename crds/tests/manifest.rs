@@ -111,7 +111,7 @@ fn a_ten_line_manifest_is_enough_and_takes_every_default() {
         "training": {
             "mode": "sync", "auto": null, "globalBatchSize": 4096, "length": {"epochs": 1}, "seed": 42, "staleness": 4,
             "localBatchSize": null, "barrierWorkers": null, "gbaStaleness": 4, "gbaKeyDivisor": "buffer", "hopBsBound": 2, "hopBwBackups": 1,
-            "bspAggregate": null, "switchAt": [],
+            "bspAggregate": null, "shadow": {"algorithm": "easgd", "alpha": 0.5, "everySteps": null}, "switchAt": [],
             "denseOptimizer": {
                 "kind": "adam", "learningRate": 0.001, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "weightDecay": 0.0,
             },
@@ -157,6 +157,8 @@ fn the_manual_documents_the_actual_defaults() {
         ("spec.training.gba.keyDivisor", "/training/gbaKeyDivisor"),
         ("spec.training.hopBs.bound", "/training/hopBsBound"),
         ("spec.training.hopBw.backups", "/training/hopBwBackups"),
+        ("spec.training.shadow.algorithm", "/training/shadow/algorithm"),
+        ("spec.training.shadow.alpha", "/training/shadow/alpha"),
         ("spec.training.optimizer.dense.beta1", "/training/denseOptimizer/beta1"),
         ("spec.training.optimizer.dense.beta2", "/training/denseOptimizer/beta2"),
         ("spec.training.optimizer.sparse.beta1", "/training/sparseOptimizer/beta1"),
@@ -668,11 +670,11 @@ fn an_unknown_kind_is_answered_with_every_kind() {
 
 /// Overrides of BASE, the field of the only error and a part of its sentence. No single field shows
 /// these errors.
-const BAD_JOBS: [(&[&str], &str, &str); 63] = [
+const BAD_JOBS: [(&[&str], &str, &str); 68] = [
     (
-        &["spec.training.mode=shadow"],
+        &["spec.training.mode=des"],
         "spec.training.mode",
-        "this version does not run the training mode `shadow`; it runs one of `sync`, `hybrid`, `async`, `gba`",
+        "this version does not run the training mode `des`; it runs one of `sync`, `hybrid`, `async`, `gba`",
     ),
     (&["spec.training.mode=hybird"], "spec.training.mode", "did you mean `hybrid`?"),
     (&["spec.training.epochs=2,spec.training.steps=10"], "spec.training", "give one of them"),
@@ -744,6 +746,19 @@ const BAD_JOBS: [(&[&str], &str, &str); 63] = [
     ),
     (&["spec.training.barrierWorkers=2"], "spec.training.barrierWorkers", "at most the 1 dense workers"),
     (&["spec.training.mode=hopBw"], "spec.training.hopBw.backups", "expected fewer than there are"),
+    (&["spec.training.shadow.alpha=0"], "spec.training.shadow.alpha", "expected a number from 0.001 to 1, found 0"),
+    (&["spec.training.shadow.alpha=1.5"], "spec.training.shadow.alpha", "expected a number from 0.001 to 1, found 1.5"),
+    (&["spec.training.shadow.algorithm=ma"], "spec.training.shadow.algorithm", "expected `easgd`"),
+    (
+        &["spec.training.shadow.everySteps=0"],
+        "spec.training.shadow.everySteps",
+        "expected an integer from 1 to 1000000",
+    ),
+    (
+        &["spec.training.mode=shadow,spec.training.globalBatchSize=256,spec.roles.denseWorker.replicas=3"],
+        "spec.training.localBatchSize",
+        "mode shadow makes a global batch of M equal local batches",
+    ),
     (
         &[
             "spec.training.switchAt[0].step=9,spec.training.switchAt[0].mode=gba",

@@ -19,6 +19,7 @@ mod moment;
 mod optimizer;
 mod position;
 mod role;
+mod shadow;
 mod stream;
 mod task;
 mod unseen;
@@ -37,6 +38,7 @@ pub use named::{KindSet, UnknownKind};
 pub use optimizer::{DenseOptimizer, DenseOptimizerKind, SparseOptimizer, SparseOptimizerKind};
 pub use position::{Offset, PartId, Position, Start};
 pub use role::{PerRole, Role};
+pub use shadow::ShadowAlgorithm;
 pub use stream::{
     KafkaConfig, KafkaSecurity, LostRecords, PartitionState, RecordFormat, SaslMechanism, Segment, SegmentRead,
     StreamEnd, StreamStart,
@@ -53,9 +55,10 @@ pub use values::{
 /// - [`Role`], which has different names in manifests and commands;
 /// - [`LossKind`], which no field of a manifest names;
 /// - [`DataFormat`], which the paths of the files name.
-pub const KIND_SETS: [KindSet; 16] = [
+pub const KIND_SETS: [KindSet; 17] = [
     Mode::SET,
     KeyDivisor::SET,
+    ShadowAlgorithm::SET,
     ModelKind::SET,
     CrossStructure::SET,
     DenseOptimizerKind::SET,

@@ -36,6 +36,12 @@ named! {
         /// Asynchronous bulk synchronous parallel, a baseline. Like `async`, but
         /// `spec.training.bsp.aggregate` gradients, however stale, are applied as one step.
         Bsp = "bsp",
+        /// Synchronisation in the shadow of training (ShadowSync). Each dense worker trains a
+        /// replica of the dense parameters and waits for no other worker. Meanwhile it exchanges
+        /// the replica with the copy on the parameter servers (`spec.training.shadow`). Rows are
+        /// updated as in `async`. As fast as `async`, and faster where dense parameters are large.
+        /// The trained model is the copy on the servers.
+        Shadow = "shadow",
     }
 }
 
@@ -47,6 +53,9 @@ pub enum Family {
     /// No dense worker waits for another. Parameter servers hold the dense parameters, and each
     /// gradient carries the token of its batch.
     Tokens,
+    /// No dense worker waits for another. Each trains a replica of the dense parameters, and
+    /// exchanges it with the copy on the parameter servers.
+    Replicas,
 }
 
 impl Mode {
@@ -56,6 +65,7 @@ impl Mode {
         match self {
             Self::Sync | Self::Hybrid => Family::Barrier,
             Self::Async | Self::Gba | Self::HopBs | Self::HopBw | Self::Bsp => Family::Tokens,
+            Self::Shadow => Family::Replicas,
         }
     }
 

@@ -92,6 +92,7 @@ mod tests {
     fn every_kind_has_one_spelling() {
         has_one_spelling(&Mode::ALL, Mode::name);
         has_one_spelling(&KeyDivisor::ALL, KeyDivisor::name);
+        has_one_spelling(&ShadowAlgorithm::ALL, ShadowAlgorithm::name);
         has_one_spelling(&ModelKind::ALL, ModelKind::name);
         has_one_spelling(&CrossStructure::ALL, CrossStructure::name);
         has_one_spelling(&LossKind::ALL, LossKind::name);

@@ -1,14 +1,16 @@
 //! `spec.training`: the algorithm and its hyper-parameters.
 
 use kube::KubeSchema;
-use rectrain_kinds::{Compression, DenseOptimizerKind, KeyDivisor, Mode, Precision, SparseOptimizerKind, ValueType};
+use rectrain_kinds::{
+    Compression, DenseOptimizerKind, KeyDivisor, Mode, Precision, ShadowAlgorithm, SparseOptimizerKind, ValueType,
+};
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
 
 use crate::defaults;
 
 /// Names of published modes that this version refuses.
-pub(crate) const REFUSED_MODES: [&str; 5] = ["des", "shadow", "easgd", "ma", "bmuf"];
+pub(crate) const REFUSED_MODES: [&str; 4] = ["des", "easgd", "ma", "bmuf"];
 
 /// The value of `spec.training.mode`: a fixed mode, or the automatic choice while training
 /// continues. The mode in use at any time is a [`Mode`].
@@ -188,6 +190,29 @@ pub struct BspSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 65_536), extend("x-default" = "globalBatchSize / localBatchSize"))]
     pub aggregate: Option<u32>,
+}
+
+/// Settings of the mode `shadow`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ShadowSpec {
+    /// The algorithm that synchronises the replicas.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-default" = ShadowAlgorithm::Easgd))]
+    pub algorithm: Option<ShadowAlgorithm>,
+
+    /// α: in an exchange, the copy on the parameter servers moves towards the replica by this share
+    /// of their difference. The replica then moves towards the copy in the same way.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.001, max = 1.0), extend("x-default" = defaults::SHADOW_ALPHA))]
+    pub alpha: Option<f64>,
+
+    /// Training waits for an exchange after this many local batches of a dense worker. This is the
+    /// foreground form, a baseline. Without it, one exchange follows another while training goes
+    /// on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1_000_000), extend("x-default" = "in the background"))]
+    pub every_steps: Option<u32>,
 }
 
 /// A scheduled switch of the training mode.
@@ -445,6 +470,10 @@ pub struct TrainingSpec {
     /// Settings of the mode `bsp`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bsp: Option<BspSpec>,
+
+    /// Settings of the mode `shadow`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shadow: Option<ShadowSpec>,
 
     /// Scheduled switches of the training mode, with ascending steps. A switch moves only the dense
     /// parameters and the optimizer's state. No process restarts, no row is lost or trained twice,

@@ -217,6 +217,9 @@ fn course(summary: &Summary) -> Vec<(&'static str, String)> {
             ("batches dropped", thousands(summary.dropped_batches)),
         ]);
     }
+    if summary.lost_replica_batches > 0 {
+        rows.push(("batches of lost replicas", thousands(summary.lost_replica_batches)));
+    }
     if summary.restarts > 0 {
         rows.push(("restarts", thousands(u64::from(summary.restarts))));
         rows.push(("batches trained again", thousands(summary.repeated_batches)));

@@ -432,6 +432,32 @@ fn without_a_barrier_killing_dense_workers_loses_no_row() {
 }
 
 #[test]
+fn in_shadow_killing_dense_workers_loses_no_row() {
+    let (last, alone) = run_with_kills("spec.training.mode=shadow", &KILLS_OF_DENSE_WORKERS[..5]);
+    assert_eq!((&last["trainedRows"], &last["droppedBatches"]), (&alone["trainedRows"], &Value::from(0)), "{last}");
+    let (auc, expected) = (last["test"]["auc"].as_f64().unwrap(), alone["test"]["auc"].as_f64().unwrap());
+    assert!((auc - expected).abs() < 0.03, "{auc} and {expected}");
+}
+
+#[test]
+fn in_shadow_a_killed_dense_worker_loses_its_last_gap() {
+    // No exchange is due before the end.
+    let sets = "spec.training.mode=shadow,spec.training.shadow.everySteps=1000000";
+    let (last, alone) = run_with_kills(sets, &KILLS_OF_DENSE_WORKERS[..2]);
+    assert_eq!((&last["trainedRows"], &last["droppedBatches"]), (&alone["trainedRows"], &Value::from(0)), "{last}");
+    let lost = |summary: &Value| summary["lostReplicaBatches"].as_u64().unwrap();
+    assert!(lost(&last) > 0 && lost(&alone) == 0, "{last}");
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn in_shadow_killing_parameter_servers_loses_no_row() {
+    let (last, alone) = run_with_kills("spec.training.mode=shadow", &KILLS_OF_SERVERS[..5]);
+    assert_eq!((&last["trainedRows"], &last["droppedBatches"]), (&alone["trainedRows"], &Value::from(0)), "{last}");
+    assert_eq!(last["lostReplicaBatches"], 0, "{last}");
+}
+
+#[test]
 fn without_shared_memory_a_killed_server_restarts_the_job() {
     let folder = folder_with(JOB);
     let sets =

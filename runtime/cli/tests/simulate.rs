@@ -107,7 +107,7 @@ fn the_table_and_the_drawing_show_every_mode() {
     let text = String::from_utf8(output.stdout).unwrap();
     let table = text.split_once('\n').unwrap().1;
     let svg = std::fs::read_to_string(folder.path().join("plot.svg")).unwrap();
-    for mode in ["sync", "hybrid", "async", "gba", "hopBs", "hopBw", "bsp"] {
+    for mode in Mode::ALL.map(Mode::name) {
         assert_eq!(table.matches(&format!(" {mode} ")).count(), 2, "{mode} in {table}");
         assert_eq!(svg.matches(&format!(">{mode}</text>")).count(), 2, "{mode}");
         assert_eq!(svg.matches(&format!("<title>{mode}</title></polyline>")).count(), 2, "{mode}");

@@ -6,6 +6,8 @@
 //! - `half/barrier.rs`: trains with a barrier in each step (`sync`, `hybrid`);
 //! - `ring_repair.rs`: repairs the ring when one of its workers was replaced;
 //! - `half/tokens.rs`: trains without a barrier (`gba`, `async`, …);
+//! - `half/shadow.rs`: trains a replica (`shadow`);
+//! - `replica.rs`: exchanges the replica with the parameter servers;
 //! - `partitions.rs`: publishes the dense parameters to the parameter servers, or reads them back;
 //! - `evaluate.rs`: predicts the test part;
 //! - `checkpoint.rs`: saves the dense parameters, or restores them from a checkpoint.
@@ -19,6 +21,7 @@ mod local_batch;
 mod loss_watch;
 mod orders;
 mod partitions;
+mod replica;
 mod ring_repair;
 mod spent;
 mod trainer;

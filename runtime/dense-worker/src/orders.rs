@@ -32,6 +32,9 @@ impl Trainer {
                 // The worker has the parameters, or this order tells it where they are.
                 self.peers.readiness.set_ready();
             }
+            if !keeps_replica(kind) {
+                self.replica = None;
+            }
             if let Some(half) = half_of(kind) {
                 let started = Instant::now();
                 half.train(&mut self, &order)?;
@@ -41,7 +44,7 @@ impl Trainer {
                 continue;
             }
             match kind {
-                Kind::Wait(_) | Kind::Barrier(_) | Kind::Tokens(_) => continue,
+                Kind::Wait(_) | Kind::Barrier(_) | Kind::Tokens(_) | Kind::Shadow(_) => continue,
                 Kind::Restore(restore) => {
                     self.restore(restore)?;
                     self.applied = Some(order.step);
@@ -106,6 +109,12 @@ impl Trainer {
         let done = v1::TrainingDone { rank: self.rank.0, steps: order.step, parameters_sha256 };
         self.call_coordinator(done, Vec::new()).map(drop)
     }
+}
+
+/// Whether the worker's replica in `shadow` outlives an order. Others give the worker parameters
+/// that all workers have, or take the servers' copy elsewhere.
+fn keeps_replica(order: &Kind) -> bool {
+    matches!(order, Kind::Shadow(_) | Kind::Evaluate(_) | Kind::Save(_) | Kind::Wait(_))
 }
 
 /// SHA-256 of the parameters' little-endian bytes.

@@ -102,7 +102,7 @@ impl Trainer {
 /// A partition and its tensors, with the time at which it arrived.
 type Arrived = (Instant, (v1::Partition, Vec<Tensor>));
 
-fn wrong_size(server: usize, expected: usize, found: usize) -> RoleError {
+pub(crate) fn wrong_size(server: usize, expected: usize, found: usize) -> RoleError {
     let reason = format!("parameter server {server} has {found} dense parameters, but its partition has {expected}");
     RoleError::Inconsistent { message: "get_partition", reason }
 }

@@ -60,6 +60,9 @@ pub struct Trainer {
     /// In `sync` with several dense workers: the parameters before the last step. Empty in other
     /// modes, and before the first step of an order.
     pub(crate) previous: Vec<f32>,
+    /// In `shadow`, between two orders: this worker's replica. An evaluation overwrites the
+    /// tower's parameters.
+    pub(crate) replica: Option<KeptReplica>,
     pub(crate) offer: Arc<Offer>,
     slow: f64,
     watchdog: Watchdog,
@@ -75,6 +78,13 @@ pub struct Trainer {
 fn write_window(part: WindowPart) -> v1::WindowPart {
     let WindowPart { samples, loss_sum, prediction_sum, label_sum, counts } = part;
     v1::WindowPart { samples, loss_sum, prediction_sum, label_sum, counts }
+}
+
+/// A replica between two orders. The tower still has its optimizer state.
+pub(crate) struct KeptReplica {
+    pub(crate) parameters: Vec<f32>,
+    /// Updates of the optimizer's state.
+    pub(crate) updates: u64,
 }
 
 impl Trainer {
@@ -101,6 +111,7 @@ impl Trainer {
             ring_watch: None,
             applied: None,
             previous: Vec::new(),
+            replica: None,
             offer,
             waits: Waits { runtime: Handle::current(), stop },
             slow,

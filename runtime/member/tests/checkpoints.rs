@@ -174,7 +174,7 @@ fn more_epochs_continue_where_the_first_ones_ended() {
 
 #[test]
 fn every_mode_resumes_with_every_row_trained_once() {
-    for mode in ["hybrid", "async", "gba", "hopBs", "hopBw", "bsp"] {
+    for mode in ["hybrid", "async", "gba", "hopBs", "hopBw", "bsp", "shadow"] {
         let folder = tempfile::tempdir().unwrap();
         let path = path_of(folder.path());
         let mode_is = format!("spec.training.mode={mode}");

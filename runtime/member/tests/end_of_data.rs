@@ -62,7 +62,7 @@ fn check(changes: &[&str]) -> Summary {
 
 #[test]
 fn in_every_mode_a_straggler_settles_its_rows_before_the_end() {
-    for mode in ["sync", "hybrid", "gba", "async", "bsp", "hopBs", "hopBw"] {
+    for mode in ["sync", "hybrid", "gba", "async", "bsp", "hopBs", "hopBw", "shadow"] {
         let summary = check(&[&format!("spec.training.mode={mode}")]);
         // `hopBw` ignores the slowest gradients by design.
         assert!(mode == "hopBw" || summary.trained_rows == ROWS, "{mode}: {summary:?}");

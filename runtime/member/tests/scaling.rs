@@ -294,7 +294,7 @@ fn one_worker_without_a_barrier_equals_sync_over_migrations() {
 
 #[test]
 fn every_mode_loses_no_row_and_no_gradient() {
-    for mode in ["hybrid", "gba", "async", "bsp", "hopBs", "hopBw"] {
+    for mode in ["hybrid", "gba", "async", "bsp", "hopBs", "hopBw", "shadow"] {
         let mode_is = format!("spec.training.mode={mode}");
         let workers = ["spec.roles.denseWorker.replicas=2", "spec.roles.embeddingWorker.replicas=2"];
         let moved = train("moved", &[&[&*mode_is][..], &workers].concat(), &[3, 2], None).unwrap();

@@ -6,6 +6,7 @@
 mod common;
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,12 +26,15 @@ use sha2::{Digest, Sha256};
 use crate::common::plan;
 
 fn train(plan: JobPlan) -> Result<(Summary, Vec<JobEvent>), RoleError> {
+    train_measured(plan, &RoleMetrics::new(Registry::new()).unwrap())
+}
+
+fn train_measured(plan: JobPlan, metrics: &RoleMetrics) -> Result<(Summary, Vec<JobEvent>), RoleError> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(3).enable_all().build().unwrap();
     runtime.block_on(async {
         let events = EventLog::default();
         let mut follower = events.follow();
-        let metrics = RoleMetrics::new(Registry::new()).unwrap();
-        let summary = run_in_process(Arc::new(plan), "test", &BTreeMap::new(), events, metrics).await?;
+        let summary = run_in_process(Arc::new(plan), "test", &BTreeMap::new(), events, metrics.clone()).await?;
         let mut seen = Vec::new();
         while let Some(event) = follower.next().await {
             seen.push(event);
@@ -66,8 +70,43 @@ fn sync_with_several_dense_workers_repeats_to_the_bit() {
     assert_eq!(first, digest_of(&[workers, "spec.roles.ps.replicas=2", "spec.roles.embeddingWorker.replicas=2"]));
 }
 
+/// Batches of a plain loop that train in `shadow`, with an exchange after each of them. There is
+/// one more exchange whenever training pauses, and at the end.
+struct Shadowed {
+    batches: Range<u64>,
+    alpha: f32,
+    /// The batches before which training pauses for an evaluation.
+    pauses: &'static [u64],
+}
+
+impl Shadowed {
+    /// Algorithm 2 of ShadowSync.
+    fn exchange(&self, copy: &mut [f32], replica: &mut [f32]) {
+        copy.iter_mut().zip(&*replica).for_each(|(copy, own)| *copy += self.alpha * (*own - *copy));
+        replica.iter_mut().zip(&*copy).for_each(|(own, copy)| *own += self.alpha * (*copy - *own));
+    }
+
+    /// Carries out the exchanges that are due before batch `next`.
+    fn before(&self, next: u64, copy: &mut Vec<f32>, replica: &mut [f32]) {
+        if next == self.batches.start {
+            *copy = replica.to_vec();
+        } else if next == self.batches.end {
+            self.leave(copy, replica);
+        } else if self.batches.contains(&next) && self.pauses.contains(&next) {
+            self.exchange(copy, replica);
+        }
+    }
+
+    /// The copy is the model.
+    fn leave(&self, copy: &mut [f32], replica: &mut [f32]) {
+        self.exchange(copy, replica);
+        replica.copy_from_slice(copy);
+    }
+}
+
 /// The definition of `sync` as one loop: no roles, no messages, one sample's embedding at a time.
-fn plain_loop(plan: &JobPlan) -> String {
+/// The `shadowed` batches train in `shadow`.
+fn plain_loop(plan: &JobPlan, shadowed: Option<&Shadowed>) -> String {
     let store = Store::new(plan.store.clone()).unwrap();
     let options =
         TowerOptions { seed: plan.seed, rank: 0, threads: 1, device: ComputeDevice::Cpu, precision: plan.precision };
@@ -77,12 +116,15 @@ fn plain_loop(plan: &JobPlan) -> String {
     let dataset = Dataset::open(plan.train.clone(), plan.schema.clone()).unwrap();
     let (dim, first) = (plan.store.groups[0].dim, plan.store.groups[0].zero_columns);
     let count = plan.schema.sparse.len();
-    let mut step = 0;
+    let (mut step, mut copy) = (0, Vec::new());
     for epoch in 0..2 {
         let read = ReadPlan { chunk_rows: plan.global_batch_rows, shuffle: None, epoch, read_ahead_chunks: 1 };
         let mut reader = dataset.reader(read).unwrap();
         let mut chunk = 0;
         while let Some(batch) = reader.read(chunk).unwrap() {
+            if let Some(shadowed) = shadowed {
+                shadowed.before(step, &mut copy, tower.parameters_mut().unwrap());
+            }
             let (mut embeddings, mut linear) = (Vec::new(), Vec::new());
             for sample in 0..batch.samples {
                 for column in &batch.sparse {
@@ -113,8 +155,14 @@ fn plain_loop(plan: &JobPlan) -> String {
                 store.update(GroupId(0), &[FeatureKey(key)], &gradient, step).unwrap();
             }
             tower.apply(step).unwrap();
+            if let Some(shadowed) = shadowed.filter(|shadowed| shadowed.batches.contains(&(step - 1))) {
+                shadowed.exchange(&mut copy, tower.parameters_mut().unwrap());
+            }
             chunk += 1;
         }
+    }
+    if let Some(shadowed) = shadowed.filter(|shadowed| shadowed.batches.contains(&step)) {
+        shadowed.leave(&mut copy, tower.parameters_mut().unwrap());
     }
     let mut dense = Sha256::new();
     tower.parameters().unwrap().iter().for_each(|value| dense.update(value.to_le_bytes()));
@@ -128,8 +176,82 @@ fn plain_loop(plan: &JobPlan) -> String {
 fn sync_equals_a_plain_loop_to_the_bit() {
     for kind in ["deepfm", "dlrm"] {
         let kind = format!("spec.model.kind={kind}");
-        assert_eq!(digest_of(&[&kind]), plain_loop(&plan(&[&kind])), "{kind}");
+        assert_eq!(digest_of(&[&kind]), plain_loop(&plan(&[&kind]), None), "{kind}");
     }
+}
+
+/// `shadow` in the foreground, with one dense worker: an exchange after each batch.
+const FOREGROUND: [&str; 2] = ["spec.training.shadow.everySteps=1", "spec.training.shadow.alpha=0.3"];
+
+#[test]
+fn shadow_with_one_worker_equals_a_plain_loop_to_the_bit() {
+    let job = [&FOREGROUND[..], &["spec.training.mode=shadow"]].concat();
+    let shadowed = |pauses| Shadowed { batches: 0..u64::MAX, alpha: 0.3, pauses };
+    let whole = plain_loop(&plan(&job), Some(&shadowed(&[])));
+    assert_ne!(whole, digest_of(&[]), "the copy lags behind the replica");
+    for replicas in ["spec.roles.ps.replicas=1", "spec.roles.ps.replicas=3"] {
+        assert_eq!(digest_of(&[&job[..], &[replicas]].concat()), whole, "{replicas}");
+    }
+    // An evaluation overwrites the worker's parameters with the copy. The replica outlives it.
+    let evaluation = "spec.training.evaluation.every=steps,spec.training.evaluation.steps=10";
+    let paused = plain_loop(&plan(&job), Some(&shadowed(&[10, 20, 30, 40])));
+    assert_ne!(paused, whole);
+    assert_eq!(digest_of(&[&job[..], &[evaluation]].concat()), paused);
+}
+
+#[test]
+fn a_switch_to_shadow_and_back_equals_a_plain_loop_to_the_bit() {
+    let switches = switches(&[(5, "shadow"), (17, "sync")]);
+    let job = [&FOREGROUND[..], &[switches.as_str()]].concat();
+    let expected = plain_loop(&plan(&job), Some(&Shadowed { batches: 5..17, alpha: 0.3, pauses: &[] }));
+    let (summary, _) = train(plan(&[&job[..], &["spec.roles.ps.replicas=2"]].concat())).unwrap();
+    assert_eq!(summary.parameters_sha256, expected);
+    assert_eq!((summary.trained_rows, summary.samples, summary.mode_switches), (4000, 4000, 2));
+}
+
+/// The sum of a metric over all replicas of its role.
+fn total(metrics: &RoleMetrics, name: &str) -> f64 {
+    let text = metrics.encode().unwrap();
+    let lines = text.lines().filter(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with('{')));
+    lines.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()
+}
+
+#[test]
+fn shadow_learns_nearly_as_well_as_sync_and_every_batch_reaches_the_copy() {
+    let job = [
+        "spec.roles.denseWorker.replicas=2",
+        "spec.data.synthetic.rows=12000",
+        "spec.training.epochs=1",
+        "spec.training.optimizer.sparse.learningRate=0.01",
+        "spec.training.optimizer.dense.learningRate=0.003",
+    ];
+    let learned = |mode: &str, metrics: &RoleMetrics| {
+        let (summary, _) = train_measured(plan(&[&job[..], &[mode]].concat()), metrics).unwrap();
+        assert_eq!((summary.trained_rows, summary.lost_replica_batches), (12_000, 0), "{mode}");
+        summary.test.unwrap().auc.unwrap()
+    };
+    let metrics = RoleMetrics::new(Registry::new()).unwrap();
+    let sync = learned("spec.training.mode=sync", &RoleMetrics::new(Registry::new()).unwrap());
+    let shadow = learned("spec.training.mode=shadow", &metrics);
+    assert!(sync > 0.6 && shadow > sync - 0.05, "sync {sync}, shadow {shadow}");
+    // 250 local batches of 48 rows. Each is in one gap of its replica.
+    let (gaps, batches) = (
+        total(&metrics, "rectrain_dense_worker_sync_gap_steps_count"),
+        total(&metrics, "rectrain_dense_worker_sync_gap_steps_sum"),
+    );
+    assert_eq!(batches, 250.0);
+    assert!((1.0..=250.0).contains(&gaps) && total(&metrics, "rectrain_ps_exchanges_total") >= gaps, "{gaps}");
+}
+
+#[test]
+fn in_the_foreground_the_sync_gap_is_every_steps() {
+    let metrics = RoleMetrics::new(Registry::new()).unwrap();
+    let job = ["spec.training.mode=shadow", "spec.training.shadow.everySteps=8", "spec.roles.ps.replicas=2"];
+    train_measured(plan(&job), &metrics).unwrap();
+    // 42 batches: five gaps of 8, and the last exchange with 2. Each server has seen all of them.
+    assert_eq!(total(&metrics, "rectrain_dense_worker_sync_gap_steps_count"), 6.0);
+    assert_eq!(total(&metrics, "rectrain_dense_worker_sync_gap_steps_sum"), 42.0);
+    assert_eq!(total(&metrics, "rectrain_ps_exchanges_total"), 12.0);
 }
 
 /// `spec.training.switchAt` as an override.
@@ -196,7 +318,7 @@ fn gba_learns_nearly_as_well_as_sync() {
 
 #[test]
 fn every_mode_trains_every_row_once() {
-    for mode in TOKEN_MODES {
+    for mode in TOKEN_MODES.into_iter().chain(["shadow"]) {
         let mode_set = format!("spec.training.mode={mode}");
         let changes = [
             mode_set.as_str(),
@@ -213,7 +335,9 @@ fn every_mode_trains_every_row_once() {
         assert_eq!(summary.tokens_lost, 0, "{mode}");
         if mode != "hopBw" {
             let applied = [summary.fewest_applied_gradients, summary.most_applied_gradients];
-            assert_eq!(applied, [summary.tokens_issued; 2], "{mode}: every server has applied all tokens");
+            // In `shadow` no dense gradient travels.
+            let expected = if mode == "shadow" { 0 } else { summary.tokens_issued };
+            assert_eq!(applied, [expected; 2], "{mode}: every server has applied all tokens");
         }
         let evaluations = events.iter().filter(|event| matches!(event, JobEvent::Evaluation { .. })).count();
         assert_eq!(evaluations, 2, "{mode}");
@@ -223,7 +347,7 @@ fn every_mode_trains_every_row_once() {
 
 #[test]
 fn a_schedule_through_all_modes_loses_no_row() {
-    let modes = ["gba", "sync", "async", "hybrid", "hopBs", "gba", "bsp", "sync"];
+    let modes = ["gba", "sync", "async", "hybrid", "hopBs", "shadow", "gba", "bsp", "shadow", "sync"];
     let steps: Vec<_> = modes.iter().enumerate().map(|(i, mode)| (4 * i as u32 + 3, *mode)).collect();
     let switches = switches(&steps);
     let (summary, _) = train(plan(&[
@@ -234,7 +358,7 @@ fn a_schedule_through_all_modes_loses_no_row() {
         "spec.training.evaluation.steps=10",
     ]))
     .unwrap();
-    assert_eq!((summary.trained_rows, summary.samples, summary.mode_switches), (4000, 4000, 8));
+    assert_eq!((summary.trained_rows, summary.samples, summary.mode_switches), (4000, 4000, 10));
 }
 
 #[test]
@@ -373,7 +497,7 @@ fn sync_in_bf16_repeats_to_the_bit_and_learns_like_fp32() {
     let bf16 = "spec.training.precision=bf16";
     let first = digest_of(&[bf16]);
     assert_eq!(first, digest_of(&[bf16, "spec.roles.denseWorker.threads=1", "spec.roles.ps.replicas=2"]));
-    assert_eq!(first, plain_loop(&plan(&[bf16])));
+    assert_eq!(first, plain_loop(&plan(&[bf16]), None));
     assert_ne!(first, digest_of(&[]), "bf16 has no effect");
     let auc = |changes: &[&str]| train(plan(changes)).unwrap().0.test.unwrap().auc.unwrap();
     for model in ["spec.model.kind=dnn", "spec.model.kind=deepfm", "spec.model.kind=dlrm"] {

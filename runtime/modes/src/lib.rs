@@ -4,6 +4,7 @@
 //!
 //! - [`barrier`]: the modes with a barrier, `sync` and `hybrid`.
 //! - [`gba`]: the modes without a barrier, based on tokens.
+//! - [`shadow`]: the mode whose dense workers train replicas, synchronised beside training.
 //! - [`switch`]: the switch from one mode to another at a global-step boundary.
 //! - [`DataLedger`]: the coordinator's account of the training data: the leased chunks, the global
 //!   step at which each begins, and the end of training. [`Chunks`] is its interface to a kind of
@@ -22,6 +23,7 @@ pub mod gba;
 pub mod migration;
 mod mode;
 mod rows;
+pub mod shadow;
 pub mod simulate;
 mod stream_chunks;
 pub mod switch;

@@ -8,6 +8,10 @@
 //! | parameter server: when it answers a look-up and applies a gradient | [`StepGate`](crate::barrier::StepGate) | [`GradientServer`](crate::gba::GradientServer) |
 //! | dense worker: the next fetches, computations and pushes | [`StepWindow`](crate::barrier::StepWindow) | [`PushPullWorker`](crate::gba::PushPullWorker) |
 //!
+//! The mode `shadow` takes the halves of `gba` for its rows, as `async` has them. For its dense
+//! parameters, the dense worker's half is [`ReplicaSync`](crate::shadow::ReplicaSync), and the
+//! server's half is [`interpolate`](crate::shadow::interpolate).
+//!
 //! [`TrainingRun`](crate::switch::TrainingRun) switches between the coordinator halves, through the
 //! trait [`CoordinatorHalf`](crate::CoordinatorHalf).
 
@@ -15,6 +19,7 @@ use rectrain_kinds::{Family, Mode};
 use serde::{Deserialize, Serialize};
 
 use crate::gba::{BufferSize, Decay, DispatchError, LostTokens, TokenMode};
+use crate::shadow::Shadow;
 
 /// How embeddings and dense parameters are synchronized.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -28,6 +33,8 @@ pub enum TrainingMode {
     },
     /// No barrier: dense parameters on the parameter servers, gradients with tokens.
     Tokens(TokenMode),
+    /// No barrier: each dense worker trains a replica, and exchanges it with the parameter servers.
+    Shadow(Shadow),
 }
 
 /// The settings of a job for all modes. Each mode reads its own.
@@ -47,6 +54,8 @@ pub struct ModeSettings {
     pub hop_bw_backups: u32,
     /// b2 of `bsp`: the gradients in a step.
     pub bsp_aggregate: BufferSize,
+    /// How `shadow` synchronises.
+    pub shadow: Shadow,
 }
 
 impl TrainingMode {
@@ -65,6 +74,7 @@ impl TrainingMode {
             Mode::HopBs => Self::Tokens(TokenMode::HopBs { bound: settings.hop_bs_bound }),
             Mode::HopBw => Self::Tokens(TokenMode::HopBw { backups: settings.hop_bw_backups }),
             Mode::Bsp => Self::Tokens(TokenMode::Bsp { aggregate: settings.bsp_aggregate }),
+            Mode::Shadow => Self::Shadow(settings.shadow),
         }
     }
 
@@ -75,6 +85,7 @@ impl TrainingMode {
             Self::Sync => Mode::Sync,
             Self::Hybrid { .. } => Mode::Hybrid,
             Self::Tokens(mode) => mode.kind(),
+            Self::Shadow(_) => Mode::Shadow,
         }
     }
 
@@ -95,7 +106,7 @@ impl TrainingMode {
     pub const fn dense_home(self) -> DenseHome {
         match self.family() {
             Family::Barrier => DenseHome::Workers,
-            Family::Tokens => DenseHome::Servers,
+            Family::Tokens | Family::Replicas => DenseHome::Servers,
         }
     }
 
@@ -105,7 +116,18 @@ impl TrainingMode {
     pub const fn staleness(self) -> u64 {
         match self {
             Self::Hybrid { staleness } => staleness,
-            Self::Sync | Self::Tokens(_) => 0,
+            Self::Sync | Self::Tokens(_) | Self::Shadow(_) => 0,
+        }
+    }
+
+    /// The rules by which batches are handed out and gradients of rows are applied, in a mode
+    /// without a barrier. `None` in a mode with one.
+    #[must_use]
+    pub const fn tokens(self) -> Option<TokenMode> {
+        match self {
+            Self::Tokens(mode) => Some(mode),
+            Self::Shadow(_) => Some(TokenMode::Async),
+            Self::Sync | Self::Hybrid { .. } => None,
         }
     }
 
@@ -114,10 +136,7 @@ impl TrainingMode {
     /// # Errors
     /// [`DispatchError`], if there are too few.
     pub fn validate(self, workers: u32) -> Result<(), DispatchError> {
-        match self {
-            Self::Tokens(mode) => mode.validate(workers),
-            Self::Sync | Self::Hybrid { .. } => Ok(()),
-        }
+        self.tokens().map_or(Ok(()), |mode| mode.validate(workers))
     }
 }
 
@@ -126,6 +145,7 @@ impl TrainingMode {
 pub enum DenseHome {
     /// Each dense worker holds all of them, with the same values as the others.
     Workers,
-    /// Each parameter server holds a partition. Dense workers pull them.
+    /// Each parameter server holds a partition. Dense workers pull them. In `shadow`, dense workers
+    /// train replicas of them.
     Servers,
 }

@@ -383,11 +383,9 @@ impl TrainingRun {
 
     fn begin(&mut self, to: RunMode, at: Boundary) -> Result<(), SwitchError> {
         let (mut data, ledger) = self.take_parts(at.step);
-        self.side = match to.mode {
-            TrainingMode::Sync | TrainingMode::Hybrid { .. } => {
-                Side::Barrier(Box::new(BarrierCoordinator::new(at.step, self.plan.global_rows, data, ledger)))
-            }
-            TrainingMode::Tokens(mode) => {
+        self.side = match to.mode.tokens() {
+            None => Side::Barrier(Box::new(BarrierCoordinator::new(at.step, self.plan.global_rows, data, ledger))),
+            Some(mode) => {
                 data.set_batch_rows(to.local_rows);
                 let setup = DispatcherSetup {
                     mode,

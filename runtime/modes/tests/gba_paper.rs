@@ -1357,9 +1357,8 @@ impl Switching {
         match order {
             Order::Flush { .. } => panic!("the data does not end here"),
             Order::Publish { server, at, mode } => {
-                let RunMode { mode: TrainingMode::Tokens(mode), workers, .. } = mode else {
-                    panic!("{mode:?} is not on the servers")
-                };
+                let workers = mode.workers;
+                let mode = mode.mode.tokens().unwrap();
                 self.arrive(server, at);
                 self.servers[server.0 as usize] = GradientServer::new(mode, workers, at.step, at.next_row);
             }
@@ -1403,6 +1402,7 @@ fn random_mode(random: &mut Random) -> RunMode {
         1 => TokenMode::Bsp { aggregate: size(1 + random.below(5) as u32) },
         2 => TokenMode::HopBs { bound: random.below(3) },
         3 => TokenMode::HopBw { backups: random.below(u64::from(workers)) as u32 },
+        4 => return RunMode { mode: TrainingMode::Shadow(shadow::Shadow::default()), workers, local_rows },
         _ => {
             let buffer = BufferSize::of_global_batch(u64::from(G), 1, u64::from(local_rows)).unwrap();
             TokenMode::Gba { buffer, decay: Decay::Threshold { tolerance: 3 }, lost_tokens: LostTokens::Vanish }

@@ -1,6 +1,6 @@
 //! The parameter server: holds the rows of its slots, answers look-ups and applies updates in the
 //! order that the training mode requires ([`half`]). In modes without a barrier, it also holds a
-//! partition of the dense parameters.
+//! partition of the dense parameters. In `shadow`, dense workers exchange their replicas with it.
 //!
 //! Embedding workers read and update its rows. Dense workers read and update its partition. The
 //! coordinator begins modes and takes checkpoints ([`checkpoint`]). It also moves slots between
@@ -49,12 +49,13 @@ use rectrain_wire::{BoxFuture, Frame, Peer, Refusal, Service, Tensor, Transport}
 
 use self::checkpoint::Saving;
 use self::contribution::Contribution;
-use self::half::{BarrierHalf, CurrentHalf, ModeHalf, RowGradients, TokenHalf, half_of, not_this_mode};
+use self::half::{BarrierHalf, CurrentHalf, ModeHalf, RowGradients, ShadowHalf, TokenHalf, half_of, not_this_mode};
 use self::journal_copy::JournalCopy;
 pub use self::kept::Rows;
 use self::kept::{Left, Standing};
 use self::look_up_replies::LookUpReplies;
 use self::memory_room::memory_room;
+use self::partition::Replica;
 use self::shared::{Shared, TrackedStore, as_keys};
 use self::slots::Slots;
 use self::table_life::{TableLife, set_budget};
@@ -165,6 +166,7 @@ impl ParameterServer {
             TrainingMode::Tokens(mode) => {
                 Arc::new(TokenHalf::recover(&self.shared.plan, mode, at, tokens, &self.shared)?)
             }
+            TrainingMode::Shadow(mode) => Arc::new(ShadowHalf::recover(mode, at, tokens, &self.shared)?),
             TrainingMode::Sync | TrainingMode::Hybrid { .. } => {
                 let first_piece = if next == at.step { begin.first_piece } else { 0 };
                 let half = BarrierHalf::new(&self.shared, mode.staleness(), next, first_piece)?;
@@ -327,6 +329,19 @@ impl ParameterServer {
         Ok(message::reply::<v1::PushDense>(&reply, Vec::new()))
     }
 
+    async fn exchange(&self, request: v1::Exchange, tensors: Vec<Tensor>) -> Result<Frame, RoleError> {
+        self.refuse_if_new("exchange")?;
+        let mut tensors = tensors.into_iter();
+        let parameters = message::next("exchange", &mut tensors)?.expect_f32("parameters")?;
+        let state = match request.last {
+            true => Some(message::next("exchange", &mut tensors)?.expect_f32("state")?),
+            false => None,
+        };
+        let half = self.half_or_refuse("exchange")?;
+        let copy = half.exchange(&self.shared, request, Replica { parameters, state }).await?;
+        Ok(message::reply::<v1::Exchange>(&v1::Exchanged {}, vec![Tensor::from(copy.to_vec())]))
+    }
+
     /// Keeps a copy of the coordinator's journal.
     fn put_journal(&self, request: v1::PutJournal, tensors: Vec<Tensor>) -> Result<Frame, Refusal> {
         let [image] = message::take("put_journal", tensors)?;
@@ -413,6 +428,10 @@ impl Service for ParameterServer {
                 v1::PushDense::KIND => {
                     let (request, tensors) = message::read::<v1::PushDense>(frame)?;
                     Ok(self.push_dense(request, tensors).await?)
+                }
+                v1::Exchange::KIND => {
+                    let (request, tensors) = message::read::<v1::Exchange>(frame)?;
+                    Ok(self.exchange(request, tensors).await?)
                 }
                 v1::GetPartition::KIND => Ok(self.get_partition(message::read::<v1::GetPartition>(frame)?.0).await?),
                 v1::PutPartition::KIND => {

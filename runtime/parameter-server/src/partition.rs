@@ -1,13 +1,16 @@
 //! A parameter server's partition of the dense parameters, in modes that store them on the servers.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use rectrain_dense::{DenseOptimizer, FlatOptimizer};
 use rectrain_modes::GlobalStep;
 use rectrain_modes::gba::{Update, staleness};
+use rectrain_modes::shadow::{add_to_mean, interpolate};
 use rectrain_proto::v1;
 use rectrain_protocol::error::RoleError;
 use rectrain_protocol::metrics::PsMetrics;
+use serde::{Deserialize, Serialize};
 
 /// A server's partition of the dense parameters with its optimizer state. It persists across
 /// switches of the mode.
@@ -16,6 +19,44 @@ pub(crate) struct Partition {
     parameters: Snapshot,
     state: Vec<f32>,
     applied: v1::Applied,
+    exchanges: SeenExchanges,
+}
+
+/// A dense worker's replica of a partition, in `shadow`.
+pub(crate) struct Replica {
+    pub(crate) parameters: Vec<f32>,
+    /// The optimizer state of the replica, in the last exchange of an order.
+    pub(crate) state: Option<Vec<f32>>,
+}
+
+/// The exchanges of replicas that a partition has seen, in `shadow`. It has entries for as many
+/// workers as the job had.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SeenExchanges {
+    /// By rank: the incarnation, the order and the number of the worker's last exchange.
+    last: BTreeMap<u32, (u64, u64, u64)>,
+    /// The order of the last handed-over optimizer state.
+    order: u64,
+    /// The ranks that have handed their state over in that order.
+    handed_over: BTreeSet<u32>,
+}
+
+impl SeenExchanges {
+    /// Notes an exchange. Returns false if it is a repetition.
+    fn note(&mut self, exchange: &v1::Exchange) -> bool {
+        let this = (exchange.caller, exchange.order, exchange.number);
+        self.last.insert(exchange.rank, this) != Some(this)
+    }
+
+    /// Notes the state of a rank. Returns the number of states in this order so far. `None` if this
+    /// rank's is one of them.
+    fn hand_over(&mut self, exchange: &v1::Exchange) -> Option<usize> {
+        if self.order != exchange.order {
+            self.order = exchange.order;
+            self.handed_over.clear();
+        }
+        self.handed_over.insert(exchange.rank).then(|| self.handed_over.len())
+    }
 }
 
 /// The parameters after a step.
@@ -37,8 +78,60 @@ impl Snapshot {
 
 impl Partition {
     /// The recovered partition of the predecessor.
-    pub(crate) fn found(values: Vec<f32>, state: Vec<f32>, step: Option<GlobalStep>, applied: v1::Applied) -> Self {
-        Self { parameters: Snapshot { values: Arc::new(values), step }, state, applied }
+    pub(crate) fn found(
+        (values, state): (Vec<f32>, Vec<f32>),
+        step: Option<GlobalStep>,
+        applied: v1::Applied,
+        exchanges: SeenExchanges,
+    ) -> Self {
+        Self { parameters: Snapshot { values: Arc::new(values), step }, state, applied, exchanges }
+    }
+
+    /// The exchanges of replicas so far.
+    pub(crate) fn exchanges(&self) -> &SeenExchanges {
+        &self.exchanges
+    }
+
+    /// Moves the parameters, which are the copy w̃, towards a replica: w̃ ← (1 − α) w̃ + α w⁽ⁱ⁾
+    /// (ShadowSync §3.3, algorithm 2). If the replica comes with its optimizer state, the state of
+    /// the copy becomes the mean over the replicas of this order. Returns false for a repeated
+    /// exchange, which changes nothing. `slots` is the number of values of the optimizer's state
+    /// for each parameter.
+    ///
+    /// # Errors
+    /// [`RoleError::Inconsistent`] if the replica has another size than the partition.
+    pub(crate) fn exchange(
+        &mut self,
+        exchange: &v1::Exchange,
+        replica: &Replica,
+        alpha: f32,
+        slots: usize,
+    ) -> Result<bool, RoleError> {
+        self.check_size(replica, slots)?;
+        if !self.exchanges.note(exchange) {
+            return Ok(false);
+        }
+        // Copies only while a reply still holds the copy after the exchange before.
+        interpolate(Arc::make_mut(&mut self.parameters.values), &replica.parameters, alpha);
+        if let Some(state) = &replica.state
+            && let Some(count) = self.exchanges.hand_over(exchange)
+        {
+            add_to_mean(&mut self.state, state, count);
+        }
+        Ok(true)
+    }
+
+    fn check_size(&self, replica: &Replica, slots: usize) -> Result<(), RoleError> {
+        let (expected, found) = (self.len(), replica.parameters.len());
+        let state = replica.state.as_ref().map_or(expected * slots, Vec::len);
+        if found == expected && state == expected * slots {
+            return Ok(());
+        }
+        let reason = format!(
+            "a replica of {expected} parameters and {} values of optimizer state was expected, and one of {found} and {state} came",
+            expected * slots
+        );
+        Err(RoleError::Inconsistent { message: "exchange", reason })
     }
 
     /// The step whose gradients are collected while these parameters are current. `None` before the
@@ -50,6 +143,7 @@ impl Partition {
     pub(crate) fn put(&mut self, parameters: Vec<f32>, state: Vec<f32>) {
         self.parameters = Snapshot { values: Arc::new(parameters), step: None };
         self.state = state;
+        self.exchanges = SeenExchanges::default();
     }
 
     pub(crate) fn parameters(&self) -> Snapshot {

@@ -145,6 +145,22 @@ impl Tried {
         reply.outcome
     }
 
+    /// In `shadow`: exchanges a replica, and in a last exchange its optimizer state, of
+    /// pseudo-random numbers. Returns the copy of the reply.
+    async fn exchange(&self, exchange: v1::Exchange) -> Vec<f32> {
+        let mut tensors = vec![Tensor::from(numbers(exchange.number, PARAMETERS))];
+        if exchange.last {
+            tensors.push(Tensor::from(self.replica_state(exchange.number)));
+        }
+        let reply = self.server.exchange(exchange, tensors).await.unwrap();
+        let [copy] = message::take("exchange", reply.tensors).unwrap();
+        copy.expect_f32("copy").unwrap()
+    }
+
+    fn replica_state(&self, number: u64) -> Vec<f32> {
+        numbers(number + 1000, PARAMETERS * self.plan.dense_optimizer.slots().len())
+    }
+
     /// The observable state except for memory use. It has a digest of the slots, a digest of the
     /// parameters and optimizer state, the number of rows, and the applied counts.
     async fn standing(&self) -> (Vec<u8>, Vec<u8>, u64, v1::Applied) {
@@ -244,6 +260,100 @@ async fn a_server_killed_between_calls_ends_like_one_that_lives() {
         }
         assert!(std::fs::read_dir(directory.join("row-steps")).unwrap().count() < 12, "{mode}");
     }
+}
+
+/// A replacement of the server also knows the exchanges before: a repeated one moves nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn in_shadow_a_server_killed_between_calls_ends_like_one_that_lives() {
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let mut lives = Tried::begin("shadow", folders[0].path()).await;
+    let mut dies = Tried::begin("shadow", folders[1].path()).await;
+    for number in 0..BATCHES {
+        let (push, keys) = batch(number);
+        for server in [&lives, &dies] {
+            server.look_up(&keys).await;
+        }
+        let outcome = lives.push_rows(&push, &keys).await;
+        assert_eq!(dies.push_rows(&push, &keys).await, outcome, "{number}");
+        // Each order ends with the last exchanges of all three ranks.
+        let exchange = v1::Exchange { rank: push.rank, order: number / 10, number, last: number % 10 >= 7, caller: 7 };
+        let copy = lives.exchange(exchange).await;
+        assert_eq!(dies.exchange(exchange).await, copy, "{number}");
+        if number % 3 == 0 {
+            dies.is_killed(folders[1].path());
+            assert_eq!(dies.push_rows(&push, &keys).await, outcome, "{number}");
+            assert_eq!(dies.exchange(exchange).await, copy, "{number}: it did not receive the reply");
+        }
+    }
+    assert_eq!(lives.standing().await, dies.standing().await);
+    dies.is_killed(folders[1].path());
+    for server in [&lives, &dies] {
+        server.server.flush().await.unwrap();
+    }
+    let (last, known) = (dies.standing().await, lives.standing().await);
+    assert_eq!(last, known);
+    assert_eq!(last.3.gradients, 0, "no dense gradient travels");
+}
+
+/// ShadowSync §3.3, algorithm 2, first line. The state of the copy is the mean of the states that
+/// the workers hand over at the end of an order.
+#[tokio::test(flavor = "multi_thread")]
+async fn in_shadow_the_copy_moves_towards_each_replica() {
+    let folder = tempfile::tempdir().unwrap();
+    let tried = Tried::begin_with("shadow", &["spec.training.shadow.alpha=0.3"], folder.path()).await;
+    let mut copy: Vec<f64> = (0..PARAMETERS).map(|value| value as f64 / 8.0).collect();
+    let mut sum = vec![0.0; tried.replica_state(0).len()];
+    let is_close = |found: &[f32], expected: &[f64]| {
+        found.len() == expected.len()
+            && found.iter().zip(expected).all(|(found, expected)| (f64::from(*found) - expected).abs() < 1e-5)
+    };
+    for number in 0..6_u64 {
+        let exchange = v1::Exchange { rank: number as u32 % 3, order: 1, number, last: number >= 3, caller: 7 };
+        for (copy, own) in copy.iter_mut().zip(numbers(number, PARAMETERS)) {
+            *copy = 0.7 * *copy + 0.3 * f64::from(own);
+        }
+        let found = tried.exchange(exchange).await;
+        assert!(is_close(&found, &copy), "{number}: {found:?}, not {copy:?}");
+        assert_eq!(tried.exchange(exchange).await, found, "a repeated exchange moves nothing");
+        if exchange.last {
+            sum.iter_mut().zip(tried.replica_state(number)).for_each(|(sum, own)| *sum += f64::from(own));
+        }
+    }
+    let partition = tried.server.get_partition(v1::GetPartition { state: true }).await.unwrap();
+    let [parameters, state] = message::take("get_partition", partition.tensors).unwrap();
+    let mean: Vec<f64> = sum.iter().map(|sum| sum / 3.0).collect();
+    assert!(is_close(&parameters.expect_f32("parameters").unwrap(), &copy), "evaluations read the copy");
+    assert!(is_close(&state.expect_f32("state").unwrap(), &mean));
+    // The replacement of rank 2 counts its exchanges anew.
+    let last = v1::Exchange { rank: 2, order: 1, number: 5, last: true, caller: 7 };
+    let before = tried.exchange(last).await;
+    assert!(is_close(&before, &copy), "it was the last exchange of rank 2");
+    assert_ne!(tried.exchange(v1::Exchange { caller: 8, ..last }).await, before);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wrong_exchange_is_explained() {
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let shadow = Tried::begin("shadow", folders[0].path()).await;
+    let exchange = |last| v1::Exchange { rank: 0, order: 1, number: 1, last, caller: 7 };
+    let refused = async |tried: &Tried, last: bool, tensors: &[usize]| {
+        let tensors = tensors.iter().map(|values| Tensor::from(vec![0.0_f32; *values])).collect();
+        tried.server.exchange(exchange(last), tensors).await.err().unwrap().to_string()
+    };
+    let error = refused(&shadow, false, &[3]).await;
+    assert!(error.contains("a replica of 40 parameters") && error.contains("one of 3"), "{error}");
+    let error = refused(&shadow, true, &[PARAMETERS, 1]).await;
+    assert!(error.contains("values of optimizer state"), "{error}");
+    let error = refused(&shadow, true, &[PARAMETERS]).await;
+    assert!(error.contains("a tensor is missing"), "{error}");
+    let mut gba = Tried::begin("gba", folders[1].path()).await;
+    let error = refused(&gba, false, &[PARAMETERS]).await;
+    assert!(error.contains("trains no replicas"), "{error}");
+    let (push, _) = batch(0);
+    assert_eq!(gba.push_dense(&push).await, v1::Outcome::Trained as i32);
+    let push = v1::PushDense { push: Some(push) };
+    let error = shadow.server.push_dense(push, vec![Tensor::from(vec![0.0_f32; PARAMETERS])]).await.err().unwrap();
+    assert!(error.to_string().contains("trains replicas"), "{error}");
 }
 
 /// Rows are evicted as a part of each step.

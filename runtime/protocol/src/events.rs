@@ -345,6 +345,10 @@ pub struct Summary {
     pub tokens_lost: u64,
     /// Local batches that `hopBw` dropped.
     pub dropped_batches: u64,
+    /// Local batches of replicas that died with their dense worker before the parameter servers had
+    /// seen them (`shadow`). The servers have their updates of rows.
+    #[serde(default)]
+    pub lost_replica_batches: u64,
     /// Dense gradients applied without a barrier by the parameter server that applied the fewest.
     /// Gradients excluded for their staleness count as applied. Without losses, every server
     /// applies `tokensIssued` less `tokensLost`.

@@ -103,6 +103,7 @@ requests! {
     56 "set_budget" SetBudget => Done;
     60 "waiting" Waiting => Done;
     61 "stream_found" StreamFound => v1::StreamKnown;
+    62 "exchange" Exchange => v1::Exchanged;
 }
 
 /// The refusal of a parameter server that another coordinator has claimed, or that has a newer copy

@@ -175,6 +175,7 @@ metrics! {
         applied_gradients: counter = "rectrain_ps_applied_gradients_total", "Dense gradients applied without a barrier, with any weight.";
         excluded_gradients: counter = "rectrain_ps_excluded_gradients_total", "Dense gradients excluded for their staleness. They count as applied too.";
         late_gradients: counter = "rectrain_ps_late_gradients_total", "Dense gradients dropped because their step was already applied (hopBw).";
+        exchanges: counter = "rectrain_ps_exchanges_total", "Replicas of dense workers that this server's copy has moved towards (shadow).";
         repeated_gradients: counter = "rectrain_ps_repeated_gradients_total", "Gradients with a barrier that arrived twice because an embedding worker died. They were applied once.";
         rows_held: gauge = "rectrain_ps_rows", "Rows in the embedding store of this server.";
         bytes: gauge = metric_names::PS_BYTES, "Bytes of the embedding store, including its index.";
@@ -200,6 +201,7 @@ metrics! {
         tokens_lost: counter = "rectrain_coordinator_tokens_lost_total", "Tokens lost with the dense worker that held them. Their batches are handed out again.";
         dropped_batches: counter = "rectrain_coordinator_batches_dropped_total", "Local batches whose gradients hopBw dropped.";
         repeated_batches: counter = "rectrain_coordinator_batches_repeated_total", "Batches reported twice. The second report was ignored.";
+        lost_replica_batches: counter = "rectrain_coordinator_replica_batches_lost_total", "Batches of replicas that died with their dense worker before the parameter servers had seen them (shadow). Their updates of rows are not lost.";
         mode_switches: counter = "rectrain_coordinator_mode_switches_total", "Switches of the training mode.";
         checkpoints: counter = "rectrain_coordinator_checkpoints_total", "Checkpoints written.";
         checkpoint_time: seconds = "rectrain_coordinator_checkpoint_seconds", "Time from the boundary of a checkpoint until it was complete. Training continues meanwhile.";
@@ -249,6 +251,8 @@ metrics! {
         all_reduce: seconds = metric_names::DENSE_WORKER_ALL_REDUCE_SECONDS, "Time to sum gradients over the dense workers.";
         steps: counter = "rectrain_dense_worker_steps_total", "Steps trained.";
         samples: counter = metric_names::DENSE_WORKER_SAMPLES_TOTAL, "Samples trained.";
+        sync_gap: steps = "rectrain_dense_worker_sync_gap_steps", "Batches of a replica between two exchanges with the parameter servers (shadow). The sum divided by the count is the average sync gap.";
+        exchange: seconds = "rectrain_dense_worker_exchange_seconds", "Time of an exchange of the replica with the parameter servers (shadow). Training waits for it only with everySteps.";
         gpu_memory_used: gauge = "rectrain_dense_worker_gpu_memory_used_bytes", "GPU memory in the worker's buffers; 0 on the CPU.";
         gpu_memory_reserved: gauge = "rectrain_dense_worker_gpu_memory_reserved_bytes", "GPU memory that the worker has reserved from the driver, including memory kept for reuse; 0 on the CPU.";
     }
@@ -276,6 +280,7 @@ impl CoordinatorMetrics {
         add(&self.tokens_lost, counts.lost, before.lost);
         add(&self.dropped_batches, counts.dropped_batches, before.dropped_batches);
         add(&self.repeated_batches, counts.repeated_batches, before.repeated_batches);
+        add(&self.lost_replica_batches, counts.lost_replica_batches, before.lost_replica_batches);
         add(&self.mode_switches, counts.switches, before.switches);
     }
 

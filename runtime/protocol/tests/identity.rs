@@ -497,6 +497,7 @@ const LEFT_OUT: &[(&str, &str)] = &[
     ("spec.training.hopBs", "the settings of a mode, which may change"),
     ("spec.training.hopBw", "the settings of a mode, which may change"),
     ("spec.training.bsp", "the settings of a mode, which may change"),
+    ("spec.training.shadow", "the settings of a mode, which may change"),
     ("spec.training.switchAt", "the mode of the steps to come, which may change"),
     ("spec.training.localBatchSize", "the division of a step among workers; a pause has no step in flight"),
     ("spec.training.barrierWorkers", "the division of a step among workers; a pause has no step in flight"),

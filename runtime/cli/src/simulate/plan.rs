@@ -4,6 +4,7 @@
 use rectrain_crds::simulation::{SimulatedLostTokens, SimulationDocument, SimulationSpec, StragglersSpec};
 use rectrain_crds::{ManifestError, Mode, defaults};
 use rectrain_modes::gba::{BufferSize, BufferSizeError, Decay, LostTokens};
+use rectrain_modes::shadow::Shadow;
 use rectrain_modes::simulate::{
     Cause, ClusterSpec, Crashes, LinkSpec, ServerSpec, Simulation, Slowness, StepTime, WorkerSpec,
 };
@@ -61,6 +62,7 @@ fn mode_settings(spec: &SimulationSpec, workers: u32, local_rows: u32) -> Result
         hop_bs_bound: u64::from(spec.hop_bs.bound.unwrap_or(defaults::HOP_BS_BOUND)),
         hop_bw_backups: spec.hop_bw.backups.unwrap_or(workers / 4),
         bsp_aggregate: BufferSize::new(spec.bsp.aggregate.unwrap_or((workers / 8).max(1)))?,
+        shadow: Shadow::default(),
     })
 }
 
@@ -190,7 +192,7 @@ mod tests {
             .iter()
             .map(|simulation| (simulation.cluster.workers.len(), simulation.mode.name()))
             .collect();
-        let modes = ["sync", "hybrid", "async", "gba", "hopBs", "hopBw", "bsp"];
+        let modes = ["sync", "hybrid", "async", "gba", "hopBs", "hopBw", "bsp", "shadow"];
         assert_eq!(names, [4, 8].iter().flat_map(|n| modes.map(|mode| (*n, mode))).collect::<Vec<_>>());
     }
 

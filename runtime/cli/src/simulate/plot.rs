@@ -30,6 +30,7 @@ fn colour(mode: &str) -> &'static str {
         "gba" => "#0072b2",
         "hopBs" => "#009e73",
         "hopBw" => "#cc79a7",
+        "shadow" => "#000000",
         _ => "#555555",
     }
 }

@@ -233,6 +233,7 @@ impl State {
             mode_switches: self.training.counts().switches,
             trained_rows: self.training.trained_rows(),
             dropped_batches: self.training.counts().dropped_batches,
+            lost_replica_batches: self.training.counts().lost_replica_batches,
             tokens_issued: self.training.counts().issued,
             tokens_lost: self.training.counts().lost,
             skipped_rows: self.data.skipped_rows,
@@ -329,7 +330,7 @@ impl State {
         // With a barrier, the other workers only wait and repeat an old value.
         let train = match self.training.mode().family() {
             Family::Barrier => self.training.barrier_workers(),
-            Family::Tokens => u32::MAX,
+            Family::Tokens | Family::Replicas => u32::MAX,
         };
         let known: Vec<f64> =
             self.progress.ranks.iter().take(train as usize).filter_map(|rank| rank.running_auc).collect();

@@ -102,7 +102,7 @@ impl TrainingConfig {
 
     /// The part of [`Self::check_workers`] for modes without a barrier.
     fn check_tokens(&self, mode: TrainingMode, workers: u32) -> Result<(), WorkersError> {
-        let TrainingMode::Tokens(tokens) = mode else { return Ok(()) };
+        let Some(tokens) = mode.tokens() else { return Ok(()) };
         if matches!(tokens, TokenMode::HopBw { .. }) && workers != self.started_workers {
             return Err(WorkersError::FixedWorkers { started: self.started_workers });
         }

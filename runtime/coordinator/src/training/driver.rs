@@ -35,6 +35,6 @@ pub(super) trait Driver {
 pub(super) fn driver(mode: TrainingMode) -> &'static dyn Driver {
     match mode.family() {
         Family::Barrier => &barrier::Barrier,
-        Family::Tokens => &tokens::Tokens,
+        Family::Tokens | Family::Replicas => &tokens::Tokens,
     }
 }

@@ -170,6 +170,10 @@ struct Workers {
     /// By rank: how often the worker was replaced.
     replacements: BTreeMap<Rank, u32>,
     ring: Ring,
+    /// In `shadow`, by rank: the batches of the worker's replica that the servers may not have
+    /// seen, from its last report.
+    #[serde(default)]
+    unseen: BTreeMap<Rank, u64>,
     /// Ranks whose pull waits for a reply.
     asked: BTreeSet<Rank>,
     answers: BTreeMap<Rank, Reply>,
@@ -386,6 +390,8 @@ impl Training {
         *place = (*place).max(done);
         if done >= self.order.number {
             self.workers.ring.joined(rank);
+            // The last exchange of an order has the whole replica.
+            self.workers.unseen.remove(&rank);
         }
         self.advance()?;
         // The number of workers may have changed. A new worker carries out no earlier order, and
@@ -484,6 +490,7 @@ impl Training {
             }
         }
         self.queue_answers(answers);
+        self.workers.unseen.insert(Rank(report.rank), report.unseen);
         self.counts.repeated_batches += u64::from(outcome == Outcome::Repeated);
         self.advance()
     }
@@ -695,6 +702,7 @@ impl Workers {
             done: vec![0; workers as usize],
             replacements: BTreeMap::new(),
             ring: Ring::default(),
+            unseen: BTreeMap::new(),
             asked: BTreeSet::new(),
             answers: BTreeMap::new(),
         }
@@ -795,7 +803,7 @@ mod tests {
 
     #[test]
     fn a_resumed_run_with_less_to_train_ends_at_once() {
-        for mode in ["sync", "hybrid", "async", "gba", "hopBs", "hopBw", "bsp"] {
+        for mode in ["sync", "hybrid", "async", "gba", "hopBs", "hopBw", "bsp", "shadow"] {
             for (pieces, total) in [(24, 8), (24, 5), (24, 1), (25, 8), (25, 5)] {
                 assert!(ends_at_once(mode, pieces * 8, total), "{mode}: {pieces} pieces, and {total} batches in all");
             }

@@ -51,6 +51,8 @@ impl Training {
         if lacks_parameters {
             self.workers.ring.replace(rank);
         }
+        // The replica died with its worker. The replacement begins with the servers' copy.
+        self.counts.lost_replica_batches += self.workers.unseen.remove(&rank).unwrap_or(0);
         if self.stage == Stage::Training {
             driver(self.modes.current).rejoin(self, rank);
         }

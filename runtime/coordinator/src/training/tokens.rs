@@ -1,8 +1,12 @@
 //! Training without a barrier: dense workers pull batches with tokens from the dispatcher, and
-//! report each batch.
+//! report each batch. In `shadow` they train replicas meanwhile, which the coordinator need not
+//! know.
 
+use std::num::NonZeroU32;
+
+use rectrain_modes::shadow::Shadow;
 use rectrain_modes::switch::SwitchPhase;
-use rectrain_modes::{Answers, Rank};
+use rectrain_modes::{Answers, Rank, TrainingMode};
 use rectrain_proto::v1;
 use rectrain_proto::v1::order::Order as Kind;
 use rectrain_protocol::error::RoleError;
@@ -22,7 +26,12 @@ impl Driver for Tokens {
             .dispatcher()
             .map_or_else(Vec::new, |dispatcher| (0..workers).flat_map(|rank| dispatcher.join(Rank(rank))).collect());
         training.queue_answers(answers);
-        Kind::Tokens(v1::Tokens {})
+        match training.modes.current {
+            TrainingMode::Shadow(Shadow { alpha, every_steps, .. }) => {
+                Kind::Shadow(v1::Shadow { alpha, every_steps: every_steps.map_or(0, NonZeroU32::get) })
+            }
+            _ => Kind::Tokens(v1::Tokens {}),
+        }
     }
 
     fn advance(&self, training: &mut Training) -> Result<bool, RoleError> {

@@ -2,6 +2,7 @@
 //! file has one family of modes.
 
 mod barrier;
+mod shadow;
 mod tokens;
 
 use rectrain_modes::barrier::StepWindow;
@@ -10,6 +11,7 @@ use rectrain_proto::v1::order::Order as Kind;
 use rectrain_protocol::error::RoleError;
 
 use self::barrier::Barrier;
+use self::shadow::Shadow;
 use self::tokens::Tokens;
 use crate::trainer::Trainer;
 
@@ -28,6 +30,7 @@ pub(crate) fn half_of(order: &Kind) -> Option<Box<dyn WorkerHalf>> {
     match order {
         Kind::Barrier(barrier) => Some(Box::new(Barrier { window: StepWindow::new(barrier.staleness) })),
         Kind::Tokens(_) => Some(Box::new(Tokens)),
+        Kind::Shadow(shadow) => Some(Box::new(Shadow(*shadow))),
         _ => None,
     }
 }

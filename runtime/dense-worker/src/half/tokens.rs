@@ -3,7 +3,7 @@
 //! other workers. [`PushPullWorker`] decides the next action, and this module carries it out.
 
 use std::collections::{HashMap, VecDeque};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rectrain_dense::StepOutput;
 use rectrain_modes::gba::{PushPullWorker, WorkerAction};
@@ -15,6 +15,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use super::WorkerHalf;
+use crate::replica::Replica;
 use crate::trainer::{REPORT_EVERY, Trainer};
 use rectrain_protocol::batch::BatchKey;
 use rectrain_protocol::deadline::CALL_DEADLINE;
@@ -38,7 +39,14 @@ const ROWS: Server = Server(0);
 /// The result of a call in flight.
 enum Event {
     Pulled(PullReply),
-    Acknowledged { server: Server, batch: Batch, outcome: v1::Outcome, steps: Vec<u64> },
+    Acknowledged {
+        server: Server,
+        batch: Batch,
+        outcome: v1::Outcome,
+        steps: Vec<u64>,
+    },
+    /// In `shadow`: the servers' copy, after an exchange of this duration.
+    Exchanged(Vec<f32>, Duration),
     Failed(RoleError),
 }
 
@@ -58,7 +66,7 @@ struct Computed {
 }
 
 /// The state of one order.
-struct Run<'a> {
+pub(super) struct Run<'a> {
     trainer: &'a mut Trainer,
     order: u64,
     machine: PushPullWorker,
@@ -67,6 +75,8 @@ struct Run<'a> {
     events: mpsc::Sender<Event>,
     happened: mpsc::Receiver<Event>,
     reports: VecDeque<JoinHandle<Result<(), RoleError>>>,
+    /// In `shadow`: the worker's replica. Other modes pull the dense parameters for each batch.
+    replica: Option<Replica>,
 }
 
 /// Training without a barrier.
@@ -75,24 +85,34 @@ pub(super) struct Tokens;
 impl WorkerHalf for Tokens {
     /// Trains until the coordinator hands out no more batches in this order.
     fn train(&self, trainer: &mut Trainer, order: &v1::Order) -> Result<(), RoleError> {
-        let (events, happened) = mpsc::channel(EVENTS);
         let servers = trainer.peers.placement.servers.len() as u32;
-        Run {
+        Run::new(trainer, order, 1 + servers, None).run()
+    }
+}
+
+impl<'a> Run<'a> {
+    /// A run whose dense gradients are applied to a replica. Only rows are pushed.
+    pub(super) fn of_replica(trainer: &'a mut Trainer, order: &v1::Order, replica: Replica) -> Self {
+        Self::new(trainer, order, 1, Some(replica))
+    }
+
+    /// A run in which `acknowledging` peers acknowledge each batch.
+    fn new(trainer: &'a mut Trainer, order: &v1::Order, acknowledging: u32, replica: Option<Replica>) -> Self {
+        let (events, happened) = mpsc::channel(EVENTS);
+        Self {
             trainer,
             order: order.number,
-            machine: PushPullWorker::new(1 + servers, UNACKNOWLEDGED),
+            machine: PushPullWorker::new(acknowledging, UNACKNOWLEDGED),
             in_hand: HashMap::new(),
             computed: None,
             events,
             happened,
             reports: VecDeque::new(),
+            replica,
         }
-        .run()
     }
-}
 
-impl Run<'_> {
-    fn run(mut self) -> Result<(), RoleError> {
+    pub(super) fn run(mut self) -> Result<(), RoleError> {
         let mut actions: VecDeque<WorkerAction> = self.machine.start().into();
         loop {
             while let Some(action) = actions.pop_front() {
@@ -102,9 +122,12 @@ impl Run<'_> {
                         self.compute(assignment)?;
                         actions.extend(self.machine.computed()?);
                     }
-                    WorkerAction::Push(assignment) => self.push(assignment)?,
+                    WorkerAction::Push(assignment) => {
+                        self.push(assignment)?;
+                        self.exchange()?;
+                    }
                     WorkerAction::Report(batch, outcome) => self.report(batch, outcome)?,
-                    WorkerAction::Stop => return self.finish_reports(),
+                    WorkerAction::Stop => return self.finish(),
                 }
             }
             actions.extend(self.next_event()?);
@@ -140,6 +163,11 @@ impl Run<'_> {
             Event::Acknowledged { server, batch, outcome, steps } => {
                 if let Some(in_hand) = self.in_hand.get_mut(&batch) {
                     if server == ROWS {
+                        // In `shadow` no dense gradient is pushed: the dense partitions count as
+                        // far as the rows.
+                        if self.replica.is_some() {
+                            in_hand.dense_steps.clone_from(&steps);
+                        }
                         in_hand.embedding_steps = steps;
                     } else if let (Some(pulled_at), Some(step)) =
                         (in_hand.dense_steps.get_mut(server.0 as usize - 1), steps.first())
@@ -148,6 +176,13 @@ impl Run<'_> {
                     }
                 }
                 Ok(self.machine.acknowledged(server, batch, outcome::read("push", outcome)?)?)
+            }
+            Event::Exchanged(copy, took) => {
+                if let Some(replica) = &mut self.replica {
+                    replica.end_exchange(self.trainer, &copy, took)?;
+                }
+                self.exchange()?;
+                Ok(Vec::new())
             }
         }
     }
@@ -189,7 +224,7 @@ impl Run<'_> {
         let piece = self.in_hand(assignment.batch)?.piece;
         let trainer = &mut *self.trainer;
         let fetching = trainer.fetch(std::iter::once(piece), None);
-        let dense_pulled_at = trainer.pull_parameters()?;
+        let dense_pulled_at = if self.replica.is_some() { Vec::new() } else { trainer.pull_parameters()? };
         let own = trainer.fetched(fetching)?;
         own.expect_all("forward")?;
         trainer.metrics.embedding_wait.observe(started.elapsed().as_secs_f64());
@@ -203,6 +238,9 @@ impl Run<'_> {
         let output = trainer.compute(&own, scale, number, piece.key.position.number())?;
         let loss_sum = output.loss_sum();
         let StepOutput { predictions, embedding_gradients, linear_gradients, .. } = output;
+        if let Some(replica) = &mut self.replica {
+            replica.train(trainer)?;
+        }
         trainer.count(&own, loss_sum, &predictions, 0, started)?;
         self.computed = Some(Computed {
             pooled: Pooled { embeddings: embedding_gradients, linear: linear_gradients },
@@ -212,8 +250,32 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Sends row gradients to the embedding worker and dense gradients to every parameter server,
-    /// without waiting.
+    /// In `shadow`: begins an exchange of the replica if one is due. Waits for its end only in the
+    /// foreground form.
+    fn exchange(&mut self) -> Result<(), RoleError> {
+        let Some(replica) = &mut self.replica else { return Ok(()) };
+        if !replica.sync().is_due() {
+            return Ok(());
+        }
+        let started = Instant::now();
+        let exchanging = replica.begin_exchange(self.trainer, false)?;
+        if replica.sync().is_foreground() {
+            let copy = self.trainer.wait(exchanging)?;
+            return replica.end_exchange(self.trainer, &copy, started.elapsed());
+        }
+        let events = self.events.clone();
+        self.trainer.spawn(async move {
+            let event = match exchanging.await {
+                Ok(copy) => Event::Exchanged(copy, started.elapsed()),
+                Err(error) => Event::Failed(error),
+            };
+            let _stopped = events.send(event).await;
+        });
+        Ok(())
+    }
+
+    /// Sends row gradients to the embedding worker, and without a replica dense gradients to every
+    /// parameter server. Does not wait.
     fn push(&mut self, assignment: Assignment) -> Result<(), RoleError> {
         let Some(computed) = self.computed.take() else {
             return Err(rectrain_modes::gba::WorkerError::NothingComputed.into());
@@ -276,6 +338,7 @@ impl Run<'_> {
             outcome: outcome::write(outcome).into(),
             dense_steps: in_hand.dense_steps,
             embedding_steps: in_hand.embedding_steps,
+            unseen: self.replica.as_ref().map_or(0, |replica| replica.sync().unseen()),
         };
         let coordinator = self.trainer.peers.coordinator.clone();
         self.reports.push_back(
@@ -288,7 +351,15 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn finish_reports(self) -> Result<(), RoleError> {
+    /// Every batch is pushed. Ends the exchanges of the replica, and the reports.
+    fn finish(mut self) -> Result<(), RoleError> {
+        while self.replica.as_ref().is_some_and(|replica| replica.sync().is_under_way()) {
+            // No other event can come: nothing else is under way.
+            self.next_event()?;
+        }
+        if let Some(replica) = self.replica.take() {
+            replica.finish(self.trainer)?;
+        }
         self.reports.into_iter().try_for_each(|report| self.trainer.join("batch_report", report))
     }
 

@@ -4,13 +4,15 @@
 //!
 //! The modes without a barrier run the [`crate::gba::Dispatcher`], [`crate::gba::PushPullWorker`]
 //! and [`crate::gba::GradientServer`]. `sync` and `hybrid` run the [`crate::barrier::StepGate`],
-//! and an all-reduce as a barrier.
+//! and an all-reduce as a barrier. `shadow` runs as `async` without dense parameters in its
+//! batches.
 //!
 //! `rectrain simulate` and tests call it. A batch takes the worker's [`StepTime`], multiplied by
 //! every [`Slowness`] of that moment. A server serves one request after the other. A message takes
 //! the link's latency and the time for its bytes.
 
 mod barrier;
+mod shadow;
 mod timeline;
 mod tokens;
 
@@ -193,7 +195,7 @@ pub struct Report {
     /// Global steps applied.
     pub steps: u64,
     /// Steps between the pull of dense parameters and the application of their gradient. The mean
-    /// over gradients and servers.
+    /// over gradients and servers. In `shadow`: the same of rows.
     pub mean_staleness: f64,
     /// The largest such staleness.
     pub max_staleness: u64,
@@ -247,6 +249,7 @@ pub fn simulate(simulation: &Simulation) -> Result<Report, SimulationError> {
         TrainingMode::Sync => barrier::run(simulation, 0),
         TrainingMode::Hybrid { staleness } => barrier::run(simulation, staleness),
         TrainingMode::Tokens(mode) => tokens::run(simulation, mode),
+        TrainingMode::Shadow(_) => shadow::run(simulation),
     }
 }
 

@@ -1,6 +1,7 @@
 use super::*;
 use crate::gba::TokenMode;
 use crate::gba::{BufferSize, Decay, LostTokens};
+use crate::shadow::Shadow;
 
 const LOCAL_ROWS: u32 = 512;
 
@@ -60,7 +61,7 @@ fn gba(buffer: usize) -> TrainingMode {
     })
 }
 
-fn all_modes(workers: usize) -> [TrainingMode; 7] {
+fn all_modes(workers: usize) -> [TrainingMode; 8] {
     [
         TrainingMode::Sync,
         TrainingMode::Hybrid { staleness: 2 },
@@ -69,6 +70,7 @@ fn all_modes(workers: usize) -> [TrainingMode; 7] {
         TrainingMode::Tokens(TokenMode::HopBs { bound: 2 }),
         TrainingMode::Tokens(TokenMode::HopBw { backups: workers as u32 / 4 }),
         TrainingMode::Tokens(TokenMode::Bsp { aggregate: BufferSize::new(workers.div_ceil(8) as u32).unwrap() }),
+        TrainingMode::Shadow(Shadow::default()),
     ]
 }
 
@@ -203,6 +205,7 @@ fn with_a_free_network_throughput_matches_the_calculation() {
         (TrainingMode::Hybrid { staleness: 2 }, pace_of_the_slowest),
         (TrainingMode::Tokens(TokenMode::Async), all_speeds),
         (gba(4), all_speeds),
+        (TrainingMode::Shadow(Shadow::default()), all_speeds),
         (TrainingMode::Tokens(TokenMode::Bsp { aggregate: BufferSize::new(3).unwrap() }), all_speeds),
         (TrainingMode::Tokens(TokenMode::HopBs { bound: 2 }), pace_of_the_slowest),
         // The third of the four workers sets the pace of the steps.
@@ -239,6 +242,21 @@ fn a_link_takes_its_latency_and_its_bytes_however_many_servers_share_it() {
         let rate = asynchronous.global_samples_per_second;
         assert!((rate / expected - 1.0).abs() < 0.01, "{servers} servers: {rate}, not {expected}");
     }
+}
+
+/// An exchange of dense parameters takes place beside training, however long it takes (§3.2).
+#[test]
+fn in_shadow_no_batch_waits_for_dense_parameters() {
+    let mut cluster = free_network(vec![worker(None); 3]);
+    cluster.link.bytes_per_second = 1e8;
+    cluster.link.dense_bytes = 1e7;
+    let [shadow, asynchronous] = [TrainingMode::Shadow(Shadow::default()), TrainingMode::Tokens(TokenMode::Async)]
+        .map(|mode| run(&cluster, mode, 40.0).global_samples_per_second);
+    let full = 3.0 * f64::from(LOCAL_ROWS) / 0.0512;
+    assert!((shadow / full - 1.0).abs() < 0.01, "{shadow}, not {full}");
+    // A pull takes 0.1 s.
+    let slowed = 3.0 * f64::from(LOCAL_ROWS) / (0.0512 + 0.1);
+    assert!((asynchronous / slowed - 1.0).abs() < 0.01, "{asynchronous}, not {slowed}");
 }
 
 #[test]
@@ -311,13 +329,14 @@ pub(super) fn random_simulation(seed: u64) -> Simulation {
     let tokens = |mode| TrainingMode::Tokens(mode);
     let m = BufferSize::new(1 + below(6) as u32).unwrap();
     let lost_tokens = if below(2) == 0 { LostTokens::Vanish } else { LostTokens::Replace };
-    let mode = match below(8) {
+    let mode = match below(9) {
         0 => TrainingMode::Sync,
         1 => TrainingMode::Hybrid { staleness: 1 + below(3) },
         2 => tokens(TokenMode::Async),
         3 => tokens(TokenMode::HopBs { bound: below(4) }),
         4 => tokens(TokenMode::HopBw { backups: below(n as u64) as u32 }),
         5 => tokens(TokenMode::Bsp { aggregate: m }),
+        6 => TrainingMode::Shadow(Shadow::default()),
         _ => tokens(TokenMode::Gba { buffer: m, decay: Decay::Threshold { tolerance: below(4) }, lost_tokens }),
     };
     Simulation { cluster, mode, local_rows: LOCAL_ROWS, seconds: 2.0, intervals: 4, seed }

@@ -3,6 +3,7 @@
 
 mod barrier;
 mod buffer;
+mod shadow;
 mod tokens;
 
 use std::sync::Arc;
@@ -16,9 +17,10 @@ use rectrain_wire::BoxFuture;
 
 pub(crate) use self::barrier::BarrierHalf;
 pub(crate) use self::buffer::BufferStanding;
+pub(crate) use self::shadow::ShadowHalf;
 pub(crate) use self::tokens::TokenHalf;
 use crate::contribution::Contribution;
-use crate::partition::Snapshot;
+use crate::partition::{Replica, Snapshot};
 use crate::shared::Shared;
 
 /// The gradients of the rows of one piece.
@@ -63,6 +65,17 @@ pub(crate) trait ModeHalf: Send + Sync {
         gradient: Vec<f32>,
     ) -> BoxFuture<'a, Result<v1::PushReply, RoleError>>;
 
+    /// In `shadow`: moves the copy, which is this server's partition, towards a replica. Returns
+    /// the copy.
+    fn exchange<'a>(
+        &'a self,
+        _shared: &'a Arc<Shared>,
+        _exchange: v1::Exchange,
+        _replica: Replica,
+    ) -> BoxFuture<'a, Result<Arc<Vec<f32>>, RoleError>> {
+        Box::pin(async { Err(not_this_mode("exchange", "trains no replicas")) })
+    }
+
     /// Applies the gradients in an unfilled buffer at the end of the data.
     fn flush<'a>(&'a self, shared: &'a Arc<Shared>) -> BoxFuture<'a, Result<v1::Flushed, RoleError>>;
 
@@ -106,6 +119,7 @@ pub(crate) fn half_of(
 ) -> Result<Arc<dyn ModeHalf>, RoleError> {
     Ok(match mode {
         TrainingMode::Tokens(mode) => Arc::new(TokenHalf::new(&shared.plan, mode, at)),
+        TrainingMode::Shadow(mode) => Arc::new(ShadowHalf::new(&shared.plan, mode, at)),
         TrainingMode::Sync | TrainingMode::Hybrid { .. } => {
             Arc::new(BarrierHalf::new(shared, mode.staleness(), at.step, first_piece)?)
         }

@@ -6,7 +6,8 @@
 //! directory ─┬─ row-pushes/NUMBER    in order, until their step is applied
 //!            ├─ dense-pushes/NUMBER  likewise
 //!            ├─ row-steps/STEP       position of the rows' buffer after the step, and changed keys
-//!            └─ partition            parameters, optimizer state, counts, position of its buffer
+//!            └─ partition            parameters, optimizer state, counts, position of its buffer,
+//!                                    exchanges with replicas
 //! ```
 //!
 //! A step of the rows is applied once the update log says so. Its file in `row-steps` is written
@@ -143,7 +144,7 @@ impl Kept {
     pub(crate) fn keep_partition(&self, partition: &Partition, buffer: Option<&BufferStanding>) {
         self.or_give_up(|| {
             let written = self.write(PARTITION, |file| {
-                write_value(file, &(partition.step(), buffer))?;
+                write_value(file, &(partition.step(), buffer, partition.exchanges()))?;
                 write_message(file, &partition.applied())?;
                 write_numbers(file, &partition.parameters().values)?;
                 write_numbers(file, partition.state())
@@ -174,10 +175,10 @@ fn row_step(step: GlobalStep) -> String {
 pub(crate) fn read_partition(directory: &Path) -> Result<(Partition, Option<BufferStanding>), RoleError> {
     let path = directory.join(PARTITION);
     let read = |mut reader: Reader<'_>| {
-        let (step, buffer) = reader.value()?;
+        let (step, buffer, exchanges) = reader.value()?;
         let (applied, values, state) = (reader.message()?, reader.numbers()?, reader.numbers()?);
         reader.end()?;
-        Some((Partition::found(values, state, step, applied), buffer))
+        Some((Partition::found((values, state), step, applied, exchanges), buffer))
     };
     read_file(&path, read)
 }

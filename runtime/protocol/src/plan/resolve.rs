@@ -1,6 +1,7 @@
 //! Converts the manifest's types to the runtime's. The manifest is resolved already: no default is
 //! chosen here.
 
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use rectrain_crds as crds;
@@ -9,6 +10,7 @@ use rectrain_data::{Format, SourceConfig, Split, Subset};
 use rectrain_dense::{DenseOptimizer, FlatOptimizer, Model, ModelConfig};
 use rectrain_embedding::{RowSpec, StoreConfig};
 use rectrain_modes::gba::{BufferSize, Decay, LostTokens};
+use rectrain_modes::shadow::Shadow;
 use rectrain_modes::{EvaluationPoints, ModeSettings, TrainingLength, TrainingMode};
 use rectrain_policy::ModePolicy;
 
@@ -159,7 +161,17 @@ fn mode_settings(training: &crds::ResolvedTraining, pieces: u32) -> Result<ModeS
         hop_bs_bound: u64::from(training.hop_bs_bound),
         hop_bw_backups: training.hop_bw_backups,
         bsp_aggregate: gradients(training.bsp_aggregate.unwrap_or(pieces))?,
+        shadow: shadow(training.shadow),
     })
+}
+
+/// How `shadow` synchronises.
+fn shadow(training: crds::ResolvedShadow) -> Shadow {
+    Shadow {
+        algorithm: training.algorithm,
+        alpha: training.alpha as f32,
+        every_steps: training.every_steps.and_then(NonZeroU32::new),
+    }
 }
 
 /// Rows of a slice if the job evaluates on each slice before it trains on it.

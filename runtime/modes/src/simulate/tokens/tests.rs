@@ -1,7 +1,7 @@
 //! Checks invariants of the state machines under random clusters, after every event and at the end.
 
 use super::super::tests::random_simulation;
-use super::super::{StepTime, TrainingMode, WorkerSpec, barrier};
+use super::super::{StepTime, TrainingMode, WorkerSpec, barrier, shadow};
 use super::*;
 use crate::gba::Decay;
 
@@ -94,6 +94,7 @@ fn ten_thousand_random_clusters_violate_no_invariant() {
         let simulation = random_simulation(seed);
         let report = match simulation.mode {
             TrainingMode::Tokens(mode) => run_checked(&simulation, mode),
+            TrainingMode::Shadow(_) => shadow::run(&simulation).map_err(|e| e.to_string()),
             TrainingMode::Sync => barrier::run(&simulation, 0).map_err(|e| e.to_string()),
             TrainingMode::Hybrid { staleness } => barrier::run(&simulation, staleness).map_err(|e| e.to_string()),
         };
@@ -105,6 +106,6 @@ fn ten_thousand_random_clusters_violate_no_invariant() {
             panic!("seed {seed}: {violation} in {simulation:?}");
         }
     }
-    assert_eq!(modes.len(), 7, "{modes:?}");
+    assert_eq!(modes.len(), 8, "{modes:?}");
     assert!(modes.values().all(|steps| *steps > 1000), "{modes:?}");
 }

@@ -1,0 +1,446 @@
+//! Follows Zheng et al., *ShadowSync: Performing Synchronization in the Background for Highly
+//! Scalable Distributed Training*, in the order of the paper:
+//!
+//! - §3.1: one copy of the rows, and a copy of the other parameters on several servers;
+//! - §3.2: rows are updated without locks or order, and synchronisation never stalls training;
+//! - §3.3: algorithms 1 and 2, against a naive computation in 64 bits that repeats the lines of the
+//!   paper value by value. Planted bugs in either line must deviate from it;
+//! - §4.1: the average sync gap, and the foreground form;
+//! - the switch between modes, which the paper does not have.
+//!
+//! Two parts of §3 are not in the mode. Embedding servers are not balanced by a profile (§3.1), and
+//! shadow MA and shadow BMUF (algorithms 3 and 4) do not exist.
+
+#![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
+
+use std::num::NonZeroU32;
+
+use rectrain_modes::gba::{Dispatcher, DispatcherSetup, GradientServer, Push, Pushed, TokenMode};
+use rectrain_modes::shadow::{ReplicaSync, Shadow, interpolate};
+use rectrain_modes::switch::{Boundary, Order, RunMode, RunPlan, TrainingRun};
+use rectrain_modes::{
+    Answers, Assignment, Batch, DataList, DenseHome, GlobalStep, Outcome, Rank, Reply, RowLedger, Server, Token,
+    TrainingMode, share_of_batch,
+};
+use rectrain_random::SplitMix64;
+
+/// α of these tests. With 0.5, a swap of α and 1 − α would change nothing.
+const ALPHA: f64 = 0.3;
+
+fn shadow() -> TrainingMode {
+    TrainingMode::Shadow(Shadow::default())
+}
+
+fn row_rules() -> TokenMode {
+    shadow().tokens().unwrap()
+}
+
+fn work(answers: &Answers) -> Assignment {
+    match answers.as_slice() {
+        [(_, Reply::Work(assignment))] => *assignment,
+        other => panic!("expected one batch, not {other:?}"),
+    }
+}
+
+// ---- §3.1 Framework overview ------------------------------------------------------------------
+
+/// The sync PS of the paper: several servers, each with a partition of the parameters.
+#[test]
+fn s3_1_a_partitioned_copy_is_the_whole_copy() {
+    assert_eq!(shadow().dense_home(), DenseHome::Servers);
+    let replica: Vec<f32> = (0..101).map(|value| value as f32 / 7.0).collect();
+    let mut whole: Vec<f32> = (0..101).map(|value| 3.0 - value as f32 / 11.0).collect();
+    let mut parts = whole.clone();
+    interpolate(&mut whole, &replica, ALPHA as f32);
+    for server in 0..3 {
+        let own = share_of_batch(replica.len(), Rank(server), 3);
+        interpolate(&mut parts[own.clone()], &replica[own], ALPHA as f32);
+    }
+    assert_eq!(parts, whole);
+}
+
+// ---- §3.2 Optimization strategies -------------------------------------------------------------
+
+/// Hogwild: a server applies each gradient of its rows as it arrives, however old it is.
+#[test]
+fn s3_2_every_gradient_of_rows_is_applied_alone() {
+    let mut server = GradientServer::new(row_rules(), 3, GlobalStep(0), 0);
+    for number in 0..30_u64 {
+        let batch = Batch { first_row: number, rows: 1 };
+        let rank = Rank(number as u32 % 3);
+        let push = Push { rank, batch, token: Token(0), pulled_at: GlobalStep(0), gradient: number };
+        let Pushed::Full(update) = server.push(push).unwrap() else { panic!("gradient {number} waits") };
+        let [pair] = &update.pairs[..] else { panic!("{update:?}") };
+        assert_eq!((update.step, pair.push.gradient, pair.weight), (GlobalStep(number), number, 1.0));
+    }
+}
+
+/// The shadow thread loops without regard to training. Training goes on in the meantime.
+#[test]
+fn s3_2_training_is_never_stalled_by_an_exchange() {
+    let mut sync = ReplicaSync::new(None);
+    sync.trained();
+    sync.begin();
+    for batches in 1..=1000 {
+        sync.trained();
+        assert!(sync.is_under_way() && !sync.is_due() && !sync.is_foreground());
+        assert_eq!(sync.unseen(), 1 + batches);
+    }
+    assert_eq!(sync.end(), Some(1));
+    assert!(sync.is_due(), "the next exchange follows at once");
+}
+
+// ---- §3.3 ShadowSync algorithms ---------------------------------------------------------------
+
+/// Trainer 0 never ends its batch. Trainer 1 trains all others.
+#[test]
+fn algorithm_1_no_worker_waits_for_another() {
+    let setup =
+        DispatcherSetup { mode: row_rules(), workers: 2, servers: 1, first_step: GlobalStep(0), in_flight_limit: 1 };
+    let mut dispatcher = Dispatcher::new(setup, DataList::new(1, 0), RowLedger::default()).unwrap();
+    dispatcher.extend_data(101);
+    dispatcher.close_data();
+    (0..2).for_each(|rank| assert_eq!(dispatcher.join(Rank(rank)), []));
+    let held = work(&dispatcher.pull(Rank(0)).unwrap());
+    for _ in 0..100 {
+        let Assignment { batch, .. } = work(&dispatcher.pull(Rank(1)).unwrap());
+        assert_ne!(batch, held.batch);
+        dispatcher.report(Rank(1), batch, Outcome::Trained).unwrap();
+    }
+    assert_eq!(dispatcher.in_flight(), 1);
+    assert!(!dispatcher.finished());
+}
+
+/// Parameters of the toy model.
+const DIM: usize = 3;
+type Parameters = [f32; DIM];
+type Exact = [f64; DIM];
+
+/// w0, the same on all trainers and servers (algorithm 1).
+const W0: Exact = [0.25, -1.5, 4.0];
+
+/// An event of algorithm 1, in the order of time.
+#[derive(Clone, Copy, Debug)]
+enum Event {
+    /// A worker thread updates the local parameters.
+    Train(usize, Exact),
+    /// The shadow thread takes a snapshot and sends it.
+    Send(usize),
+    /// The snapshot reaches the sync PS.
+    Serve(usize),
+    /// The reply reaches the trainer.
+    Answer(usize),
+}
+
+/// The place of a trainer's exchange.
+#[derive(Clone, Copy, PartialEq)]
+enum OnWay {
+    Nowhere,
+    ToServer,
+    ToTrainer,
+}
+
+/// A random order of events. [`ReplicaSync`] decides when an exchange begins. Trainers have
+/// different speeds, and messages take any time.
+fn random_events(seed: u64, trainers: usize) -> Vec<Event> {
+    let mut random = SplitMix64::new(seed);
+    let mut syncs = vec![ReplicaSync::new(None); trainers];
+    let mut on_way = vec![OnWay::Nowhere; trainers];
+    let mut events = Vec::new();
+    while events.len() < 400 {
+        let trainer = random.below(trainers as u64) as usize;
+        let advances = random.below(1 + trainer as u64) == 0;
+        match (on_way[trainer], random.below(2)) {
+            (OnWay::ToServer, 0) => {
+                events.push(Event::Serve(trainer));
+                on_way[trainer] = OnWay::ToTrainer;
+            }
+            (OnWay::ToTrainer, 0) => {
+                events.push(Event::Answer(trainer));
+                on_way[trainer] = OnWay::Nowhere;
+                syncs[trainer].end().unwrap();
+            }
+            _ if advances => {
+                events.push(Event::Train(trainer, std::array::from_fn(|_| random.unit() - 0.5)));
+                syncs[trainer].trained();
+            }
+            _ => {}
+        }
+        if syncs[trainer].is_due() {
+            syncs[trainer].begin();
+            events.push(Event::Send(trainer));
+            on_way[trainer] = OnWay::ToServer;
+        }
+    }
+    events
+}
+
+/// The copy w_PS, then the replicas, by the lines of algorithm 2.
+fn naive(events: &[Event], trainers: usize) -> Vec<Exact> {
+    let (mut w_ps, mut w, mut message) = (W0, vec![W0; trainers], vec![W0; trainers]);
+    for event in events {
+        match *event {
+            Event::Train(i, update) => (0..DIM).for_each(|d| w[i][d] += update[d]),
+            Event::Send(i) => message[i] = w[i],
+            Event::Serve(i) => {
+                (0..DIM).for_each(|d| w_ps[d] = (1.0 - ALPHA) * w_ps[d] + ALPHA * message[i][d]);
+                message[i] = w_ps;
+            }
+            Event::Answer(i) => {
+                (0..DIM).for_each(|d| w[i][d] = (1.0 - ALPHA) * w[i][d] + ALPHA * message[i][d]);
+            }
+        }
+    }
+    std::iter::once(w_ps).chain(w).collect()
+}
+
+/// A line of algorithm 2: changes the first parameters by the second ones and α.
+type Line = fn(&mut [f32], &[f32], f32);
+
+/// The exchange as the roles carry it out, or with a planted bug.
+#[derive(Clone, Copy)]
+struct Exchange {
+    server: Line,
+    trainer: Line,
+    /// The server replies before it moves its copy (the original EASGD).
+    replies_first: bool,
+    /// The trainer goes back to its snapshot before it applies the reply.
+    forgets_updates: bool,
+}
+
+const CORRECT: Exchange =
+    Exchange { server: interpolate, trainer: interpolate, replies_first: false, forgets_updates: false };
+
+fn swapped(own: &mut [f32], other: &[f32], alpha: f32) {
+    interpolate(own, other, 1.0 - alpha);
+}
+
+fn copied(own: &mut [f32], other: &[f32], _alpha: f32) {
+    own.copy_from_slice(other);
+}
+
+fn run(exchange: Exchange, events: &[Event], trainers: usize) -> Vec<Parameters> {
+    let w0 = W0.map(|value| value as f32);
+    let (mut copy, mut replicas) = (w0, vec![w0; trainers]);
+    let (mut snapshots, mut replies) = (vec![w0; trainers], vec![w0; trainers]);
+    for event in events {
+        match *event {
+            Event::Train(i, update) => {
+                replicas[i].iter_mut().zip(update).for_each(|(value, update)| *value += update as f32);
+            }
+            Event::Send(i) => snapshots[i] = replicas[i],
+            Event::Serve(i) => {
+                let before = copy;
+                (exchange.server)(&mut copy, &snapshots[i], ALPHA as f32);
+                replies[i] = if exchange.replies_first { before } else { copy };
+            }
+            Event::Answer(i) => {
+                if exchange.forgets_updates {
+                    replicas[i] = snapshots[i];
+                }
+                (exchange.trainer)(&mut replicas[i], &replies[i], ALPHA as f32);
+            }
+        }
+    }
+    std::iter::once(copy).chain(replicas).collect()
+}
+
+/// The largest deviation from the naive computation, over all parameters and replicas.
+fn deviation(exchange: Exchange, seed: u64) -> f64 {
+    let trainers = 1 + (seed % 4) as usize;
+    let events = random_events(seed, trainers);
+    let (found, expected) = (run(exchange, &events, trainers), naive(&events, trainers));
+    let pairs = found.as_flattened().iter().zip(expected.as_flattened());
+    pairs.map(|(found, expected)| (f64::from(*found) - expected).abs()).fold(0.0, f64::max)
+}
+
+#[test]
+fn algorithm_2_equals_a_naive_computation_of_the_paper() {
+    for seed in 0..300 {
+        let deviation = deviation(CORRECT, seed);
+        assert!(deviation < 1e-4, "seed {seed}: {deviation}");
+    }
+}
+
+/// Each bug is a plausible mistake in a line of algorithm 2, or in the order of the two lines.
+#[test]
+fn algorithm_2_finds_every_planted_bug() {
+    let bugs = [
+        ("α and 1 − α are swapped on the server", Exchange { server: swapped, ..CORRECT }),
+        ("α and 1 − α are swapped on the trainer", Exchange { trainer: swapped, ..CORRECT }),
+        ("the server takes the replica instead of interpolating", Exchange { server: copied, ..CORRECT }),
+        ("the trainer takes the copy instead of interpolating", Exchange { trainer: copied, ..CORRECT }),
+        ("the reply has the copy from before its line", Exchange { replies_first: true, ..CORRECT }),
+        ("updates during the exchange are lost", Exchange { forgets_updates: true, ..CORRECT }),
+    ];
+    for (bug, exchange) in bugs {
+        let found = (0..50).filter(|seed| deviation(exchange, *seed) > 1e-2).count();
+        assert!(found >= 45, "{bug}: found in {found} of 50 orders of events");
+    }
+}
+
+/// "w(i) and w_PS are not equal after this update."
+#[test]
+fn s3_3_the_interpolation_is_asymmetric() {
+    let (mut copy, mut replica) = ([0.0_f32], [1.0_f32]);
+    interpolate(&mut copy, &replica, 0.25);
+    interpolate(&mut replica, &copy, 0.25);
+    assert_eq!((copy, replica), ([0.25], [0.8125]));
+}
+
+/// "If we directly copy the averaged weight back, we will lose the updates to the local parameter
+/// replicas."
+#[test]
+fn s3_3_updates_during_an_exchange_keep_their_share() {
+    let after = |updates_meanwhile: f32, line: Line| {
+        let mut replica = [2.0 + updates_meanwhile];
+        line(&mut replica, &[3.0], 0.25);
+        replica[0]
+    };
+    assert_eq!(after(8.0, interpolate) - after(0.0, interpolate), 0.75 * 8.0);
+    assert_eq!(after(8.0, copied) - after(0.0, copied), 0.0, "a copy loses all of them");
+}
+
+/// The regularizer R of EASGD promotes consistency (equation 1). Without training, exchanges lead
+/// all replicas and the copy to one point, within the values that they began with.
+#[test]
+fn s3_3_exchanges_alone_lead_to_a_consensus() {
+    let (mut copy, mut replicas) = ([5.0_f32], [[-1.0_f32], [2.0], [11.0]]);
+    for _ in 0..200 {
+        for replica in &mut replicas {
+            interpolate(&mut copy, replica, ALPHA as f32);
+            interpolate(replica, &copy, ALPHA as f32);
+        }
+    }
+    assert!((-1.0..=11.0).contains(&copy[0]));
+    for replica in replicas {
+        assert!((replica[0] - copy[0]).abs() < 1e-5, "{replica:?} and {copy:?}");
+    }
+}
+
+/// Equation 1 with f(w) = ½ (w − t)² on noisy data: the copy and all replicas reach t, although
+/// trainers have different speeds and exchanges take some batches.
+#[test]
+fn s3_3_replicas_and_copy_reach_the_optimum() {
+    const TARGET: f32 = 3.0;
+    let mut noise = SplitMix64::new(5);
+    let mut copy = [0.0_f32];
+    let mut trainers = [1_u64, 2, 5].map(|period| (period, [0.0_f32], ReplicaSync::new(None), None::<([f32; 1], u64)>));
+    for tick in 0..4000_u64 {
+        for (period, replica, sync, under_way) in &mut trainers {
+            if !tick.is_multiple_of(*period) {
+                continue;
+            }
+            replica[0] -= 0.05 * (replica[0] - TARGET + 0.1 * noise.normal() as f32);
+            sync.trained();
+            if let Some((reply, arrives)) = *under_way
+                && arrives <= tick
+            {
+                interpolate(replica, &reply, ALPHA as f32);
+                sync.end().unwrap();
+                *under_way = None;
+            }
+            if sync.is_due() {
+                sync.begin();
+                interpolate(&mut copy, replica, ALPHA as f32);
+                *under_way = Some((copy, tick + 7));
+            }
+        }
+    }
+    let all = trainers.map(|(_, replica, ..)| replica[0]).into_iter().chain(copy);
+    for value in all {
+        assert!((value - TARGET).abs() < 0.1, "{value}");
+    }
+}
+
+// ---- §4.1 Shadow vs foreground ----------------------------------------------------------------
+
+/// The gaps of a trainer whose batches take a second each, and whose exchanges take
+/// `exchange_seconds`.
+fn gaps(every_steps: Option<u32>, exchange_seconds: u64, batches: u64) -> Vec<u64> {
+    let mut sync = ReplicaSync::new(every_steps.and_then(NonZeroU32::new));
+    let (mut gaps, mut ends_at) = (Vec::new(), None);
+    for second in 0..batches {
+        sync.trained();
+        if ends_at.is_some_and(|at| at <= second) {
+            gaps.extend(sync.end());
+            ends_at = None;
+        }
+        if sync.is_due() {
+            sync.begin();
+            if sync.is_foreground() {
+                gaps.extend(sync.end());
+            } else {
+                ends_at = Some(second + exchange_seconds);
+            }
+        }
+    }
+    gaps
+}
+
+/// avg sync gap = (EPS / batch size) / (network usage of the sync PS a second / size of w).
+#[test]
+fn s4_1_1_the_mean_of_the_gaps_is_the_papers_average_sync_gap() {
+    const BATCHES: u64 = 10_000;
+    const BATCH_SIZE: f64 = 200.0;
+    const PARAMETER_BYTES: f64 = 50e6;
+    for exchange_seconds in [1, 2, 5, 13] {
+        let gaps = gaps(None, exchange_seconds, BATCHES);
+        let seconds = BATCHES as f64;
+        let examples_a_second = BATCHES as f64 * BATCH_SIZE / seconds;
+        let bytes_a_second = gaps.len() as f64 * PARAMETER_BYTES / seconds;
+        let of_the_paper = (examples_a_second / BATCH_SIZE) / (bytes_a_second / PARAMETER_BYTES);
+        let mean = gaps.iter().sum::<u64>() as f64 / gaps.len() as f64;
+        assert!((mean / of_the_paper - 1.0).abs() < 0.01, "{mean} and {of_the_paper}");
+        assert!(
+            (mean / exchange_seconds as f64 - 1.0).abs() < 0.01,
+            "an exchange of {exchange_seconds} batches: {mean}"
+        );
+    }
+}
+
+/// FR-EASGD-k: the gap is k, whatever an exchange takes.
+#[test]
+fn s4_1_1_in_the_foreground_the_gap_is_every_steps() {
+    for k in [5, 10, 30, 100] {
+        let gaps = gaps(Some(k), 13, 1000);
+        assert_eq!(gaps, vec![u64::from(k); 1000 / k as usize]);
+    }
+}
+
+// ---- The switch -------------------------------------------------------------------------------
+
+/// No dense gradient fills a buffer in `shadow`. So a worker reports the step of the rows for the
+/// dense partitions, too: servers 0 and 1 stand for the dense and the row part of one server.
+#[test]
+fn a_switch_there_and_back_is_at_proven_boundaries() {
+    let plan = RunPlan { global_rows: 4, servers: 2, in_flight_limit: 2 };
+    let sync = RunMode { mode: TrainingMode::Sync, workers: 2, local_rows: 2 };
+    let shadow = RunMode { mode: shadow(), ..sync };
+    let mut run = TrainingRun::new(plan, sync, Boundary { step: GlobalStep(0), next_row: 0 }).unwrap();
+    run.extend_data(40);
+    let (step, _) = run.next_sync_step().unwrap().unwrap();
+    run.sync_step_applied(step).unwrap();
+    run.switch_to(shadow).unwrap();
+    let at = Boundary { step: GlobalStep(1), next_row: 4 };
+    let publish = |server| Order::Publish { server: Server(server), at, mode: shadow };
+    assert_eq!(run.advance().unwrap(), [0, 1].map(publish));
+    run.moved(Server(0)).unwrap();
+    assert_eq!(run.moved(Server(1)).unwrap(), [Order::Start { mode: shadow, at }]);
+
+    let dispatcher = run.dispatcher().unwrap();
+    dispatcher.join(Rank(0));
+    for step in 2..5 {
+        let Assignment { batch, .. } = work(&dispatcher.pull(Rank(0)).unwrap());
+        assert_eq!(batch.rows, 2);
+        dispatcher.report(Rank(0), batch, Outcome::Trained).unwrap();
+        for server in 0..2 {
+            dispatcher.server_at(Server(server), GlobalStep(step)).unwrap();
+        }
+    }
+    run.switch_to(sync).unwrap();
+    let at = Boundary { step: GlobalStep(4), next_row: 10 };
+    let read_back = |server| Order::ReadBack { server: Server(server), at };
+    assert_eq!(run.advance().unwrap(), [0, 1].map(read_back));
+    assert_eq!((run.ledger().trained_rows(), run.ledger().open()), (10, 0));
+}

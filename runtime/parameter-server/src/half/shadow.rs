@@ -1,0 +1,145 @@
+//! The half of a parameter server in `shadow`. Rows are updated as in `async`: each gradient alone,
+//! as it arrives. The server's partition of the dense parameters is the copy with which dense
+//! workers exchange their replicas. No gradient of a dense parameter arrives here.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use rectrain_modes::GlobalStep;
+use rectrain_modes::gba::TokenMode;
+use rectrain_modes::shadow::Shadow;
+use rectrain_modes::switch::Boundary;
+use rectrain_proto::v1;
+use rectrain_protocol::blocking::blocking;
+use rectrain_protocol::error::RoleError;
+use rectrain_protocol::plan::JobPlan;
+use rectrain_wire::BoxFuture;
+
+use super::{BufferStanding, ModeHalf, RowGradients, Snapshot, TokenHalf, not_this_mode};
+use crate::kept::LeftTokens;
+use crate::partition::Replica;
+use crate::shared::Shared;
+
+/// The rules of the rows (ShadowSync §3.2: Hogwild).
+const ROWS: TokenMode = TokenMode::Async;
+
+/// See the module documentation.
+pub(crate) struct ShadowHalf {
+    rows: TokenHalf,
+    /// α.
+    alpha: f32,
+    /// Held from the change of the copy until the change is durable. So an older copy never
+    /// replaces a newer one.
+    exchanging: Arc<Mutex<()>>,
+}
+
+impl ShadowHalf {
+    /// The half of a mode that begins at this boundary.
+    pub(crate) fn new(plan: &JobPlan, mode: Shadow, at: Boundary) -> Self {
+        Self::with_rows(TokenHalf::new(plan, ROWS, at), mode)
+    }
+
+    /// Resumes from the durable state of the server that this one replaces.
+    pub(crate) fn recover(mode: Shadow, at: Boundary, left: LeftTokens, shared: &Shared) -> Result<Self, RoleError> {
+        Ok(Self::with_rows(TokenHalf::recover(&shared.plan, ROWS, at, left, shared)?, mode))
+    }
+
+    fn with_rows(rows: TokenHalf, mode: Shadow) -> Self {
+        Self { rows, alpha: mode.alpha, exchanging: Arc::default() }
+    }
+}
+
+impl ModeHalf for ShadowHalf {
+    fn admit_look_up(&self, step: Option<GlobalStep>) -> BoxFuture<'_, Result<(), RoleError>> {
+        self.rows.admit_look_up(step)
+    }
+
+    fn row_step(&self) -> u64 {
+        self.rows.row_step()
+    }
+
+    fn has_passed(&self, step: GlobalStep) -> bool {
+        self.rows.has_passed(step)
+    }
+
+    fn keeps_look_ups(&self) -> bool {
+        self.rows.keeps_look_ups()
+    }
+
+    fn update<'a>(
+        &'a self,
+        shared: &'a Arc<Shared>,
+        gradients: RowGradients,
+    ) -> BoxFuture<'a, Result<v1::UpdateReply, RoleError>> {
+        self.rows.update(shared, gradients)
+    }
+
+    fn push_dense<'a>(
+        &'a self,
+        _shared: &'a Arc<Shared>,
+        _push: v1::TokenPush,
+        _gradient: Vec<f32>,
+    ) -> BoxFuture<'a, Result<v1::PushReply, RoleError>> {
+        Box::pin(async { Err(not_this_mode("push_dense", "trains replicas")) })
+    }
+
+    fn exchange<'a>(
+        &'a self,
+        shared: &'a Arc<Shared>,
+        exchange: v1::Exchange,
+        replica: Replica,
+    ) -> BoxFuture<'a, Result<Arc<Vec<f32>>, RoleError>> {
+        Box::pin(async move {
+            shared.give_up_where_memory_is_full();
+            let (server, buffer, alpha) = (Arc::clone(shared), self.rows.dense_standing(), self.alpha);
+            let exchanging = Arc::clone(&self.exchanging);
+            let work = move || {
+                let _held = exchanging.lock();
+                move_copy(&server, &exchange, &replica, alpha, buffer.as_ref())
+            };
+            blocking("exchange", work).await?
+        })
+    }
+
+    // No dense gradient is buffered, so the dense partition is always as far as the rows.
+    fn flush<'a>(&'a self, shared: &'a Arc<Shared>) -> BoxFuture<'a, Result<v1::Flushed, RoleError>> {
+        Box::pin(async move {
+            let v1::Flushed { embedding_step, .. } = self.rows.flush(shared).await?;
+            Ok(v1::Flushed { dense_step: embedding_step, embedding_step })
+        })
+    }
+
+    fn finish_recovery<'a>(&'a self, shared: &'a Arc<Shared>) -> BoxFuture<'a, Result<(), RoleError>> {
+        self.rows.finish_recovery(shared)
+    }
+
+    fn dense_standing(&self) -> Option<BufferStanding> {
+        self.rows.dense_standing()
+    }
+
+    fn dense_step_of(&self, parameters: &Snapshot) -> u64 {
+        self.rows.dense_step_of(parameters)
+    }
+}
+
+/// Moves the copy towards the replica, and makes it durable. Returns the copy.
+fn move_copy(
+    shared: &Shared,
+    exchange: &v1::Exchange,
+    replica: &Replica,
+    alpha: f32,
+    buffer: Option<&BufferStanding>,
+) -> Result<Arc<Vec<f32>>, RoleError> {
+    let mut partition = shared.write_partition();
+    let slots = shared.plan.dense_optimizer.slots().len();
+    let is_new = partition.exchange(exchange, replica, alpha, slots)?;
+    let copy = partition.parameters().values;
+    drop(partition);
+    if is_new {
+        shared.metrics.exchanges.inc();
+        if let Some(kept) = shared.kept.as_deref() {
+            kept.keep_partition(&shared.read_partition(), buffer);
+        }
+    }
+    Ok(copy)
+}
