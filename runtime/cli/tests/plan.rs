@@ -83,7 +83,7 @@ fn a_profile_gives_the_ids_and_the_rows() {
 #[test]
 fn a_budget_and_a_hashed_table_bound_the_rows() {
     let folder = folder();
-    let budget = ["--set", "spec.features.memory.maxRows=1010000", "--set", "spec.optimizer.sparse.kind=adam"];
+    let budget = ["--set", "spec.features.memory.maxRows=1010000", "--set", "spec.training.optimizer.sparse.kind=adam"];
     let plan = planned(folder.path(), &[&IDS[..], &budget].concat());
     assert_eq!((&plan["rows"], &plan["isBounded"], &plan["servers"]), (&json!(1_010_000), &json!(true), &json!(1)));
     let buckets = ["--set", "spec.features.sparse[0].hashBuckets=1000"];
