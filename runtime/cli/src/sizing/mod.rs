@@ -66,8 +66,8 @@ fn read_profile(path: &Path) -> Result<Profile, Failure> {
     })
 }
 
-/// The rows of each sparse feature. `--ids` goes before the profile. A hashed table has no more rows
-/// than the manifest says.
+/// The rows of each sparse feature. `--ids` goes before the profile. The manifest's `hashBuckets`
+/// bound them.
 fn tables(args: &PlanArgs, plan: &JobPlan, profile: Option<&Profile>) -> Result<Vec<Table>, Failure> {
     let fields = &plan.schema.sparse;
     if let Some(unknown) = args.ids.iter().find(|given| fields.iter().all(|field| field.name != given.feature)) {
