@@ -107,7 +107,6 @@ fn commands_on_pages_exist() {
         let page = std::fs::read_to_string(&file).unwrap();
         for command in shell(&page).iter().flat_map(|line| commands(line)) {
             let Some(arguments) = arguments(&command) else { continue };
-            // `alias rectrain='cargo run --release --quiet --'` has none.
             count += 1;
             let found = problem(arguments);
             problems.extend(found.map(|problem| format!("{}: {}: {problem}", file.display(), command.join(" "))));

@@ -92,7 +92,7 @@ fn a_budget_and_a_hashed_table_bound_the_rows() {
 }
 
 #[test]
-fn a_person_reads_what_is_missing() {
+fn a_person_reads_of_the_missing_rates() {
     let folder = folder();
     let output = rectrain(folder.path(), &[&["plan", "job.yaml"], &IDS[..]].concat());
     let text = String::from_utf8(output.stdout).unwrap();

@@ -1,6 +1,6 @@
 //! `rectrain plan`: the memory, the servers, the workers, the time and the cost of a job, before a
-//! cluster exists. The formulas are those of the page *Sizes* (docs/operations/sizing.md).
-//! [`sizes`] computes them.
+//! cluster exists. The page *Sizes* (docs/operations/sizing.md) has the formulas. [`sizes`]
+//! computes them.
 
 mod show;
 mod sizes;
@@ -66,8 +66,8 @@ fn read_profile(path: &Path) -> Result<Profile, Failure> {
     })
 }
 
-/// The rows of each sparse feature: those of `--ids`, else those of the profile. A hashed table has
-/// no more rows than the manifest says.
+/// The rows of each sparse feature. `--ids` goes before the profile. The manifest's `hashBuckets`
+/// bound them.
 fn tables(args: &PlanArgs, plan: &JobPlan, profile: Option<&Profile>) -> Result<Vec<Table>, Failure> {
     let fields = &plan.schema.sparse;
     if let Some(unknown) = args.ids.iter().find(|given| fields.iter().all(|field| field.name != given.feature)) {
