@@ -112,7 +112,8 @@ impl Partition {
             return Ok(false);
         }
         // Copies only while a reply still holds the copy after the exchange before.
-        interpolate(Arc::make_mut(&mut self.parameters.values), &replica.parameters, alpha);
+        let copy: &mut Vec<f32> = Arc::make_mut(&mut self.parameters.values);
+        interpolate(copy, &replica.parameters, alpha);
         if let Some(state) = &replica.state
             && let Some(count) = self.exchanges.hand_over(exchange)
         {
