@@ -1533,6 +1533,9 @@ fn the_generated_files_are_those_of_the_types() {
     for (path, generated) in [
         ("crds/rectrainingjobs.yaml", crd_yaml()),
         ("charts/rectrain/files/rectrainingjobs.yaml", crd_yaml()),
+        ("crds/recmodelservers.yaml", server_crd_yaml()),
+        ("charts/rectrain/files/recmodelservers.yaml", server_crd_yaml()),
+        ("docs/reference/model-server.md", server_reference_markdown()),
         ("docs/reference/manifest.md", reference_markdown()),
         ("docs/reference/simulation.md", simulation_reference_markdown()),
     ] {
