@@ -73,7 +73,8 @@ pub async fn reconcile(name: &JobName, context: &ServerContext) -> Result<Action
         config: &context.config,
     })?;
     write_status(context, name, &observed.server, &decision.status).await?;
-    context.metrics.saw_server(name, &decision.status);
+    let follows = observed.server.spec.pinned().is_none();
+    context.metrics.saw_server(name, &decision.status, follows);
     let done = act(context, name, &observed, &decision).await;
     next(context, name, obstacle, done, decision.look_again)
 }
@@ -161,8 +162,8 @@ async fn apply_one(
 ) -> Result<(), ReconcileError> {
     let owned = observed.find(wanted.kind);
     // A later reconcile creates a terminating object again.
-    let is_in_order = owned
-        .is_some_and(|owned| owned.is_terminating || apply::is_in_order(wanted, owned, &context.stored_forms));
+    let is_in_order =
+        owned.is_some_and(|owned| owned.is_terminating || apply::is_in_order(wanted, owned, &context.stored_forms));
     if is_in_order {
         return Ok(());
     }

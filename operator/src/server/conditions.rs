@@ -31,12 +31,7 @@ impl Finding {
 
 /// All conditions, in a fixed order. A condition keeps its time as long as it keeps its status.
 #[must_use]
-pub fn conditions(
-    before: &[Condition],
-    finding: &Finding,
-    generation: Option<i64>,
-    now: Timestamp,
-) -> Vec<Condition> {
+pub fn conditions(before: &[Condition], finding: &Finding, generation: Option<i64>, now: Timestamp) -> Vec<Condition> {
     let phase = finding.phase;
     let all = [
         ("Ready", phase == ServerPhase::Ready),

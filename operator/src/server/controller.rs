@@ -39,10 +39,7 @@ pub async fn run(
     let concurrency = context.config.concurrency;
     let state = Arc::new(Loop { context, failures: Mutex::default() });
     Controller::new(api::<RecModelServer>(&watches, namespace.as_deref()), watcher::Config::default())
-        .owns(
-            api::<Deployment>(&watches, namespace.as_deref()),
-            watcher::Config::default().labels(SERVER_LABEL),
-        )
+        .owns(api::<Deployment>(&watches, namespace.as_deref()), watcher::Config::default().labels(SERVER_LABEL))
         .with_config(Config::default().debounce(DEBOUNCE).concurrency(concurrency))
         .graceful_shutdown_on(stop)
         .run(in_turn, retry, state)

@@ -6,9 +6,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use rectrain_crds::{
-    RecModelServer, RecModelServerStatus, RecTrainingJob, ServerCount, ServerPhase, VersionStatus,
-};
+use rectrain_crds::{RecModelServer, RecModelServerStatus, RecTrainingJob, ServerCount, ServerPhase, VersionStatus};
 use serde_json::Value;
 
 use super::build::{self, Plan};
@@ -198,7 +196,8 @@ fn since(before: &RecModelServerStatus, target: &Target, now: Timestamp) -> Time
 fn versions(pods: &[ServerPod]) -> Vec<VersionStatus> {
     let mut by_step: BTreeMap<Option<u64>, VersionStatus> = BTreeMap::new();
     for pod in pods {
-        let version = by_step.entry(pod.step).or_insert_with(|| VersionStatus { step: pod.step, ..VersionStatus::default() });
+        let version =
+            by_step.entry(pod.step).or_insert_with(|| VersionStatus { step: pod.step, ..VersionStatus::default() });
         version.replicas += 1;
         version.ready += u32::from(pod.is_ready);
     }

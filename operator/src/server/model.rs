@@ -115,11 +115,7 @@ fn with_storage(place: ModelPlace, storage: Option<&StorageSpec>) -> ModelPlace 
 }
 
 /// The checkpoint of a pinned step. Only a full checkpoint has a name that follows from its step.
-fn checkpoint_of(
-    step: u64,
-    latest: Option<&CheckpointStatus>,
-    before: &RecModelServerStatus,
-) -> CheckpointStatus {
+fn checkpoint_of(step: u64, latest: Option<&CheckpointStatus>, before: &RecModelServerStatus) -> CheckpointStatus {
     let mut known = latest.into_iter().chain(&before.checkpoint).chain(&before.history);
     let known = known.find(|checkpoint| checkpoint.step == step);
     known.cloned().unwrap_or_else(|| CheckpointStatus { name: format!("step-{step:012}"), step })
