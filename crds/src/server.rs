@@ -41,8 +41,8 @@ const LATEST: &str = "latest";
 )]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
-    validation = Rule::new("!has(self.version) || (type(self.version) == int ? self.version >= 1 : self.version == 'latest')").message("expected `latest`, or the global step of a checkpoint such as 8000").field_path(".version"),
-    validation = Rule::new("!has(self.model.path) || !has(self.version) || type(self.version) == int").message("version: latest needs model.job, because the operator does not read stores: give a step, or leave version out to serve model.path as it is"),
+    validation = Rule::new("!has(self.version) || self.version == 'latest' || string(self.version).matches('^[1-9][0-9]{0,14}$')").message("expected `latest`, or the global step of a checkpoint such as 8000").field_path(".version"),
+    validation = Rule::new("!has(self.model.path) || !has(self.version) || self.version != 'latest'").message("version: latest needs model.job, because the operator does not read stores: give a step, or leave version out to serve model.path as it is"),
     validation = Rule::new("!has(self.replicas) || !has(self.autoscaling)").message("replicas and autoscaling contradict each other: remove one of them"),
     validation = Rule::new("!has(self.autoscaling) || (has(self.template) && has(self.template.resources) && has(self.template.resources.requests) && 'cpu' in self.template.resources.requests)").message("autoscaling measures the use of the requested CPU: set template.resources.requests.cpu")
 )]
@@ -99,7 +99,8 @@ impl RecModelServerSpec {
     pub fn pinned(&self) -> Option<u64> {
         match &self.version {
             Some(ModelVersion::Step(step)) => Some(*step),
-            _ => None,
+            Some(ModelVersion::Word(word)) => word.parse().ok(),
+            None => None,
         }
     }
 }
@@ -130,7 +131,7 @@ pub struct ServedModelSpec {
 pub enum ModelVersion {
     /// The checkpoint of this global step.
     Step(u64),
-    /// `latest`: the newest checkpoint. The API server refuses other words.
+    /// `latest`, for the newest checkpoint, or a step in quotes. The API server refuses other words.
     Word(String),
 }
 
@@ -306,8 +307,58 @@ pub struct RecModelServerStatus {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use kube::core::cel::{Validator, compile_schema};
     use serde_json::json;
+
+    use super::*;
+    use crate::schema::annotated_server;
+
+    /// The sentences of the rules that a spec breaks.
+    fn refusals(spec: &serde_json::Value) -> Vec<String> {
+        let object = json!({"metadata": {"name": "clicks"}, "spec": spec});
+        let broken = Validator::new().validate_compiled(&compile_schema(annotated_server()), &object, None);
+        let errors = broken.err().map(|errors| errors.into_vec()).unwrap_or_default();
+        errors.into_iter().map(|error| error.message.to_string()).collect()
+    }
+
+    #[test]
+    fn good_specs_break_no_rule() {
+        let cpu = json!({"resources": {"requests": {"cpu": "1"}}});
+        for spec in [
+            json!({"model": {"job": "clicks"}}),
+            json!({"model": {"job": "clicks"}, "version": "latest", "replicas": 3}),
+            json!({"model": {"job": "clicks"}, "version": 800}),
+            json!({"model": {"path": "gs://ads/clicks"}, "version": "800"}),
+            json!({"model": {"path": "/models/clicks"}, "autoscaling": {"maxReplicas": 4}, "template": cpu}),
+        ] {
+            assert_eq!(refusals(&spec), Vec::<String>::new(), "{spec}");
+        }
+    }
+
+    #[test]
+    fn each_contradiction_has_a_sentence() {
+        let job = json!({"job": "clicks"});
+        let cpu = json!({"resources": {"requests": {"cpu": "1"}}});
+        for (spec, sentence) in [
+            (json!({"model": {}}), "expected exactly one of `job`"),
+            (json!({"model": {"job": "a", "path": "b"}}), "expected exactly one of `job`"),
+            (json!({"model": job, "version": "newest"}), "expected `latest`"),
+            (json!({"model": job, "version": 0}), "expected `latest`"),
+            (json!({"model": {"path": "gs://a/b"}, "version": "latest"}), "version: latest needs model.job"),
+            (
+                json!({"model": job, "replicas": 1, "autoscaling": {"maxReplicas": 2}, "template": cpu}),
+                "replicas and autoscaling contradict",
+            ),
+            (json!({"model": job, "autoscaling": {"maxReplicas": 2}}), "set template.resources.requests.cpu"),
+            (
+                json!({"model": job, "autoscaling": {"minReplicas": 3, "maxReplicas": 2}, "template": cpu}),
+                "minReplicas is above maxReplicas",
+            ),
+        ] {
+            let refusals = refusals(&spec);
+            assert!(refusals.len() == 1 && refusals[0].contains(sentence), "{spec}: {refusals:?}");
+        }
+    }
 
     fn spec(value: serde_json::Value) -> RecModelServerSpec {
         serde_json::from_value(value).expect("a spec")
