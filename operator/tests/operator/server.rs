@@ -427,7 +427,7 @@ async fn a_refused_object_is_reported_until_it_is_accepted() {
     assert!(reason == "ObjectRefused" && message.contains("exceeded quota"), "{message}");
     servers.api.lock().refused.clear();
     servers.settle().await;
-    assert_eq!(servers.condition("Progressing").unwrap().0, "Starting");
+    assert_eq!(servers.condition("Progressing").unwrap().0, "RollingOut");
 }
 
 /// All objects of the operator, without identities and revisions, which differ from run to run.
