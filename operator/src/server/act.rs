@@ -24,6 +24,8 @@ use crate::reconcile::stored_forms::StoredForms;
 
 /// Time after which the operator applies a refused object again.
 const REFUSED: Duration = Duration::from_secs(15);
+/// The most objects whose stored form is remembered.
+const MOST_STORED_FORMS: usize = 10_000;
 /// Delay before a reconcile that writes a new obstacle into the status.
 const AGAIN: Duration = Duration::from_millis(100);
 
@@ -144,6 +146,7 @@ async fn act(
     decision: &Decision,
 ) -> Result<(), ReconcileError> {
     let Some(wanted) = &decision.objects else { return Ok(()) };
+    context.stored_forms.trim(MOST_STORED_FORMS);
     let target = Target { client: &context.client, namespace: &name.namespace, job_uid: &observed.uid };
     for wanted in wanted {
         apply_one(context, target, observed, wanted).await?;

@@ -77,9 +77,10 @@ pub fn choose(server: &RecModelServer, job: Option<&RecTrainingJob>, now: Timest
         Some(step) => (Some(checkpoint_of(step, latest.as_ref(), &before)), None),
         None => follow(server, latest.as_ref(), &before, now),
     };
-    let target = match (&checkpoint, &place.job) {
-        (None, Some(_)) => Err(Missing::Checkpoint),
-        _ => Ok(Target { place: place.clone(), checkpoint }),
+    let target = if checkpoint.is_none() && place.job.is_some() {
+        Err(Missing::Checkpoint)
+    } else {
+        Ok(Target { place: place.clone(), checkpoint })
     };
     Choice { place: Some(place), latest, target, wait }
 }
