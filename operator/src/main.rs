@@ -324,7 +324,7 @@ async fn lead(
     let stop = stop.shared();
     tokio::join!(
         controller::run(watches, late, Arc::new(context), stop.clone()),
-        server::controller::run(clients.watches, cli.watch_namespace.clone(), servers, stop),
+        Box::pin(server::controller::run(clients.watches, cli.watch_namespace.clone(), servers, stop)),
     );
 }
 

@@ -60,7 +60,7 @@ impl ServerContext {
 /// # Errors
 /// The first failed call. The next reconcile finishes the work that is half done.
 pub async fn reconcile(name: &JobName, context: &ServerContext) -> Result<Action, ReconcileError> {
-    let Some(observed) = observe(&context.client, name).await? else {
+    let Some(observed) = Box::pin(observe(&context.client, name)).await? else {
         context.forget(name);
         return Ok(Action::await_change());
     };
@@ -74,10 +74,10 @@ pub async fn reconcile(name: &JobName, context: &ServerContext) -> Result<Action
         obstacle: obstacle.as_ref(),
         config: &context.config,
     })?;
-    write_status(context, name, &observed.server, &decision.status).await?;
+    Box::pin(write_status(context, name, &observed.server, &decision.status)).await?;
     let follows = observed.server.spec.pinned().is_none();
     context.metrics.saw_server(name, &decision.status, follows);
-    let done = act(context, name, &observed, &decision).await;
+    let done = Box::pin(act(context, name, &observed, &decision)).await;
     next(context, name, obstacle, done, decision.look_again)
 }
 

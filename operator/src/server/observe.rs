@@ -75,7 +75,7 @@ pub async fn observe(client: &Client, name: &JobName) -> Result<Option<Observed>
     let server = servers.get_opt(&name.name).await.map_err(ReconcileError::Get)?;
     let Some(server) = server.filter(|server| server.metadata.deletion_timestamp.is_none()) else { return Ok(None) };
     let uid = server.uid().unwrap_or_default();
-    let job = job(client, &name.namespace, server.spec.model.job.as_deref()).await?;
+    let job = Box::pin(job(client, &name.namespace, server.spec.model.job.as_deref())).await?;
     let objects = objects(client, name, &uid).await?;
     let pods = pods(client, name, &uid).await?;
     Ok(Some(Observed { server, uid, job, objects, pods }))

@@ -80,7 +80,7 @@ impl Servers {
     }
 
     async fn reconcile(&self) -> Result<Action, ReconcileError> {
-        reconcile(&JobName::new(NAMESPACE, NAME), &self.operator).await
+        Box::pin(reconcile(&JobName::new(NAMESPACE, NAME), &self.operator)).await
     }
 
     async fn settle(&self) {
