@@ -185,4 +185,14 @@ mod tests {
         let mut labels = job_labels(&job).into_iter().chain(role_labels(&job, Role::EmbeddingWorker));
         assert!(labels.all(|(_, value)| value.len() <= 63));
     }
+
+    /// A Deployment's pods are named `NAME-`, ten characters, `-` and five characters.
+    #[test]
+    fn the_longest_server_name_leaves_room_for_pod_names() {
+        let server = "s".repeat(35);
+        assert!(format!("{}-5d4c8f7b99-abcde", of_server(&server)).len() <= 63);
+        assert!(server_labels(&server).values().all(|value| value.len() <= 63));
+        let selected = server_selector(&server);
+        assert!(selected.iter().all(|(label, value)| server_labels(&server).get(label) == Some(value)));
+    }
 }
