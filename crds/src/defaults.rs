@@ -113,6 +113,14 @@ pub const FTRL_L2: f64 = 0.0;
 pub const REPLICAS: u32 = 1;
 /// `spec.roles.*.template.terminationGracePeriodSeconds`
 pub const TERMINATION_GRACE_SECONDS: u32 = 30;
+/// `spec.replicas` of a RecModelServer
+pub const SERVERS: u32 = 2;
+/// `spec.updateEverySeconds` of a RecModelServer
+pub const SERVER_UPDATE_SECONDS: u32 = 300;
+/// `spec.maxInFlight` of a RecModelServer
+pub const SERVER_MAX_IN_FLIGHT: u32 = 256;
+/// `spec.autoscaling.cpuPercent` of a RecModelServer
+pub const SERVER_CPU_PERCENT: u32 = 70;
 /// `spec.checkpoint.fullEvery`
 pub const FULL_CHECKPOINT_EVERY: u32 = 10;
 /// `spec.checkpoint.keep`

@@ -13,6 +13,8 @@
 //! 4. [`crd_yaml`], [`explain`], [`reference_markdown`]: the CustomResourceDefinition and the
 //!    manual, both generated from the types, so that they cannot drift from them.
 //!
+//! [`RecModelServer`] is the kind of servers for a trained model. Only a cluster reads it.
+//!
 //! [`simulation`] reads `kind: Simulation`, the input of `rectrain simulate`, just as strictly.
 //!
 //! The rules of a manifest have one source: the OpenAPI schema generated from the types, with its
@@ -41,6 +43,7 @@ mod reference;
 mod resolve;
 mod resolved;
 mod schema;
+mod server;
 mod set;
 mod set_aside;
 pub mod simulation;
@@ -66,7 +69,7 @@ pub use manifest::{
 pub use path::{FieldPath, Segment};
 pub use ranges::{ExpandError, expand};
 pub use rectrain_kinds::*;
-pub use reference::{reference_markdown, simulation_reference_markdown};
+pub use reference::{reference_markdown, server_reference_markdown, simulation_reference_markdown};
 pub use resolved::{
     DataSource, FilePlan, ResolvedAdmission, ResolvedAutoMode, ResolvedAutoscaling, ResolvedBounds, ResolvedBudget,
     ResolvedCheckpoint, ResolvedData, ResolvedDenseWorkerScaling, ResolvedEmbedding, ResolvedEmbeddingWorkerScaling,
@@ -74,7 +77,11 @@ pub use resolved::{
     ResolvedMemory, ResolvedModel, ResolvedPsScaling, ResolvedRole, ResolvedRoles, ResolvedShadow, ResolvedStorage,
     ResolvedTable, ResolvedTraining, StreamSource, TrainTest, TrainingLength,
 };
-pub use schema::{crd, crd_yaml};
+pub use schema::{crd, crd_yaml, server_crd, server_crd_yaml};
+pub use server::{
+    ModelPlace, ModelVersion, RecModelServer, RecModelServerSpec, RecModelServerStatus, ServedModelSpec,
+    ServerAutoscalingSpec, ServerCount, ServerPhase, VersionStatus,
+};
 pub use set::{SetError, SetKind, apply_set};
 pub use spec::*;
 pub use status::{

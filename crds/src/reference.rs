@@ -5,7 +5,7 @@ use serde_json::Value;
 use crate::FieldPath;
 use crate::check::meanings;
 use crate::explain::{description, rules, type_name};
-use crate::schema::{DEFAULT, annotated, default_text, properties};
+use crate::schema::{DEFAULT, annotated, annotated_server, default_text, properties};
 use crate::simulation::simulation_schema;
 
 const HEAD: &str = "\
@@ -44,6 +44,24 @@ as in manifests. docs/guide/simulate.md is the guide.
 pub fn simulation_reference_markdown() -> String {
     let mut page = SIMULATION_HEAD.to_string();
     object(&simulation_schema()["properties"]["spec"], &FieldPath::root().key("spec"), &mut page);
+    page
+}
+
+const SERVER_HEAD: &str = "\
+<!-- Generated from the types in crds/src: `cargo run --release -p rectrain-crds --example generate` writes it. -->
+# Reference of RecModelServer
+
+A `RecModelServer` (short name `rms`) has `apiVersion: rectrain.dev/v1alpha1`. It runs servers for a trained model in a cluster.
+`metadata.name` has at most 35 characters: a-z, 0-9 and `-`, starting with a letter. docs/guide/serving.md is the guide.
+`spec.template` has the fields of `template` in [a role of a job](manifest.md).
+";
+
+/// The reference of `RecModelServer` as Markdown.
+pub fn server_reference_markdown() -> String {
+    let mut page = SERVER_HEAD.to_string();
+    for part in ["spec", "status"] {
+        object(&annotated_server()["properties"][part], &FieldPath::root().key(part), &mut page);
+    }
     page
 }
 

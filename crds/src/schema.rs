@@ -17,7 +17,7 @@ use schemars::JsonSchema;
 use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value, json};
 
-use crate::{FieldPath, RecTrainingJob, Segment};
+use crate::{FieldPath, RecModelServer, RecTrainingJob, Segment};
 
 /// The value of an absent field.
 pub(crate) const DEFAULT: &str = "x-default";
@@ -29,6 +29,7 @@ pub(crate) const EXPECTED: &str = "x-expected";
 pub(crate) const OPEN: &str = "x-kubernetes-preserve-unknown-fields";
 
 static ANNOTATED: LazyLock<Value> = LazyLock::new(generate::<RecTrainingJob>);
+static SERVER: LazyLock<Value> = LazyLock::new(generate::<RecModelServer>);
 
 /// The annotated schema of a type.
 pub(crate) fn generate<T: JsonSchema>() -> Value {
@@ -45,6 +46,11 @@ pub(crate) fn generate<T: JsonSchema>() -> Value {
 /// The annotated schema of the whole object: `spec` and `status`. The API server knows `metadata`.
 pub(crate) fn annotated() -> &'static Value {
     &ANNOTATED
+}
+
+/// The annotated schema of a `RecModelServer`.
+pub(crate) fn annotated_server() -> &'static Value {
+    &SERVER
 }
 
 /// The schema of the field at `path`. The index of a list entry may be left out:
@@ -70,9 +76,20 @@ pub(crate) fn properties(schema: &Value) -> Option<&Map<String, Value>> {
 /// # Panics
 /// Never in practice: the schema comes from the types, and a test generates it.
 pub fn crd() -> CustomResourceDefinition {
-    let mut crd = RecTrainingJob::crd();
+    with_schema(RecTrainingJob::crd(), annotated())
+}
+
+/// The CustomResourceDefinition `recmodelservers.rectrain.dev`, as a cluster gets it.
+///
+/// # Panics
+/// Never in practice: see [`crd`].
+pub fn server_crd() -> CustomResourceDefinition {
+    with_schema(RecModelServer::crd(), annotated_server())
+}
+
+fn with_schema(mut crd: CustomResourceDefinition, annotated: &Value) -> CustomResourceDefinition {
     let props: JSONSchemaProps =
-        serde_json::from_value(for_cluster(annotated())).expect("the types' schema is an OpenAPI v3 schema");
+        serde_json::from_value(for_cluster(annotated)).expect("the types' schema is an OpenAPI v3 schema");
     crd.spec.versions[0].schema = Some(CustomResourceValidation { open_api_v3_schema: Some(props) });
     crd
 }
@@ -82,7 +99,19 @@ pub fn crd() -> CustomResourceDefinition {
 /// # Panics
 /// Never in practice: see [`crd`].
 pub fn crd_yaml() -> String {
-    let yaml = serde_yaml::to_string(&crd()).expect("a CustomResourceDefinition is plain data");
+    yaml_of(&crd())
+}
+
+/// [`server_crd`] as a YAML file, for `kubectl apply` and the Helm chart.
+///
+/// # Panics
+/// Never in practice: see [`crd`].
+pub fn server_crd_yaml() -> String {
+    yaml_of(&server_crd())
+}
+
+fn yaml_of(crd: &CustomResourceDefinition) -> String {
+    let yaml = serde_yaml::to_string(crd).expect("a CustomResourceDefinition is plain data");
     format!(
         "# Generated from the types in crds/src: `cargo run --release -p rectrain-crds --example generate` writes it.\n{yaml}"
     )
@@ -265,6 +294,34 @@ mod tests {
             let format = node.get("format").and_then(Value::as_str);
             assert!(matches!(format, None | Some("int32" | "int64" | "double" | "date-time")), "{path}: {format:?}");
         });
+    }
+
+    #[test]
+    fn the_servers_schema_is_structural_and_described() {
+        visit(&for_cluster(annotated_server()), &FieldPath::root(), &mut |path, node| {
+            for keyword in ["oneOf", "anyOf", "allOf", "$ref", "nullable", "x-default", "x-values", "x-expected"] {
+                assert!(!node.contains_key(keyword), "{path} has {keyword}");
+            }
+            assert!(node.contains_key("type") || node.contains_key("x-kubernetes-int-or-string"), "{path} has no type");
+            if matches!(path.0.last(), Some(Segment::Key(_))) {
+                assert!(node.contains_key("description"), "{path} has no description");
+            }
+        });
+    }
+
+    #[test]
+    fn every_column_of_servers_is_a_field() {
+        let field = |path: &str| {
+            let step = |schema: &'static Value, name: &str| properties(schema)?.get(name);
+            path.split('.').filter(|name| !name.is_empty()).try_fold(annotated_server(), step)
+        };
+        let crd = server_crd();
+        assert_eq!(crd.metadata.name.as_deref(), Some("recmodelservers.rectrain.dev"));
+        assert_eq!(crd.spec.names.short_names, Some(vec!["rms".to_string()]));
+        let columns = crd.spec.versions[0].additional_printer_columns.iter().flatten();
+        for column in columns.filter(|column| column.name != "Age") {
+            assert!(field(&column.json_path).is_some(), "{} is not a field", column.json_path);
+        }
     }
 
     #[test]

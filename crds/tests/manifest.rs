@@ -190,16 +190,29 @@ fn every_example_is_valid() {
         if path.extension().is_some_and(|extension| extension == "yaml") {
             let text = std::fs::read_to_string(&path).unwrap();
             let file = path.display().to_string();
+            count += 1;
+            if text.contains("\nkind: RecModelServer\n") {
+                is_a_valid_server(&text);
+                continue;
+            }
             let error = if text.contains("\nkind: Simulation\n") {
                 simulation::load_simulation(&text, &file, &[]).err()
             } else {
                 load(&text, &file, &[]).err()
             };
             assert_eq!(error, None);
-            count += 1;
         }
     }
     assert!(count >= 4);
+}
+
+/// Each field of the text is one of the kind.
+fn is_a_valid_server(text: &str) {
+    let mut unknown = Vec::new();
+    let fields: Value = serde_yaml::from_str(text).unwrap();
+    let server: RecModelServer = serde_ignored::deserialize(fields, |path| unknown.push(path.to_string())).unwrap();
+    assert_eq!(unknown, Vec::<String>::new());
+    assert!(server.spec.model.job.is_some() != server.spec.model.path.is_some());
 }
 
 /// The fenced YAML of a page of docs.
@@ -1618,6 +1631,9 @@ fn the_generated_files_are_those_of_the_types() {
     for (path, generated) in [
         ("crds/rectrainingjobs.yaml", crd_yaml()),
         ("charts/rectrain/files/rectrainingjobs.yaml", crd_yaml()),
+        ("crds/recmodelservers.yaml", server_crd_yaml()),
+        ("charts/rectrain/files/recmodelservers.yaml", server_crd_yaml()),
+        ("docs/reference/model-server.md", server_reference_markdown()),
         ("docs/reference/manifest.md", reference_markdown()),
         ("docs/reference/simulation.md", simulation_reference_markdown()),
     ] {

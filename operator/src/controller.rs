@@ -168,7 +168,7 @@ impl Failures {
 
 /// The back-off after the `failure`-th failure in a row: 200 ms, doubled with each, up to two
 /// minutes.
-fn back_off(failure: u32) -> Duration {
+pub(crate) fn back_off(failure: u32) -> Duration {
     Duration::from_millis(200).saturating_mul(1 << failure.saturating_sub(1).min(16)).min(MAX_BACK_OFF)
 }
 

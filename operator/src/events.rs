@@ -1,6 +1,7 @@
-//! Events of a job: one for each transition, none for a state that lasts. They are for
+//! Events of jobs and model servers: one for each transition, none for a state that lasts. They are for
 //! `kubectl describe`. No program reads them, so an event that cannot be published is only logged.
 
+use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::Resource;
 use kube_runtime::events::{Event, EventType, Recorder, Reporter};
@@ -18,7 +19,7 @@ const RECONCILE: &str = "Reconcile";
 /// Events hold 1,024 bytes of text.
 const MOST: usize = 1000;
 
-/// Publishes the events of jobs.
+/// Publishes events.
 #[derive(Clone)]
 pub struct Announcer(Recorder);
 
@@ -52,16 +53,21 @@ impl Announcer {
     /// Publishes the events of the transition from `before` to the decision.
     pub async fn announce(&self, job: &RecTrainingJob, before: Option<&RecTrainingJobStatus>, decision: &Decision) {
         for announcement in transitions(before, decision) {
-            let event = Event {
-                type_: if announcement.is_warning { EventType::Warning } else { EventType::Normal },
-                reason: announcement.reason.to_owned(),
-                note: Some(announcement.note),
-                action: announcement.action,
-                secondary: None,
-            };
-            if let Err(error) = self.0.publish(&event, &job.object_ref(&())).await {
-                tracing::warn!(%error, reason = announcement.reason, "an event could not be published");
-            }
+            self.publish(announcement, &job.object_ref(&())).await;
+        }
+    }
+
+    /// Publishes an event about an object.
+    pub async fn publish(&self, announcement: Announcement, object: &ObjectReference) {
+        let event = Event {
+            type_: if announcement.is_warning { EventType::Warning } else { EventType::Normal },
+            reason: announcement.reason.to_owned(),
+            note: Some(announcement.note),
+            action: announcement.action,
+            secondary: None,
+        };
+        if let Err(error) = self.0.publish(&event, object).await {
+            tracing::warn!(%error, reason = announcement.reason, "an event could not be published");
         }
     }
 }

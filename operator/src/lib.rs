@@ -15,6 +15,9 @@
 //! - Around it: [`controller`] watches and retries, [`leader`] elects an instance, [`api_server`]
 //!   waits for a silent API server, and [`admin`] serves health, [`metrics`] and [`traces`].
 //!
+//! [`server`] has the reconciler of `RecModelServer`, the servers of a trained model. It shares the
+//! application of objects, events and metrics with the reconciler of jobs.
+//!
 //! Every decision is computed from the present state. No event is counted that could be missed.
 
 pub mod admin;
@@ -51,6 +54,7 @@ pub mod pods;
 mod quantity;
 pub mod reconcile;
 pub mod scrape;
+pub mod server;
 pub mod switch;
 mod text;
 pub mod traces;

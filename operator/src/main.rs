@@ -1,5 +1,5 @@
 //! The `rectrain-operator` command: joins the leader election, and reconciles `RecTrainingJob`s
-//! while it leads.
+//! and `RecModelServer`s while it leads.
 
 use std::io::IsTerminal;
 use std::net::SocketAddr;
@@ -9,10 +9,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
+use futures::FutureExt;
 use http::Request;
 use kube::client::{Body, ClientBuilder};
 use kube::{Client, Config};
 use kube_lease_manager::LeaseManagerError;
+use parking_lot::Mutex;
 use rectrain_operator::admin::{self, Admin};
 use rectrain_operator::api_server;
 use rectrain_operator::certificates::{CertificateError, Root};
@@ -28,6 +30,8 @@ use rectrain_operator::reconcile::context::{Context, Measurements};
 use rectrain_operator::reconcile::memory::JobMemories;
 use rectrain_operator::reconcile::stored_forms::StoredForms;
 use rectrain_operator::scrape::HttpScraper;
+use rectrain_operator::server;
+use rectrain_operator::server::act::ServerContext;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tower::util::MapRequestLayer;
@@ -315,8 +319,25 @@ async fn lead(
     stop: impl Future<Output = ()> + Send + 'static,
 ) {
     let watches = Watches::new(&clients.watches, cli.watch_namespace.as_deref(), &admin.metrics);
+    let servers = server_context(cli, clients.calls.clone(), admin.metrics.clone());
     let (context, late) = context(cli, clients.calls, admin, root, &watches);
-    controller::run(watches, late, Arc::new(context), stop).await;
+    let stop = stop.shared();
+    tokio::join!(
+        controller::run(watches, late, Arc::new(context), stop.clone()),
+        Box::pin(server::controller::run(clients.watches, cli.watch_namespace.clone(), servers, stop)),
+    );
+}
+
+fn server_context(cli: &Cli, client: Client, metrics: OperatorMetrics) -> ServerContext {
+    ServerContext {
+        announcer: Announcer::new(client.clone(), Some(cli.identity.clone())),
+        client,
+        config: config(cli),
+        now: jiff::Timestamp::now,
+        metrics,
+        stored_forms: StoredForms::default(),
+        obstacles: Mutex::default(),
+    }
 }
 
 fn context(cli: &Cli, client: Client, admin: Admin, root: Option<Root>, watches: &Watches) -> (Context, LateAnswers) {

@@ -9,7 +9,10 @@ use parking_lot::{Mutex, MutexGuard};
 use prometheus::{
     GaugeVec, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
 };
-use rectrain_crds::{Phase, RecTrainingJobStatus, ReplicaCount, ReplicaStatuses, SlowestStatus, UnseenShares};
+use rectrain_crds::{
+    CheckpointStatus, Phase, RecModelServerStatus, RecTrainingJobStatus, ReplicaCount, ReplicaStatuses, SlowestStatus,
+    UnseenShares,
+};
 
 use crate::names::JobName;
 
@@ -22,7 +25,8 @@ const SECONDS: &[f64] = &[1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5
 /// - `counter` and `gauge`: a single value.
 /// - `counters` and `gauges`: one value per combination of labels.
 /// - `job`: a gauge of each job, with the labels `job_namespace` and `job_name`.
-/// - `status`: the same for a value of the job's status. It is set at each scrape.
+/// - `server`: a gauge of each RecModelServer, with the labels `server_namespace` and `server_name`.
+/// - `status`: the same as `job` for a value of the job's status. It is set at each scrape.
 macro_rules! metrics {
     ($($field:ident: $kind:ident = $name:literal $([$($label:literal),+])?, $help:literal;)*) => {
         /// All metrics, registered.
@@ -53,6 +57,7 @@ macro_rules! metrics {
     (@family gauges) => { IntGaugeVec };
     (@family job) => { GaugeVec };
     (@family status) => { GaugeVec };
+    (@family server) => { GaugeVec };
     (@new seconds, $name:literal, $help:literal, []) => {
         Histogram::with_opts(HistogramOpts::new($name, $help).buckets(SECONDS.to_vec()))
     };
@@ -66,6 +71,9 @@ macro_rules! metrics {
     };
     (@new job, $name:literal, $help:literal, [$($label:literal),*]) => {
         GaugeVec::new(Opts::new($name, $help), &["job_namespace", "job_name", $($label),*])
+    };
+    (@new server, $name:literal, $help:literal, []) => {
+        GaugeVec::new(Opts::new($name, $help), &["server_namespace", "server_name"])
     };
     (@new status, $name:literal, $help:literal, [$($label:literal),*]) => {
         metrics!(@new job, $name, $help, [$($label),*])
@@ -103,6 +111,11 @@ metrics! {
     slowest: status = "rectrain_operator_job_slowest_share" ["role", "index", "member_pod", "member_node"], "Share of a step's time that the slowness of a job's slowest member costs. Absent if no member is slow.";
     prediction_errors: job = "rectrain_operator_mode_prediction_error_ratio", "Relative error of the speed predicted for the training mode of a job in `auto`: 0.1 means a tenth faster than predicted.";
     used_by_others: job = "rectrain_operator_cpu_used_by_others_ratio", "CPU in use by other pods over the CPU that a job has not requested, as its automatic mode sees it: the mean over the nodes of its pods.";
+    servers: server = "rectrain_operator_server_replicas", "Servers that a RecModelServer should have.";
+    ready_servers: server = "rectrain_operator_server_ready_replicas", "Servers of a RecModelServer that answer.";
+    server_steps: server = "rectrain_operator_server_step", "Global step of the model that the servers of a RecModelServer should have. Absent for a path without a version.";
+    server_served_steps: server = "rectrain_operator_server_served_step", "Lowest global step among the servers of a RecModelServer that answer. It differs from `rectrain_operator_server_step` during a rollout.";
+    server_latest_steps: server = "rectrain_operator_server_latest_step", "Global step of the newest known checkpoint of a RecModelServer that follows its job. Absent for a pinned version.";
     lost_pods: counter = "rectrain_operator_lost_pods_total", "Pods that the operator deleted because their node was lost and their grace period was over.";
     api_server: gauge = "rectrain_operator_api_server_answers", "1 while the API server answers this instance, 0 while it is silent. The instance waits for it, and is not ready meanwhile.";
     lost_leases: counters = "rectrain_operator_leases_lost_total" ["cause"], "Times that this instance stopped leading without ending: `silent` if the lease was not renewed in time, `taken` if another instance took it or it was deleted. The instance joins the election again.";
@@ -359,7 +372,16 @@ impl OperatorMetrics {
 
     /// Whether this instance reconciles.
     pub fn leads(&self, leads: bool) {
-        self.families().leader.set(i64::from(leads));
+        let families = self.families();
+        families.leader.set(i64::from(leads));
+        if !leads {
+            // Only the leader knows them.
+            for gauge in
+                [&families.servers, &families.ready_servers, &families.server_steps, &families.server_latest_steps]
+            {
+                gauge.reset();
+            }
+        }
     }
 
     /// The job's status was checked just now.
@@ -399,6 +421,25 @@ impl OperatorMetrics {
     pub fn forget_job(&self, job: &JobName) {
         self.snapshots().remove(job);
         self.forget_look(job);
+    }
+
+    /// A RecModelServer was reconciled. `follows` says whether it takes newer checkpoints.
+    pub fn saw_server(&self, server: &JobName, status: &RecModelServerStatus, follows: bool) {
+        let step = |checkpoint: &Option<CheckpointStatus>| checkpoint.as_ref().map(|known| known.step as f64);
+        let families = self.families();
+        let replicas = status.replicas.as_ref();
+        set_or_remove(&families.servers, server, replicas.map(|count| f64::from(count.wanted)));
+        set_or_remove(&families.ready_servers, server, replicas.map(|count| f64::from(count.ready)));
+        set_or_remove(&families.server_steps, server, step(&status.checkpoint));
+        let answering = status.versions.iter().filter(|version| version.ready > 0);
+        let served = answering.filter_map(|version| version.step).min().map(|step| step as f64);
+        set_or_remove(&families.server_served_steps, server, served);
+        set_or_remove(&families.server_latest_steps, server, step(&status.latest).filter(|_| follows));
+    }
+
+    /// Forgets a RecModelServer that is gone.
+    pub fn forget_server(&self, server: &JobName) {
+        self.saw_server(server, &RecModelServerStatus::default(), false);
     }
 
     /// All metrics in Prometheus' text format.
@@ -471,11 +512,43 @@ mod tests {
         metrics.saw_job(&j(), JobSnapshot::new(&training(), 10));
         metrics.predicted(&j(), Some(0.25));
         metrics.crowded(&j(), Some(0.5));
+        metrics.saw_server(&j(), &served(), true);
         let text = metrics.encode().expect("they are served");
         for (name, kind, help) in REFERENCE {
             assert!(text.contains(&format!("# TYPE {name} {kind}")), "{name}");
             assert!(help.ends_with('.'), "{name}");
         }
+    }
+
+    fn served() -> RecModelServerStatus {
+        let checkpoint = |step| Some(CheckpointStatus { name: String::new(), step });
+        RecModelServerStatus {
+            checkpoint: checkpoint(800),
+            latest: checkpoint(900),
+            replicas: Some(rectrain_crds::ServerCount::new(1, 2)),
+            versions: vec![
+                rectrain_crds::VersionStatus { step: Some(800), replicas: 1, ready: 1 },
+                rectrain_crds::VersionStatus { step: Some(700), replicas: 1, ready: 1 },
+                rectrain_crds::VersionStatus { step: Some(600), replicas: 1, ready: 0 },
+            ],
+            ..RecModelServerStatus::default()
+        }
+    }
+
+    #[test]
+    fn the_status_of_servers_is_served_until_they_are_gone() {
+        let metrics = OperatorMetrics::new().expect("they register");
+        metrics.saw_server(&j(), &served(), false);
+        let text = metrics.encode().expect("they are served");
+        assert!(text.contains("rectrain_operator_server_ready_replicas{"), "{text}");
+        let served = text.lines().find(|line| line.starts_with("rectrain_operator_server_served_step{"));
+        assert!(served.is_some_and(|line| line.ends_with("} 700")), "{served:?}");
+        assert!(!text.contains("rectrain_operator_server_latest_step{"), "a pinned model is not stale: {text}");
+        metrics.saw_server(&j(), &served(), true);
+        let text = metrics.encode().expect("they are served");
+        assert!(text.contains("rectrain_operator_server_latest_step{"), "{text}");
+        metrics.forget_server(&j());
+        assert!(!metrics.encode().expect("they are served").contains("rectrain_operator_server_"));
     }
 
     #[test]
@@ -484,6 +557,7 @@ mod tests {
         metrics.saw_job(&j(), JobSnapshot::new(&training(), 10));
         metrics.predicted(&j(), Some(0.25));
         metrics.crowded(&j(), Some(0.5));
+        metrics.saw_server(&j(), &served(), true);
         let text = metrics.encode().expect("they are served");
         for line in [
             "jobs{phase=\"Training\"} 1",

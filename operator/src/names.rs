@@ -23,6 +23,15 @@ pub const CONTAINER: &str = "rectrain";
 /// Annotation: the digest of the applied object.
 pub const APPLIED_ANNOTATION: &str = "rectrain.dev/applied-hash";
 
+/// Label: the RecModelServer that an object belongs to.
+pub const SERVER_LABEL: &str = "rectrain.dev/model-server";
+/// Label of pods: the uid of their RecModelServer.
+pub const SERVER_UID_LABEL: &str = "rectrain.dev/model-server-uid";
+/// Label of a RecModelServer's pods: the global step of their model.
+pub const STEP_LABEL: &str = "rectrain.dev/step";
+/// Unprivileged UID and GID of pods; must match the runtime image.
+pub const USER: i64 = 65532;
+
 /// Port for calls between members of a job.
 pub const MEMBER_PORT: u16 = 7000;
 /// Port for the operator's requests to a coordinator (gRPC).
@@ -30,7 +39,12 @@ pub const CONTROL_PORT: u16 = 7001;
 /// Port of `/metrics`, `/healthz` and `/readyz` in every process.
 pub const METRICS_PORT: u16 = 9090;
 
-/// Namespace and name of a job.
+/// Port of REST, health and `/metrics` in a model's servers.
+pub const REST_PORT: u16 = 8080;
+/// Port of gRPC in a model's servers.
+pub const GRPC_PORT: u16 = 9000;
+
+/// Namespace and name of a job, or of a RecModelServer.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct JobName {
     /// The namespace.
@@ -122,6 +136,30 @@ pub fn pod_selector(job: &str, role: Role) -> BTreeMap<String, String> {
     labels(&[(JOB_LABEL, job), (ROLE_LABEL, role.name())])
 }
 
+/// The name of all objects of a RecModelServer.
+#[must_use]
+pub fn of_server(server: &str) -> String {
+    format!("{server}-server")
+}
+
+/// Labels of everything that belongs to a RecModelServer.
+#[must_use]
+pub fn server_labels(server: &str) -> BTreeMap<String, String> {
+    labels(&[
+        ("app.kubernetes.io/name", "rectrain"),
+        ("app.kubernetes.io/instance", server),
+        ("app.kubernetes.io/component", "server"),
+        ("app.kubernetes.io/managed-by", FIELD_MANAGER),
+        (SERVER_LABEL, server),
+    ])
+}
+
+/// Labels that select the pods of a RecModelServer.
+#[must_use]
+pub fn server_selector(server: &str) -> BTreeMap<String, String> {
+    labels(&[(SERVER_LABEL, server)])
+}
+
 fn labels(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
     pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
 }
@@ -146,5 +184,15 @@ mod tests {
         assert!(of_the_job.iter().all(|name| name.len() <= 63), "{of_the_job:?}");
         let mut labels = job_labels(&job).into_iter().chain(role_labels(&job, Role::EmbeddingWorker));
         assert!(labels.all(|(_, value)| value.len() <= 63));
+    }
+
+    /// A Deployment's pods are named `NAME-`, ten characters, `-` and five characters.
+    #[test]
+    fn the_longest_server_name_leaves_room_for_pod_names() {
+        let server = "s".repeat(35);
+        assert!(format!("{}-5d4c8f7b99-abcde", of_server(&server)).len() <= 63);
+        assert!(server_labels(&server).values().all(|value| value.len() <= 63));
+        let selected = server_selector(&server);
+        assert!(selected.iter().all(|(label, value)| server_labels(&server).get(label) == Some(value)));
     }
 }

@@ -1,6 +1,7 @@
-//! The kinds of objects of a job, and an object of any kind as JSON.
+//! The kinds of objects of jobs and of model servers, and an object of any kind as JSON.
 
-use k8s_openapi::api::apps::v1::StatefulSet;
+use k8s_openapi::api::apps::v1::{Deployment, StatefulSet};
+use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret, Service, ServiceAccount};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
@@ -11,7 +12,7 @@ use serde_json::Value;
 use crate::digest::digest;
 use crate::names::APPLIED_ANNOTATION;
 
-/// The kinds of a job's objects, in the order of their creation.
+/// The kinds of objects that the operator applies, in the order of their creation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
     /// The account of the pods.
@@ -26,12 +27,16 @@ pub enum Kind {
     NetworkPolicy,
     /// The number of pods that a drain may evict at a time.
     PodDisruptionBudget,
-    /// The pods.
+    /// The pods of a job.
     StatefulSet,
+    /// The pods of a RecModelServer.
+    Deployment,
+    /// The number of pods of a RecModelServer, by their load.
+    HorizontalPodAutoscaler,
 }
 
 impl Kind {
-    /// All kinds, in the order of their creation.
+    /// All kinds of a job's objects, in the order of their creation.
     pub const ALL: [Self; 7] = [
         Self::ServiceAccount,
         Self::ConfigMap,
@@ -53,6 +58,8 @@ impl Kind {
             Self::NetworkPolicy => ApiResource::erase::<NetworkPolicy>(&()),
             Self::PodDisruptionBudget => ApiResource::erase::<PodDisruptionBudget>(&()),
             Self::StatefulSet => ApiResource::erase::<StatefulSet>(&()),
+            Self::Deployment => ApiResource::erase::<Deployment>(&()),
+            Self::HorizontalPodAutoscaler => ApiResource::erase::<HorizontalPodAutoscaler>(&()),
         }
     }
 
@@ -67,6 +74,8 @@ impl Kind {
             Self::NetworkPolicy => "NetworkPolicy",
             Self::PodDisruptionBudget => "PodDisruptionBudget",
             Self::StatefulSet => "StatefulSet",
+            Self::Deployment => "Deployment",
+            Self::HorizontalPodAutoscaler => "HorizontalPodAutoscaler",
         }
     }
 }

@@ -10,7 +10,10 @@
 //! - Tolerations are merged by their key. `DeepMerge` replaces the list, and the operator's
 //!   tolerations of lost nodes would go.
 
-use serde_json::Value;
+use rectrain_crds::PodTemplate;
+use serde_json::{Value, json};
+
+use crate::names::CONTAINER;
 
 /// Lists of a pod template with keyed entries, and their keys. Other lists are replaced as a whole.
 const KEYS: &[(&str, &[&str])] = &[
@@ -24,6 +27,27 @@ const KEYS: &[(&str, &[&str])] = &[
     ("tolerations", &["key", "operator", "value", "effect"]),
     ("topologySpreadConstraints", &["topologyKey", "whenUnsatisfiable"]),
 ];
+
+/// The user's template as a pod template, to merge over the operator's. Labels and annotations are
+/// left out.
+///
+/// # Errors
+/// If it cannot be written as JSON.
+pub fn overlay(user: &PodTemplate) -> Result<Value, serde_json::Error> {
+    let mut fields = serde_json::to_value(user)?;
+    let mut container = json!({"name": CONTAINER});
+    for field in ["resources", "env", "volumeMounts"] {
+        if let Some(value) = fields.as_object_mut().and_then(|fields| fields.remove(field)) {
+            container[field] = value;
+        }
+    }
+    if let Some(fields) = fields.as_object_mut() {
+        fields.remove("labels");
+        fields.remove("annotations");
+    }
+    fields["containers"] = json!([container]);
+    Ok(json!({"spec": fields}))
+}
 
 /// Merges `over` into `base`. A `null` in `over` deletes the field.
 pub fn strategic_merge(base: &mut Value, over: &Value) {
@@ -78,11 +102,9 @@ fn is_another_source(a: &Value, b: &Value) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
     use k8s_openapi::DeepMerge;
     use k8s_openapi::api::core::v1::PodSpec;
-    use serde_json::json;
-
-    use super::*;
 
     fn merged(base: Value, over: Value) -> Value {
         let mut base = base;

@@ -47,7 +47,7 @@ impl StoredForms {
     }
 
     /// Forgets all objects if there are more than `most`.
-    pub(super) fn trim(&self, most: usize) {
+    pub(crate) fn trim(&self, most: usize) {
         let mut forms = self.lock();
         if forms.len() > most {
             forms.clear();

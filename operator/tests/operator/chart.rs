@@ -105,6 +105,12 @@ async fn the_chart_grants_exactly_the_rights_that_the_operator_uses() {
     let asked = world.api().log.iter().filter(|call| *call == "GET events").count();
     assert!(asked > 0, "the events were not read");
     needed.get_mut("events").unwrap().insert("list".to_owned());
+    // Servers of a model, which gain and lose an autoscaler.
+    let servers = crate::server::with_and_without_an_autoscaler().await;
+    servers.api.lock().log.iter().for_each(|call| needed_by(call, &mut needed));
+    for watched in ["recmodelservers", "deployments"] {
+        needed.get_mut(watched).unwrap().extend(["list".to_owned(), "watch".to_owned()]);
+    }
     needed_for_nodes(&mut needed).await;
     // Jobs are watched, and a repeated event is patched.
     needed.get_mut("rectrainingjobs").unwrap().extend(["list".to_owned(), "watch".to_owned()]);
@@ -162,15 +168,19 @@ fn the_chart_renders_with_all_example_values_and_passes_the_linter() {
 }
 
 #[test]
-fn the_crd_is_the_generated_one_and_outlives_the_chart() {
+fn the_crds_are_the_generated_ones_and_outlive_the_chart() {
     let Some(helm) = helm() else { return };
     let all = objects(&helm, &[]);
-    let mut crd = find(&all, "CustomResourceDefinition").clone();
-    assert_eq!(crd["metadata"]["annotations"]["helm.sh/resource-policy"], "keep");
-    crd["metadata"].as_object_mut().unwrap().remove("annotations");
-    let generated: Value = serde_yaml::from_str(&rectrain_crds::crd_yaml()).unwrap();
-    assert_eq!(crd["spec"], generated["spec"]);
-    assert_eq!(crd["metadata"], generated["metadata"]);
+    for generated in [rectrain_crds::crd_yaml(), rectrain_crds::server_crd_yaml()] {
+        let generated: Value = serde_yaml::from_str(&generated).unwrap();
+        let name = &generated["metadata"]["name"];
+        let is_it = |crd: &&Value| crd["kind"] == "CustomResourceDefinition" && crd["metadata"]["name"] == *name;
+        let mut crd = all.iter().find(is_it).unwrap_or_else(|| panic!("no {name}")).clone();
+        assert_eq!(crd["metadata"]["annotations"]["helm.sh/resource-policy"], "keep");
+        crd["metadata"].as_object_mut().unwrap().remove("annotations");
+        assert_eq!(crd["spec"], generated["spec"]);
+        assert_eq!(crd["metadata"], generated["metadata"]);
+    }
     let without = objects(&helm, &["--set", "crds.install=false"]);
     assert!(without.iter().all(|object| object["kind"] != "CustomResourceDefinition"));
 }

@@ -11,6 +11,7 @@ mod manifests;
 mod members;
 mod nodes;
 mod phase;
+mod server;
 mod shortage;
 mod switch;
 mod trouble;

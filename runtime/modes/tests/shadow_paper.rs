@@ -19,8 +19,8 @@ use rectrain_modes::gba::{Dispatcher, DispatcherSetup, GradientServer, Push, Pus
 use rectrain_modes::shadow::{ReplicaSync, Shadow, interpolate};
 use rectrain_modes::switch::{Boundary, Order, RunMode, RunPlan, TrainingRun};
 use rectrain_modes::{
-    Answers, Assignment, Batch, DataList, DenseHome, GlobalStep, Outcome, Rank, Reply, RowLedger, Server, Token,
-    TrainingMode, share_of_batch,
+    Answers, Assignment, Batch, CoordinatorHalf, DataList, DenseHome, GlobalStep, Outcome, Rank, Reply, RowLedger,
+    Server, Token, TrainingMode, share_of_batch,
 };
 use rectrain_random::SplitMix64;
 

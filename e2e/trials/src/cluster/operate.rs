@@ -9,8 +9,8 @@ use rectrain_harness::jobs::NAMESPACE;
 
 use super::steps::{
     alerts, contention, dashboards, failures, faked_nodes, kills, lifecycle, long_names, measured, recovery, refusals,
-    repairs, rights, scaling, scrapes, shortage, slow_members, strangers, survivors, switches, takeover, thousand,
-    unseen,
+    repairs, rights, scaling, scrapes, serving, shortage, slow_members, strangers, survivors, switches, takeover,
+    thousand, unseen,
 };
 use super::support::TestCluster;
 use super::support::chart::{POLL_EVERY_SECOND, install};
@@ -36,7 +36,7 @@ const fn long(name: &'static str, run: fn(&TestCluster) -> Result<(), TrialError
     Step { name, claim, run, is_quick: false }
 }
 
-const STEPS: [Step; 34] = [
+const STEPS: [Step; 35] = [
     quick("completes", lifecycle::completes, "a job completes with the model of a run outside of the cluster"),
     quick("switches", switches::switches, "a running job switches its training mode without a restart"),
     quick("refuses", refusals::refuses, "the API server refuses invalid manifests, and says why"),
@@ -93,6 +93,11 @@ const STEPS: [Step; 34] = [
         "slow-members",
         slow_members::slow_members,
         "a slow member is named, and work moves away from a server and an embedding worker and back",
+    ),
+    long(
+        "serves-a-model",
+        serving::serves_a_model,
+        "servers of a model follow its job's checkpoints, go back, and outlive the job, and no request fails",
     ),
     quick("fails", failures::fails, "every failure shows its condition"),
     quick("needs-its-rights", rights::needs_its_rights, "the operator uses every right that the chart grants"),

@@ -22,10 +22,10 @@ use super::config_map::MANIFEST;
 use super::service::ports;
 use super::{Plan, coordinator_host};
 use crate::names::{
-    self, ATTEMPT_LABEL, CONTAINER, CONTROL_PORT, JOB_UID_LABEL, MEMBER_PORT, METRICS_PORT, pod_template,
+    self, ATTEMPT_LABEL, CONTAINER, CONTROL_PORT, JOB_UID_LABEL, MEMBER_PORT, METRICS_PORT, USER, pod_template,
 };
 use crate::quantity::value_of;
-use crate::reconcile::merge::strategic_merge;
+use crate::reconcile::merge::{overlay, strategic_merge};
 
 /// Folder of the manifest.
 const FOLDER: &str = "/etc/rectrain";
@@ -37,8 +37,6 @@ const ROWS_FOLDER: &str = "/var/lib/rectrain/rows";
 const JOURNAL_FOLDER: &str = "/var/lib/rectrain/journal";
 /// Seconds that pods stay on a lost node: some nodes return after a moment.
 const LOST_NODE_SECONDS: i64 = 30;
-/// Unprivileged UID and GID; must match the runtime image.
-const USER: i64 = 65532;
 
 pub(super) fn build(plan: &Plan<'_>, role: Role) -> Result<StatefulSet, serde_json::Error> {
     let name = plan.name();
@@ -108,23 +106,6 @@ fn raise_memory(template: &mut Value, bytes: u64) {
             resources["requests"]["memory"] = json!(raised.min(bytes).to_string());
         }
     }
-}
-
-/// The user's template as a pod template.
-fn overlay(user: &PodTemplate) -> Result<Value, serde_json::Error> {
-    let mut fields = serde_json::to_value(user)?;
-    let mut container = json!({"name": CONTAINER});
-    for field in ["resources", "env", "volumeMounts"] {
-        if let Some(value) = fields.as_object_mut().and_then(|fields| fields.remove(field)) {
-            container[field] = value;
-        }
-    }
-    if let Some(fields) = fields.as_object_mut() {
-        fields.remove("labels");
-        fields.remove("annotations");
-    }
-    fields["containers"] = json!([container]);
-    Ok(json!({"spec": fields}))
 }
 
 fn pod(plan: &Plan<'_>, role: Role) -> PodSpec {

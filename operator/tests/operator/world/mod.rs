@@ -54,7 +54,7 @@ thread_local! {
     static NOW: Cell<i64> = const { Cell::new(1_800_000_000) };
 }
 
-fn now() -> Timestamp {
+pub fn now() -> Timestamp {
     Timestamp::from_second(NOW.get()).unwrap()
 }
 

@@ -16,6 +16,7 @@ pub(super) mod repairs;
 pub(super) mod rights;
 pub(super) mod scaling;
 pub(super) mod scrapes;
+pub(super) mod serving;
 pub(super) mod shortage;
 pub(super) mod slow_members;
 pub(super) mod strangers;

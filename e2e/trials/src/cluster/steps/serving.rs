@@ -1,0 +1,140 @@
+//! Servers of a model: they follow the checkpoints of a job, go back to an earlier one, and outlive
+//! the job. A client's requests do not fail meanwhile.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use rectrain_harness::events::parse;
+use rectrain_harness::files::write;
+use rectrain_harness::jobs::{Jobs, NAMESPACE};
+use rectrain_harness::manifests::{endless, merged, with_checkpoints};
+use rectrain_harness::waiting::eventually;
+use rectrain_harness::{HarnessError, not_yet};
+use serde_json::{Value, json};
+
+use crate::TrialError;
+use crate::cluster::support::{TestCluster, object_store};
+use crate::error::unmet;
+
+/// How long a rollout may take.
+const ROLLOUT: Duration = Duration::from_secs(300);
+/// Global steps between two checkpoints.
+const EVERY: u64 = 2_000;
+/// The job, and its servers.
+const NAME: &str = "served";
+
+/// The servers start with a checkpoint, roll to a newer one, and back. Then their job is deleted,
+/// and one of them is killed. A client asks for predictions all the time.
+pub(in crate::cluster) fn serves_a_model(cluster: &TestCluster) -> Result<(), TrialError> {
+    let jobs = &cluster.jobs;
+    object_store::start(&cluster.paths, NAMESPACE)?;
+    object_store::make_bucket(cluster.kubectl(), NAMESPACE)?;
+    let kept = json!({"checkpoint": {"keep": 1000}});
+    jobs.submit(NAME, &merged(with_checkpoints(&endless(), NAME, EVERY), kept))?;
+    jobs.apply(&server(NAME, &json!({"model": {"job": NAME}, "updateEverySeconds": 10})))?;
+    let first = until_serving(jobs, "servers with the first model", |step| step > 0)?;
+    let request = cluster.paths.run().join("prediction-request.json");
+    write(&request, row().to_string())?;
+    let answers = under_load(jobs, &request, || rolls_and_outlives(jobs, first))?;
+    println!("{answers} requests answered during rollouts, and none refused");
+    Ok(jobs.within(&["delete", "recmodelserver", NAME, "--timeout=120s"]).map(drop)?)
+}
+
+fn rolls_and_outlives(jobs: &Jobs, first: u64) -> Result<(), TrialError> {
+    let newer = until_serving(jobs, "servers with a newer model", |step| step > first)?;
+    patch(jobs, &json!({"spec": {"version": first}}))?;
+    until_serving(jobs, "servers with the first model again", |step| step == first)?;
+    println!("rolled from step {first} to {newer}, and back");
+    jobs.delete(NAME)?;
+    patch(jobs, &json!({"spec": {"version": newer, "replicas": 3}}))?;
+    until_serving(jobs, "three servers without their job", |step| step == newer)?;
+    Ok(())
+}
+
+/// Asks for predictions until `work` is done; returns the number of answers.
+fn under_load(jobs: &Jobs, request: &Path, work: impl FnOnce() -> Result<(), TrialError>) -> Result<u64, TrialError> {
+    let is_done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let load = scope.spawn(|| {
+            let mut answers = 0;
+            while !is_done.load(Ordering::Relaxed) {
+                predicts(jobs, request)?;
+                answers += 1;
+            }
+            Ok::<u64, TrialError>(answers)
+        });
+        let worked = work();
+        is_done.store(true, Ordering::Relaxed);
+        let answers = load.join().map_err(|_| HarnessError::Panicked)?;
+        worked?;
+        answers
+    })
+}
+
+/// One request, through the API server.
+fn predicts(jobs: &Jobs, request: &Path) -> Result<(), TrialError> {
+    let service = format!("/api/v1/namespaces/{NAMESPACE}/services/{NAME}-server:http");
+    let infer = format!("{service}/proxy/v2/models/{NAME}/infer");
+    let file = request.display().to_string();
+    let answer = parse("a prediction", &jobs.within(&["create", "--raw", &infer, "--filename", &file])?)?;
+    let probability = answer["outputs"][0]["data"][0].as_f64();
+    if probability.is_some_and(|probability| probability > 0.0 && probability < 1.0) {
+        return Ok(());
+    }
+    Err(unmet("a probability", answer))
+}
+
+/// A row of the small job.
+fn row() -> Value {
+    let ids = (1..=6).map(|n| json!({"name": format!("C{n}"), "shape": [1], "datatype": "INT64", "data": [n]}));
+    let numbers = (1..=4).map(|n| json!({"name": format!("I{n}"), "shape": [1], "datatype": "FP32", "data": [0.5]}));
+    json!({"inputs": ids.chain(numbers).collect::<Vec<_>>()})
+}
+
+fn server(name: &str, spec: &Value) -> Value {
+    json!({"apiVersion": "rectrain.dev/v1alpha1", "kind": "RecModelServer", "metadata": {"name": name}, "spec": spec})
+}
+
+fn patch(jobs: &Jobs, patch: &Value) -> Result<(), HarnessError> {
+    jobs.within(&["patch", "recmodelserver", NAME, "--type=merge", &format!("--patch={patch}")]).map(drop)
+}
+
+/// Waits until all servers answer with a wanted model; returns its step.
+fn until_serving(jobs: &Jobs, awaited: &str, is_wanted: impl Fn(u64) -> bool) -> Result<u64, HarnessError> {
+    eventually(ROLLOUT, awaited, || {
+        let server = jobs.get(&format!("recmodelserver/{NAME}"))?;
+        let status = &server["status"];
+        let step = status["checkpoint"]["step"].as_u64().unwrap_or(0);
+        let is_seen = status["observedGeneration"] == server["metadata"]["generation"];
+        if is_seen && status["phase"] == "Ready" && is_wanted(step) { Ok(step) } else { Err(not_yet(status)) }
+    })
+}
+
+/// Servers gain an autoscaler, change it, and lose it. They need no model for that.
+pub(super) fn gains_and_loses_an_autoscaler(jobs: &Jobs) -> Result<(), HarnessError> {
+    let name = "autoscaled";
+    let cpu = json!({"resources": {"requests": {"cpu": "10m"}}});
+    let spec =
+        |most: u32| json!({"model": {"path": "/tmp/none"}, "autoscaling": {"maxReplicas": most}, "template": cpu});
+    let most = || -> Result<Option<u64>, HarnessError> {
+        let all = jobs.get("horizontalpodautoscalers")?;
+        let its = all["items"].as_array().into_iter().flatten();
+        let mut its = its.filter(|autoscaler| autoscaler["metadata"]["name"] == "autoscaled-server");
+        Ok(its.next().and_then(|autoscaler| autoscaler["spec"]["maxReplicas"].as_u64()))
+    };
+    let until = |wanted: Option<u64>| {
+        eventually(ROLLOUT, &format!("an autoscaler up to {wanted:?}"), || match most()? {
+            found if found == wanted => Ok(()),
+            found => Err(not_yet(format!("{found:?}"))),
+        })
+    };
+    for most in [1, 2] {
+        jobs.apply(&server(name, &spec(most)))?;
+        until(Some(u64::from(most)))?;
+    }
+    let none = json!({"spec": {"autoscaling": null}});
+    jobs.within(&["patch", "recmodelserver", name, "--type=merge", &format!("--patch={none}")])?;
+    until(None)?;
+    jobs.within(&["delete", "recmodelserver", name, "--timeout=120s"]).map(drop)
+}

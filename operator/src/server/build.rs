@@ -1,0 +1,230 @@
+//! Builds the objects of a `RecModelServer`. Pure: they depend only on the manifest, the chosen
+//! model, the installation, and the number of pods that an autoscaler has set.
+
+use kube::{Resource, ResourceExt};
+use rectrain_crds::{RecModelServer, ServerAutoscalingSpec, defaults};
+use serde_json::{Value, json};
+
+use super::model::Target;
+use crate::config::OperatorConfig;
+use crate::names::{self, CONTAINER, GRPC_PORT, REST_PORT, SERVER_UID_LABEL, STEP_LABEL, USER};
+use crate::objects::{Kind, Wanted};
+use crate::reconcile::merge::{overlay, strategic_merge};
+
+/// The time after SIGTERM in which a server still accepts requests, so that load balancers notice.
+const DRAIN_SECONDS: u32 = 5;
+/// The time that a server may need to load its model.
+const START_SECONDS: u32 = 600;
+/// The time between two looks of the startup probe.
+const START_PERIOD_SECONDS: u32 = 5;
+/// A rollout without progress for this time is reported. It is longer than a start may take.
+const DEADLINE_SECONDS: u32 = START_SECONDS + 300;
+
+/// The input of the builders.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan<'a> {
+    /// The object.
+    pub server: &'a RecModelServer,
+    /// Its model.
+    pub target: &'a Target,
+    /// The number of servers.
+    pub replicas: u32,
+    /// The installation.
+    pub config: &'a OperatorConfig,
+}
+
+/// The number of servers that should exist. An autoscaler has set the number of an existing
+/// Deployment.
+#[must_use]
+pub fn replicas(server: &RecModelServer, deployed: Option<u32>) -> u32 {
+    let spec = &server.spec;
+    match &spec.autoscaling {
+        Some(scaling) => deployed.unwrap_or(0).clamp(least(scaling), scaling.max_replicas.max(least(scaling))),
+        None => spec.replicas.unwrap_or(defaults::SERVERS),
+    }
+}
+
+fn least(scaling: &ServerAutoscalingSpec) -> u32 {
+    scaling.min_replicas.unwrap_or(defaults::REPLICAS)
+}
+
+/// All objects, in the order of their creation.
+///
+/// # Errors
+/// If the template cannot be written as JSON.
+pub fn objects(plan: Plan<'_>) -> Result<Vec<Wanted>, serde_json::Error> {
+    let mut all = vec![
+        wanted(plan, Kind::ServiceAccount, json!({"automountServiceAccountToken": false})),
+        wanted(plan, Kind::Service, json!({"spec": service(plan)})),
+        wanted(plan, Kind::NetworkPolicy, json!({"spec": network_policy(plan)})),
+        wanted(plan, Kind::PodDisruptionBudget, json!({"spec": disruption_budget(plan)})),
+        wanted(plan, Kind::Deployment, json!({"spec": deployment(plan)?})),
+    ];
+    if let Some(scaling) = &plan.server.spec.autoscaling {
+        all.push(wanted(plan, Kind::HorizontalPodAutoscaler, json!({"spec": autoscaler(plan, scaling)})));
+    }
+    Ok(all)
+}
+
+/// An object with these fields, named and owned.
+fn wanted(plan: Plan<'_>, kind: Kind, mut body: Value) -> Wanted {
+    let server = plan.server.name_any();
+    body["apiVersion"] = json!(kind.resource().api_version);
+    body["kind"] = json!(kind.name());
+    body["metadata"] = json!({
+        "name": names::of_server(&server),
+        "namespace": plan.server.namespace(),
+        "labels": names::server_labels(&server),
+        "ownerReferences": plan.server.controller_owner_ref(&()).into_iter().collect::<Vec<_>>(),
+    });
+    Wanted::new(kind, body)
+}
+
+fn selector(plan: Plan<'_>) -> Value {
+    json!({"matchLabels": names::server_selector(&plan.server.name_any())})
+}
+
+/// The ports of a server, by name.
+const PORTS: [(&str, u16); 2] = [("http", REST_PORT), ("grpc", GRPC_PORT)];
+
+fn service(plan: Plan<'_>) -> Value {
+    let ports = PORTS.map(|(name, port)| json!({"name": name, "port": port, "protocol": "TCP", "targetPort": name}));
+    json!({"selector": names::server_selector(&plan.server.name_any()), "ports": ports})
+}
+
+/// Every pod may ask for predictions and read metrics. Other ports are closed. Calls from the
+/// servers are not restricted, because their model is outside.
+fn network_policy(plan: Plan<'_>) -> Value {
+    let ports = PORTS.map(|(_, port)| json!({"port": port, "protocol": "TCP"}));
+    json!({"podSelector": selector(plan), "policyTypes": ["Ingress"], "ingress": [{"ports": ports}]})
+}
+
+fn disruption_budget(plan: Plan<'_>) -> Value {
+    json!({"maxUnavailable": 1, "selector": selector(plan), "unhealthyPodEvictionPolicy": "AlwaysAllow"})
+}
+
+fn autoscaler(plan: Plan<'_>, scaling: &ServerAutoscalingSpec) -> Value {
+    let percent = scaling.cpu_percent.unwrap_or(defaults::SERVER_CPU_PERCENT);
+    let target = json!({"type": "Utilization", "averageUtilization": percent});
+    let deployment = names::of_server(&plan.server.name_any());
+    json!({
+        "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": deployment},
+        "minReplicas": least(scaling),
+        "maxReplicas": scaling.max_replicas,
+        "metrics": [{"type": "Resource", "resource": {"name": "cpu", "target": target}}],
+    })
+}
+
+/// A rollout starts a new server before an old one ends, so no request is refused.
+fn deployment(plan: Plan<'_>) -> Result<Value, serde_json::Error> {
+    Ok(json!({
+        "replicas": plan.replicas,
+        "revisionHistoryLimit": 2,
+        "progressDeadlineSeconds": DEADLINE_SECONDS,
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
+        "selector": selector(plan),
+        "template": template(plan)?,
+    }))
+}
+
+/// The operator's template, with the user's template merged over it.
+fn template(plan: Plan<'_>) -> Result<Value, serde_json::Error> {
+    let mut template = json!({"spec": pod(plan)});
+    let mut labels = json!({});
+    let mut annotations = json!({
+        "prometheus.io/scrape": "true",
+        "prometheus.io/port": REST_PORT.to_string(),
+        "prometheus.io/path": "/metrics",
+    });
+    if let Some(user) = &plan.server.spec.template {
+        strategic_merge(&mut template, &overlay(user)?);
+        strategic_merge(&mut labels, &json!(user.labels));
+        strategic_merge(&mut annotations, &json!(user.annotations));
+    }
+    // The operator's labels win, because it selects pods by them.
+    let mut own = names::server_labels(&plan.server.name_any());
+    own.extend(plan.server.uid().map(|uid| (SERVER_UID_LABEL.to_owned(), uid)));
+    own.extend(plan.target.step().map(|step| (STEP_LABEL.to_owned(), step.to_string())));
+    strategic_merge(&mut labels, &json!(own));
+    template["metadata"] = json!({"labels": labels, "annotations": annotations});
+    Ok(template)
+}
+
+fn pod(plan: Plan<'_>) -> Value {
+    let mut pod = json!({
+        "serviceAccountName": names::of_server(&plan.server.name_any()),
+        "automountServiceAccountToken": false,
+        "enableServiceLinks": false,
+        "terminationGracePeriodSeconds": defaults::TERMINATION_GRACE_SECONDS,
+        "securityContext": {
+            "runAsNonRoot": true,
+            "runAsUser": USER,
+            "runAsGroup": USER,
+            "fsGroup": USER,
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "volumes": [{"name": "tmp", "emptyDir": {}}],
+        "containers": [container(plan)],
+    });
+    if !plan.config.image_pull_secrets.is_empty() {
+        let secrets = plan.config.image_pull_secrets.iter().map(|name| json!({"name": name}));
+        pod["imagePullSecrets"] = secrets.collect();
+    }
+    pod
+}
+
+fn container(plan: Plan<'_>) -> Value {
+    let image = plan.server.spec.image.as_ref().unwrap_or(&plan.config.runtime_image);
+    let ports = PORTS.map(|(name, port)| json!({"name": name, "containerPort": port, "protocol": "TCP"}));
+    let mut container = json!({
+        "name": CONTAINER,
+        "image": image,
+        "imagePullPolicy": plan.config.image_pull_policy,
+        "args": arguments(plan),
+        "env": [{"name": "RECTRAIN_LOG", "value": "info"}],
+        "ports": ports,
+        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
+        "securityContext": {
+            "allowPrivilegeEscalation": false,
+            "readOnlyRootFilesystem": true,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        // A server listens once its model is in memory.
+        "startupProbe": probe("live", START_PERIOD_SECONDS, START_SECONDS / START_PERIOD_SECONDS),
+        "readinessProbe": probe("ready", 2, 1),
+        // A process that computes on every core may answer slowly. Only a stuck one is restarted.
+        "livenessProbe": probe("live", 20, 9),
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    });
+    if let Some(secret) = &plan.target.place.secret_name {
+        container["envFrom"] = json!([{"secretRef": {"name": secret, "optional": false}}]);
+    }
+    container
+}
+
+fn probe(path: &str, period_seconds: u32, failures: u32) -> Value {
+    json!({
+        "httpGet": {"path": format!("/v2/health/{path}"), "port": "http"},
+        "periodSeconds": period_seconds,
+        "timeoutSeconds": if path == "live" { 10 } else { 2 },
+        "failureThreshold": failures,
+    })
+}
+
+/// The command line of a server.
+fn arguments(plan: Plan<'_>) -> Vec<String> {
+    let in_flight = plan.server.spec.max_in_flight.unwrap_or(defaults::SERVER_MAX_IN_FLIGHT);
+    let mut arguments = vec![
+        "serve".to_owned(),
+        plan.target.location(),
+        format!("--name={}", plan.server.name_any()),
+        format!("--listen=[::]:{REST_PORT}"),
+        format!("--grpc=[::]:{GRPC_PORT}"),
+        format!("--drain={DRAIN_SECONDS}s"),
+        format!("--max-requests={in_flight}"),
+    ];
+    let options = plan.target.place.options.iter();
+    arguments.extend(options.map(|(name, value)| format!("--option={name}={value}")));
+    arguments
+}

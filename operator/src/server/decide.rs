@@ -1,0 +1,205 @@
+//! The decision about a `RecModelServer`: from its manifest and the observed objects to the wanted
+//! objects and the status. Pure.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use rectrain_crds::{RecModelServer, RecModelServerStatus, RecTrainingJob, ServerCount, ServerPhase, VersionStatus};
+use serde_json::Value;
+
+use super::build::{self, Plan};
+use super::conditions::{Finding, conditions};
+use super::model::{self, Choice, Missing, Target};
+use super::observe::ServerPod;
+use crate::config::OperatorConfig;
+use crate::names::APPLIED_ANNOTATION;
+use crate::objects::{Kind, Wanted};
+
+/// Time between two looks at the job of a model.
+const LOOK_AT_JOB: Duration = Duration::from_secs(15);
+/// Longest time between two reconciles of an object that does not change.
+const AT_LEAST: Duration = Duration::from_secs(600);
+/// The most versions in a status.
+const MOST_VERSIONS: usize = 16;
+
+/// Why the API server refuses an object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Obstacle {
+    /// A word.
+    pub reason: &'static str,
+    /// A sentence with the remedy.
+    pub message: String,
+}
+
+/// Everything that is known about a `RecModelServer`.
+#[derive(Clone, Copy, Debug)]
+pub struct Facts<'a> {
+    /// The present, in whole seconds.
+    pub now: Timestamp,
+    /// The object.
+    pub server: &'a RecModelServer,
+    /// The job of its model, if the job exists.
+    pub job: Option<&'a RecTrainingJob>,
+    /// Its Deployment.
+    pub deployment: Option<&'a Value>,
+    /// Its pods.
+    pub pods: &'a [ServerPod],
+    /// The obstacle of the reconcile before.
+    pub obstacle: Option<&'a Obstacle>,
+    /// The installation.
+    pub config: &'a OperatorConfig,
+}
+
+/// The decision.
+#[derive(Clone, Debug)]
+pub struct Decision {
+    /// The new status.
+    pub status: RecModelServerStatus,
+    /// The wanted objects. `None` if there is no model: existing servers stay as they are.
+    pub objects: Option<Vec<Wanted>>,
+    /// The time until the next reconcile.
+    pub look_again: Duration,
+}
+
+/// Decides.
+///
+/// # Errors
+/// If an object cannot be written as JSON.
+pub fn decide(facts: Facts<'_>) -> Result<Decision, serde_json::Error> {
+    let choice = model::choose(facts.server, facts.job, facts.now);
+    let replicas = build::replicas(facts.server, deployed(facts.deployment));
+    let objects = match &choice.target {
+        Ok(target) => {
+            let plan = Plan { server: facts.server, target, replicas, config: facts.config };
+            Some(build::objects(plan)?)
+        }
+        Err(_) => None,
+    };
+    let finding = finding(facts, &choice, objects.as_deref(), replicas);
+    let status = status(facts, &choice, &finding, replicas);
+    Ok(Decision { status, objects, look_again: look_again(facts.server, &choice) })
+}
+
+fn look_again(server: &RecModelServer, choice: &Choice) -> Duration {
+    let for_job = if server.spec.model.job.is_some() { LOOK_AT_JOB } else { AT_LEAST };
+    choice.wait.map_or(for_job, |wait| wait.min(for_job))
+}
+
+/// The number of pods in a Deployment's spec.
+fn deployed(deployment: Option<&Value>) -> Option<u32> {
+    deployment.and_then(|deployment| count(&deployment["spec"]["replicas"]))
+}
+
+fn count(value: &Value) -> Option<u32> {
+    u32::try_from(value.as_u64()?).ok()
+}
+
+/// The state of the servers.
+fn finding(facts: Facts<'_>, choice: &Choice, objects: Option<&[Wanted]>, replicas: u32) -> Finding {
+    if let Some(obstacle) = facts.obstacle {
+        return Finding::new(ServerPhase::Degraded, obstacle.reason, obstacle.message.clone());
+    }
+    if let Err(missing) = choice.target {
+        return no_model(facts, missing);
+    }
+    let wanted = objects.into_iter().flatten().find(|object| object.kind == Kind::Deployment);
+    let Some((wanted, deployment)) = wanted.zip(facts.deployment) else {
+        return Finding::new(ServerPhase::Progressing, "Starting", "its servers are about to be created");
+    };
+    let applied = &deployment["metadata"]["annotations"][APPLIED_ANNOTATION];
+    if applied.as_str() != Some(wanted.hash()) {
+        return Finding::new(ServerPhase::Progressing, "RollingOut", "its servers are about to change");
+    }
+    rollout(deployment, replicas)
+}
+
+/// The state of a Deployment that is as it should be.
+fn rollout(deployment: &Value, replicas: u32) -> Finding {
+    let status = &deployment["status"];
+    let number = |field: &str| count(&status[field]).unwrap_or(0);
+    let is_seen = status["observedGeneration"].as_i64() >= deployment["metadata"]["generation"].as_i64();
+    let (updated, ready) = (number("updatedReplicas"), number("availableReplicas"));
+    if is_seen && updated >= replicas && ready >= replicas && number("replicas") <= replicas {
+        return Finding::new(ServerPhase::Ready, "Serving", "all servers answer with the wanted model");
+    }
+    let stuck = status["conditions"].as_array().into_iter().flatten();
+    let mut stuck = stuck.filter(|condition| condition["reason"] == "ProgressDeadlineExceeded");
+    if is_seen && stuck.next().is_some() {
+        let message = format!(
+            "{updated} of {replicas} servers have the wanted model, and the others do not start: look at the logs and events of the pods, or set spec.version to an earlier step"
+        );
+        return Finding::new(ServerPhase::Degraded, "RolloutStuck", message);
+    }
+    let message = format!("{updated} of {replicas} servers have the wanted model, and {ready} servers answer");
+    Finding::new(ServerPhase::Progressing, "RollingOut", message)
+}
+
+/// The state without a model.
+fn no_model(facts: Facts<'_>, missing: Missing) -> Finding {
+    let job = facts.server.spec.model.job.as_deref().unwrap_or_default();
+    let (phase, reason, message) = match missing {
+        Missing::Job => (
+            ServerPhase::Degraded,
+            "JobNotFound",
+            format!("there is no RecTrainingJob `{job}` in this namespace: create it, or correct spec.model.job"),
+        ),
+        Missing::CheckpointPath => (
+            ServerPhase::Degraded,
+            "NoCheckpointPath",
+            format!("the RecTrainingJob `{job}` writes no checkpoints: set its spec.checkpoint.path"),
+        ),
+        Missing::Checkpoint => (
+            ServerPhase::Pending,
+            "NoCheckpoint",
+            format!("the RecTrainingJob `{job}` has no complete checkpoint yet: the servers start with its first"),
+        ),
+    };
+    Finding::new(phase, reason, message)
+}
+
+fn status(facts: Facts<'_>, choice: &Choice, finding: &Finding, replicas: u32) -> RecModelServerStatus {
+    let before = facts.server.status.clone().unwrap_or_default();
+    let generation = facts.server.metadata.generation;
+    let ready = facts.pods.iter().filter(|pod| pod.is_ready).count();
+    let served = choice.target.as_ref().ok();
+    let mut status = RecModelServerStatus {
+        phase: Some(finding.phase),
+        conditions: conditions(&before.conditions, finding, generation, facts.now),
+        observed_generation: generation,
+        versions: versions(facts.pods),
+        replicas: Some(ServerCount::new(u32::try_from(ready).unwrap_or(u32::MAX), replicas)),
+        ..before.clone()
+    };
+    // A model that is missing for a while is not forgotten.
+    if choice.place.is_some() {
+        status.model.clone_from(&choice.place);
+        status.latest.clone_from(&choice.latest);
+    }
+    if let Some(target) = served {
+        status.history = model::history(&before, target);
+        status.since = Some(since(&before, target, facts.now));
+        status.checkpoint.clone_from(&target.checkpoint);
+    }
+    status
+}
+
+/// When the servers were given this model.
+fn since(before: &RecModelServerStatus, target: &Target, now: Timestamp) -> Time {
+    let is_same = before.checkpoint == target.checkpoint
+        && before.model.as_ref().is_some_and(|known| known.path == target.place.path);
+    before.since.clone().filter(|_| is_same).unwrap_or(Time(now))
+}
+
+/// The servers by step, the newest first.
+fn versions(pods: &[ServerPod]) -> Vec<VersionStatus> {
+    let mut by_step: BTreeMap<Option<u64>, VersionStatus> = BTreeMap::new();
+    for pod in pods {
+        let version =
+            by_step.entry(pod.step).or_insert_with(|| VersionStatus { step: pod.step, ..VersionStatus::default() });
+        version.replicas += 1;
+        version.ready += u32::from(pod.is_ready);
+    }
+    by_step.into_values().rev().take(MOST_VERSIONS).collect()
+}

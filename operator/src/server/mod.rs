@@ -1,0 +1,14 @@
+//! The reconciler of `RecModelServer`: servers that each hold a whole model.
+//!
+//! One reconcile has three steps. It observes the object, its job, its Deployment and its pods
+//! ([`observe`]). [`decide`](decide::decide) computes the status and the objects ([`build`]). Then
+//! the status is written, and the objects that differ are applied ([`act`]). The status comes
+//! first, so an operator that is killed afterwards continues from it.
+
+pub mod act;
+pub mod build;
+pub mod conditions;
+pub mod controller;
+pub mod decide;
+pub mod model;
+pub mod observe;

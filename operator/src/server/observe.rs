@@ -1,0 +1,106 @@
+//! Reads everything about a `RecModelServer` from the API server.
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{Api, DynamicObject, ListParams};
+use kube::{Client, ResourceExt};
+use rectrain_crds::{RecModelServer, RecTrainingJob};
+
+use crate::names::{self, JobName, SERVER_LABEL, SERVER_UID_LABEL, STEP_LABEL};
+use crate::objects::{Kind, Owned};
+use crate::reconcile::error::ReconcileError;
+
+/// The kinds of a `RecModelServer`'s objects. All of them have one name.
+const KINDS: [Kind; 6] = [
+    Kind::ServiceAccount,
+    Kind::Service,
+    Kind::NetworkPolicy,
+    Kind::PodDisruptionBudget,
+    Kind::Deployment,
+    Kind::HorizontalPodAutoscaler,
+];
+
+/// A pod of a `RecModelServer`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ServerPod {
+    /// Global step of its model, if it is known.
+    pub step: Option<u64>,
+    /// Whether it answers requests.
+    pub is_ready: bool,
+}
+
+impl ServerPod {
+    /// The facts about a pod. `None` if it ends, or belongs to another object of the same name.
+    #[must_use]
+    pub fn of(pod: &Pod, uid: &str) -> Option<Self> {
+        let label = |name: &str| pod.labels().get(name);
+        let is_of_server = label(SERVER_UID_LABEL).is_some_and(|of| of == uid);
+        if !is_of_server || pod.metadata.deletion_timestamp.is_some() {
+            return None;
+        }
+        let conditions = pod.status.iter().filter_map(|status| status.conditions.as_ref()).flatten();
+        let mut ready = conditions.filter(|condition| condition.type_ == "Ready" && condition.status == "True");
+        Some(Self { step: label(STEP_LABEL).and_then(|step| step.parse().ok()), is_ready: ready.next().is_some() })
+    }
+}
+
+/// Everything about a `RecModelServer`.
+#[derive(Debug)]
+pub struct Observed {
+    /// The object.
+    pub server: RecModelServer,
+    /// Its uid.
+    pub uid: String,
+    /// The job of its model, if the job exists.
+    pub job: Option<RecTrainingJob>,
+    /// Its existing objects.
+    pub objects: Vec<Owned>,
+    /// Its pods.
+    pub pods: Vec<ServerPod>,
+}
+
+impl Observed {
+    /// The object of a kind, if it exists.
+    #[must_use]
+    pub fn find(&self, kind: Kind) -> Option<&Owned> {
+        self.objects.iter().find(|object| object.kind == kind)
+    }
+}
+
+/// Reads everything. `None` if the object is gone, or is being deleted.
+///
+/// # Errors
+/// If the API server refuses a call.
+pub async fn observe(client: &Client, name: &JobName) -> Result<Option<Observed>, ReconcileError> {
+    let servers: Api<RecModelServer> = Api::namespaced(client.clone(), &name.namespace);
+    let server = servers.get_opt(&name.name).await.map_err(ReconcileError::Get)?;
+    let Some(server) = server.filter(|server| server.metadata.deletion_timestamp.is_none()) else { return Ok(None) };
+    let uid = server.uid().unwrap_or_default();
+    let job = Box::pin(job(client, &name.namespace, server.spec.model.job.as_deref())).await?;
+    let objects = objects(client, name, &uid).await?;
+    let pods = pods(client, name, &uid).await?;
+    Ok(Some(Observed { server, uid, job, objects, pods }))
+}
+
+async fn job(client: &Client, namespace: &str, name: Option<&str>) -> Result<Option<RecTrainingJob>, ReconcileError> {
+    let Some(name) = name else { return Ok(None) };
+    let jobs: Api<RecTrainingJob> = Api::namespaced(client.clone(), namespace);
+    jobs.get_opt(name).await.map_err(ReconcileError::Get)
+}
+
+async fn objects(client: &Client, name: &JobName, uid: &str) -> Result<Vec<Owned>, ReconcileError> {
+    let mut all = Vec::new();
+    for kind in KINDS {
+        let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), &name.namespace, &kind.resource());
+        let object = api.get_opt(&names::of_server(&name.name)).await;
+        let object = object.map_err(|source| ReconcileError::List { kind: kind.name(), source })?;
+        all.extend(object.and_then(|object| Owned::of(kind, &object, uid)));
+    }
+    Ok(all)
+}
+
+async fn pods(client: &Client, name: &JobName, uid: &str) -> Result<Vec<ServerPod>, ReconcileError> {
+    let api: Api<Pod> = Api::namespaced(client.clone(), &name.namespace);
+    let of_server = ListParams::default().labels(&format!("{SERVER_LABEL}={}", name.name));
+    let list = api.list(&of_server).await.map_err(|source| ReconcileError::List { kind: "Pod", source })?;
+    Ok(list.items.iter().filter_map(|pod| ServerPod::of(pod, uid)).collect())
+}

@@ -1,0 +1,485 @@
+//! Servers of a trained model, against the API server in memory.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kube_runtime::controller::Action;
+use parking_lot::Mutex;
+use rectrain_crds::{RecModelServerStatus, ServerPhase, VersionStatus};
+use rectrain_operator::config::OperatorConfig;
+use rectrain_operator::events::Announcer;
+use rectrain_operator::metrics::OperatorMetrics;
+use rectrain_operator::names::JobName;
+use rectrain_operator::reconcile::error::ReconcileError;
+use rectrain_operator::reconcile::stored_forms::StoredForms;
+use rectrain_operator::server::act::{ServerContext, reconcile};
+use serde_json::{Value, json};
+
+use crate::world::api::{ApiServer, client};
+use crate::world::faults::Fault;
+use crate::world::{JOB, NAMESPACE, now, passes};
+
+/// The RecModelServer of the tests.
+const NAME: &str = "answers";
+/// The name of all its objects.
+const OBJECT: &str = "answers-server";
+
+/// An operator, and an API server with a job and a RecModelServer.
+pub struct Servers {
+    pub api: Arc<Mutex<ApiServer>>,
+    operator: ServerContext,
+}
+
+fn operator(api: &Arc<Mutex<ApiServer>>) -> ServerContext {
+    let client = client(api);
+    ServerContext {
+        announcer: Announcer::new(client.clone(), Some("test".to_owned())),
+        client,
+        config: OperatorConfig { runtime_image: "runtime:1".to_owned(), ..OperatorConfig::default() },
+        now,
+        metrics: OperatorMetrics::new().unwrap(),
+        stored_forms: StoredForms::default(),
+        obstacles: Mutex::default(),
+    }
+}
+
+/// A job that has saved the checkpoint of a step.
+fn job(checkpoint: Option<(&str, u64)>) -> Value {
+    let last = checkpoint.map(|(name, step)| json!({"name": name, "step": step}));
+    json!({
+        "apiVersion": "rectrain.dev/v1alpha1", "kind": "RecTrainingJob",
+        "metadata": {"name": JOB, "namespace": NAMESPACE},
+        "spec": {
+            "model": {"kind": "lr"}, "features": {"sparse": [{"name": "C1"}]},
+            "data": {"synthetic": {"rows": 1000}, "storage": {"options": {"region": "eu"}, "secretName": "store"}},
+            "checkpoint": {"path": "s3://ads/clicks/"},
+        },
+        "status": {"lastCheckpoint": last},
+    })
+}
+
+impl Servers {
+    fn new(spec: Value) -> Self {
+        let api = Arc::new(Mutex::new(ApiServer::default()));
+        let server = json!({
+            "apiVersion": "rectrain.dev/v1alpha1", "kind": "RecModelServer",
+            "metadata": {"name": NAME, "namespace": NAMESPACE}, "spec": spec,
+        });
+        api.lock().create("recmodelservers", server);
+        let operator = operator(&api);
+        Self { api, operator }
+    }
+
+    /// Servers of the model of a job with a checkpoint of step 800.
+    fn of_job(more: Value) -> Self {
+        let mut spec = json!({"model": {"job": JOB}});
+        spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let servers = Self::new(spec);
+        servers.api.lock().create("rectrainingjobs", job(Some(("step-000000000800", 800))));
+        servers
+    }
+
+    async fn reconcile(&self) -> Result<Action, ReconcileError> {
+        Box::pin(reconcile(&JobName::new(NAMESPACE, NAME), &self.operator)).await
+    }
+
+    async fn settle(&self) {
+        for _ in 0..20 {
+            let before = self.api.lock().revision();
+            self.reconcile().await.unwrap();
+            if self.api.lock().revision() == before {
+                return;
+            }
+        }
+        panic!("the operator never settles");
+    }
+
+    fn edit(&self, change: impl FnOnce(&mut Value)) {
+        let mut api = self.api.lock();
+        let server = api.get_mut("recmodelservers", NAME).unwrap();
+        change(&mut server["spec"]);
+        let generation = server["metadata"]["generation"].as_i64().unwrap() + 1;
+        server["metadata"]["generation"] = json!(generation);
+        api.touch("recmodelservers", NAME);
+    }
+
+    /// The job saves a checkpoint.
+    fn saves(&self, name: &str, step: u64) {
+        let mut api = self.api.lock();
+        api.get_mut("rectrainingjobs", JOB).unwrap()["status"]["lastCheckpoint"] = json!({"name": name, "step": step});
+        api.touch("rectrainingjobs", JOB);
+    }
+
+    fn object(&self, plural: &str) -> Option<Value> {
+        self.api.lock().get(plural, OBJECT).cloned()
+    }
+
+    fn deployment(&self) -> Value {
+        self.object("deployments").expect("a Deployment")
+    }
+
+    /// The second argument of the servers: their model.
+    fn model(&self) -> String {
+        let deployment = self.deployment();
+        deployment["spec"]["template"]["spec"]["containers"][0]["args"][1].as_str().unwrap().to_owned()
+    }
+
+    fn status(&self) -> RecModelServerStatus {
+        let server = self.api.lock().get("recmodelservers", NAME).unwrap().clone();
+        serde_json::from_value(server["status"].clone()).unwrap()
+    }
+
+    /// Reason and message of the condition of this type, if it is true.
+    fn condition(&self, kind: &str) -> Option<(String, String)> {
+        let conditions = self.status().conditions;
+        let condition = conditions.into_iter().find(|c| c.type_ == kind && c.status == "True")?;
+        Some((condition.reason, condition.message))
+    }
+
+    /// The Deployment has rolled out all its pods.
+    fn rolls_out(&self) {
+        let deployment = self.deployment();
+        let (replicas, generation) = (&deployment["spec"]["replicas"], &deployment["metadata"]["generation"]);
+        let status = json!({
+            "replicas": replicas, "updatedReplicas": replicas, "availableReplicas": replicas,
+            "observedGeneration": generation,
+        });
+        let mut api = self.api.lock();
+        api.get_mut("deployments", OBJECT).unwrap()["status"] = status;
+        for index in 0..replicas.as_u64().unwrap() {
+            let name = format!("{OBJECT}-{index}");
+            api.remove("pods", &name);
+            let mut metadata = deployment["spec"]["template"]["metadata"].clone();
+            metadata["name"] = json!(name);
+            let ready = json!({"conditions": [{"type": "Ready", "status": "True"}]});
+            api.create("pods", json!({"metadata": metadata, "status": ready}));
+        }
+    }
+
+    fn writes(&self) -> usize {
+        self.api.lock().log.iter().filter(|call| !call.starts_with("GET")).count()
+    }
+}
+
+#[tokio::test]
+async fn servers_get_their_objects_and_become_ready() {
+    let servers = Servers::of_job(json!({"replicas": 3, "maxInFlight": 64}));
+    servers.settle().await;
+    let deployment = servers.deployment();
+    let spec = &deployment["spec"];
+    assert_eq!(spec["replicas"], 3);
+    assert_eq!(spec["strategy"]["rollingUpdate"], json!({"maxUnavailable": 0, "maxSurge": 1}));
+    assert_eq!(spec["template"]["metadata"]["labels"]["rectrain.dev/step"], "800");
+    let container = &spec["template"]["spec"]["containers"][0];
+    let arguments = [
+        "serve",
+        "s3://ads/clicks/step-000000000800",
+        "--name=answers",
+        "--listen=[::]:8080",
+        "--grpc=[::]:9000",
+        "--drain=5s",
+        "--max-requests=64",
+        "--option=region=eu",
+    ];
+    assert_eq!(container["args"], json!(arguments));
+    assert_eq!(container["image"], "runtime:1");
+    assert_eq!(container["envFrom"], json!([{"secretRef": {"name": "store", "optional": false}}]));
+    assert_eq!(container["readinessProbe"]["httpGet"]["path"], "/v2/health/ready");
+    assert_eq!(spec["template"]["spec"]["securityContext"]["runAsNonRoot"], true);
+    let service = servers.object("services").unwrap();
+    assert_eq!(service["spec"]["selector"], spec["selector"]["matchLabels"]);
+    assert_eq!(service["spec"]["ports"][1]["port"], 9000);
+    assert_eq!(servers.object("poddisruptionbudgets").unwrap()["spec"]["maxUnavailable"], 1);
+    assert_eq!(servers.object("networkpolicies").unwrap()["spec"]["policyTypes"], json!(["Ingress"]));
+    assert_eq!(servers.object("serviceaccounts").unwrap()["automountServiceAccountToken"], false);
+    assert!(servers.object("horizontalpodautoscalers").is_none());
+    let owner = &deployment["metadata"]["ownerReferences"][0];
+    assert_eq!((&owner["kind"], &owner["controller"]), (&json!("RecModelServer"), &json!(true)));
+
+    assert_eq!(servers.status().phase, Some(ServerPhase::Progressing));
+    servers.rolls_out();
+    servers.settle().await;
+    let status = servers.status();
+    assert_eq!(status.phase, Some(ServerPhase::Ready));
+    assert_eq!(servers.condition("Ready").unwrap().0, "Serving");
+    assert_eq!(status.replicas.unwrap().display, "3/3");
+    assert_eq!(status.versions, [VersionStatus { step: Some(800), replicas: 3, ready: 3 }]);
+    assert_eq!(status.observed_generation, Some(1));
+}
+
+#[tokio::test]
+async fn a_users_template_is_merged_and_its_labels_do_not_win() {
+    let template = json!({
+        "labels": {"team": "ads", "rectrain.dev/model-server": "other"},
+        "resources": {"limits": {"memory": "4Gi"}}, "serviceAccountName": "reader",
+        "volumes": [{"name": "models", "emptyDir": {}}],
+        "volumeMounts": [{"name": "models", "mountPath": "/models"}],
+    });
+    let spec = json!({"model": {"path": "/models/clicks"}, "image": "mine:2", "template": template});
+    let servers = Servers::new(spec);
+    servers.settle().await;
+    assert_eq!(servers.model(), "/models/clicks");
+    let template = servers.deployment()["spec"]["template"].clone();
+    assert_eq!(template["metadata"]["labels"]["team"], "ads");
+    assert_eq!(template["metadata"]["labels"]["rectrain.dev/model-server"], NAME);
+    assert!(template["metadata"]["labels"]["rectrain.dev/step"].is_null(), "its step is not known");
+    assert_eq!(template["spec"]["serviceAccountName"], "reader");
+    assert_eq!(template["spec"]["volumes"].as_array().unwrap().len(), 2);
+    let container = &template["spec"]["containers"][0];
+    assert_eq!((&container["image"], &container["resources"]["limits"]["memory"]), (&json!("mine:2"), &json!("4Gi")));
+}
+
+#[tokio::test]
+async fn unchanged_objects_are_not_written_again() {
+    let servers = Servers::of_job(json!({}));
+    servers.settle().await;
+    servers.rolls_out();
+    servers.settle().await;
+    let before = servers.writes();
+    for _ in 0..5 {
+        passes(60);
+        servers.reconcile().await.unwrap();
+    }
+    assert_eq!(servers.writes(), before);
+}
+
+#[tokio::test]
+async fn changed_and_deleted_objects_are_restored() {
+    let servers = Servers::of_job(json!({}));
+    servers.settle().await;
+    let before = servers.object("services").unwrap()["spec"].clone();
+    servers.api.lock().get_mut("services", OBJECT).unwrap()["spec"]["ports"] = json!([]);
+    servers.api.lock().remove("networkpolicies", OBJECT);
+    servers.settle().await;
+    assert_eq!(servers.object("services").unwrap()["spec"], before);
+    assert!(servers.object("networkpolicies").is_some());
+}
+
+#[tokio::test]
+async fn servers_wait_for_the_first_checkpoint() {
+    let servers = Servers::new(json!({"model": {"job": JOB}}));
+    servers.settle().await;
+    let (reason, message) = servers.condition("Degraded").unwrap();
+    assert!(reason == "JobNotFound" && message.contains("`clicks`"), "{message}");
+    servers.api.lock().create("rectrainingjobs", job(None));
+    servers.settle().await;
+    assert_eq!(servers.status().phase, Some(ServerPhase::Pending));
+    assert_eq!(servers.condition("Progressing").unwrap().0, "NoCheckpoint");
+    assert!(servers.object("deployments").is_none());
+    servers.saves("step-000000000100", 100);
+    servers.settle().await;
+    assert_eq!(servers.model(), "s3://ads/clicks/step-000000000100");
+}
+
+#[tokio::test]
+async fn a_job_without_checkpoints_is_reported() {
+    let servers = Servers::new(json!({"model": {"job": JOB}}));
+    let mut job = job(None);
+    job["spec"].as_object_mut().unwrap().remove("checkpoint");
+    servers.api.lock().create("rectrainingjobs", job);
+    servers.settle().await;
+    let (reason, message) = servers.condition("Degraded").unwrap();
+    assert!(reason == "NoCheckpointPath" && message.contains("spec.checkpoint.path"), "{message}");
+}
+
+#[tokio::test]
+async fn servers_outlive_their_job() {
+    let servers = Servers::of_job(json!({}));
+    servers.settle().await;
+    let before = servers.deployment();
+    servers.api.lock().remove("rectrainingjobs", JOB);
+    passes(1000);
+    servers.settle().await;
+    assert_eq!(servers.deployment(), before);
+    // A changed manifest is carried out with the remembered place and secret.
+    servers.edit(|spec| spec["replicas"] = json!(5));
+    servers.settle().await;
+    let spec = servers.deployment()["spec"].clone();
+    assert_eq!(spec["replicas"], 5);
+    assert_eq!(servers.model(), "s3://ads/clicks/step-000000000800");
+    assert_eq!(spec["template"]["spec"]["containers"][0]["envFrom"][0]["secretRef"]["name"], "store");
+}
+
+#[tokio::test]
+async fn latest_follows_its_job_at_most_once_an_interval() {
+    let servers = Servers::of_job(json!({"updateEverySeconds": 100}));
+    servers.settle().await;
+    servers.saves("step-000000000900-delta", 900);
+    passes(60);
+    servers.settle().await;
+    assert_eq!(servers.model(), "s3://ads/clicks/step-000000000800");
+    assert_eq!(servers.status().latest.unwrap().step, 900);
+    assert_eq!(servers.reconcile().await.unwrap(), Action::requeue(Duration::from_secs(15)));
+    // Only the newest of several checkpoints is served.
+    servers.saves("step-000000001000", 1000);
+    passes(40);
+    servers.settle().await;
+    assert_eq!(servers.model(), "s3://ads/clicks/step-000000001000");
+    assert_eq!(servers.condition("Progressing").unwrap().0, "RollingOut");
+    servers.saves("step-000000001100", 1100);
+    passes(90);
+    servers.settle().await;
+    assert_eq!(servers.model(), "s3://ads/clicks/step-000000001000");
+    assert_eq!(servers.reconcile().await.unwrap(), Action::requeue(Duration::from_secs(10)));
+}
+
+#[tokio::test]
+async fn a_pinned_version_stays_and_a_rollback_finds_a_delta() {
+    let servers = Servers::of_job(json!({"updateEverySeconds": 10}));
+    servers.saves("step-000000000850-delta", 850);
+    servers.settle().await;
+    servers.saves("step-000000000900", 900);
+    passes(10);
+    servers.settle().await;
+    assert_eq!(servers.model(), "s3://ads/clicks/step-000000000900");
+    servers.edit(|spec| spec["version"] = json!(850));
+    servers.settle().await;
+    assert_eq!(servers.model(), "s3://ads/clicks/step-000000000850-delta");
+    servers.saves("step-000000001000", 1000);
+    passes(10_000);
+    servers.settle().await;
+    assert_eq!(servers.model(), "s3://ads/clicks/step-000000000850-delta");
+    // A step that was never served is taken for a full checkpoint.
+    servers.edit(|spec| spec["version"] = json!(700));
+    servers.settle().await;
+    assert_eq!(servers.model(), "s3://ads/clicks/step-000000000700");
+    // A change of the manifest does not wait for the interval.
+    servers.edit(|spec| spec["version"] = json!("latest"));
+    servers.settle().await;
+    assert_eq!(servers.model(), "s3://ads/clicks/step-000000001000");
+}
+
+#[tokio::test]
+async fn a_step_of_a_path_needs_no_job() {
+    let spec = json!({
+        "model": {"path": "gs://ads/clicks"}, "version": 1200,
+        "storage": {"options": {"endpoint": "http://store"}, "secretName": "mine"},
+    });
+    let servers = Servers::new(spec);
+    servers.settle().await;
+    assert_eq!(servers.model(), "gs://ads/clicks/step-000000001200");
+    let container = servers.deployment()["spec"]["template"]["spec"]["containers"][0].clone();
+    assert!(container["args"].as_array().unwrap().contains(&json!("--option=endpoint=http://store")));
+    assert_eq!(container["envFrom"][0]["secretRef"]["name"], "mine");
+}
+
+/// Servers that gain an autoscaler, which sets their number, and lose it again.
+pub async fn with_and_without_an_autoscaler() -> Servers {
+    let cpu = json!({"resources": {"requests": {"cpu": "1"}}});
+    let servers = Servers::of_job(json!({"autoscaling": {"minReplicas": 2, "maxReplicas": 6}, "template": cpu}));
+    servers.settle().await;
+    assert_eq!(servers.deployment()["spec"]["replicas"], 2);
+    let autoscaler = servers.object("horizontalpodautoscalers").unwrap();
+    assert_eq!(autoscaler["spec"]["scaleTargetRef"]["name"], OBJECT);
+    assert_eq!(autoscaler["spec"]["metrics"][0]["resource"]["target"]["averageUtilization"], 70);
+    servers.api.lock().get_mut("deployments", OBJECT).unwrap()["spec"]["replicas"] = json!(4);
+    servers.settle().await;
+    assert_eq!(servers.deployment()["spec"]["replicas"], 4, "the autoscaler decides");
+    servers.edit(|spec| {
+        spec.as_object_mut().unwrap().remove("autoscaling");
+        spec["replicas"] = json!(3);
+    });
+    servers.settle().await;
+    assert!(servers.object("horizontalpodautoscalers").is_none());
+    assert_eq!(servers.deployment()["spec"]["replicas"], 3);
+    servers
+}
+
+#[tokio::test]
+async fn an_autoscaler_decides_while_the_manifest_has_one() {
+    with_and_without_an_autoscaler().await;
+}
+
+#[tokio::test]
+async fn a_stuck_rollout_is_reported() {
+    let servers = Servers::of_job(json!({}));
+    servers.settle().await;
+    servers.api.lock().get_mut("deployments", OBJECT).unwrap()["status"] = json!({
+        "replicas": 2, "updatedReplicas": 1, "availableReplicas": 1, "observedGeneration": 1,
+        "conditions": [{"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}],
+    });
+    servers.settle().await;
+    let (reason, message) = servers.condition("Degraded").unwrap();
+    assert!(reason == "RolloutStuck" && message.starts_with("1 of 2 servers"), "{message}");
+}
+
+#[tokio::test]
+async fn an_object_of_another_owner_is_reported_and_kept() {
+    let servers = Servers::of_job(json!({}));
+    let other = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": OBJECT}, "spec": {"ports": []}});
+    servers.api.lock().create("services", other);
+    servers.settle().await;
+    let (reason, message) = servers.condition("Degraded").unwrap();
+    assert!(reason == "NameConflict" && message.contains("Service `answers-server`"), "{message}");
+    assert_eq!(servers.object("services").unwrap()["spec"], json!({"ports": []}));
+    servers.api.lock().remove("services", OBJECT);
+    servers.settle().await;
+    assert!(servers.condition("Degraded").is_none());
+    assert!(servers.object("deployments").is_some());
+}
+
+#[tokio::test]
+async fn a_refused_object_is_reported_until_it_is_accepted() {
+    let servers = Servers::of_job(json!({}));
+    servers.api.lock().refused.insert("deployments".to_owned(), (403, "exceeded quota".to_owned()));
+    servers.settle().await;
+    let (reason, message) = servers.condition("Degraded").unwrap();
+    assert!(reason == "ObjectRefused" && message.contains("exceeded quota"), "{message}");
+    servers.api.lock().refused.clear();
+    servers.settle().await;
+    assert_eq!(servers.condition("Progressing").unwrap().0, "RollingOut");
+}
+
+/// All objects of the operator, without identities and revisions, which differ from run to run.
+fn outline(servers: &Servers) -> Value {
+    servers.api.lock().outline()
+}
+
+/// Reconciles until all is done. Each failed reconcile is tried again.
+async fn settle_in_spite_of_failures(servers: &Servers) {
+    for _ in 0..40 {
+        let before = servers.api.lock().revision();
+        let result = servers.reconcile().await;
+        if result.is_ok() && servers.api.lock().revision() == before {
+            return;
+        }
+    }
+    panic!("the operator never settles");
+}
+
+#[tokio::test]
+async fn any_failing_call_ends_in_the_same_state() {
+    let undisturbed = Servers::of_job(json!({}));
+    undisturbed.settle().await;
+    let (expected, calls) = (outline(&undisturbed), undisturbed.api.lock().calls);
+    assert!(calls > 20, "{calls}");
+    for fault in Fault::ALL.into_iter().filter(|fault| !fault.kills()) {
+        for call in 1..=calls {
+            let servers = Servers::of_job(json!({}));
+            servers.api.lock().fault = Some((call, fault));
+            settle_in_spite_of_failures(&servers).await;
+            assert_eq!(outline(&servers), expected, "call {call}: {fault:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn another_operator_continues_with_the_remembered_model() {
+    let mut servers = Servers::of_job(json!({}));
+    servers.settle().await;
+    let before = servers.deployment();
+    servers.api.lock().remove("rectrainingjobs", JOB);
+    servers.operator = operator(&servers.api);
+    servers.settle().await;
+    assert_eq!(servers.deployment(), before);
+    assert!(servers.api.lock().log.iter().all(|call| !call.starts_with("DELETE")));
+}
+
+#[tokio::test]
+async fn a_deleted_server_is_left_to_the_garbage_collector() {
+    let servers = Servers::of_job(json!({}));
+    servers.settle().await;
+    servers.api.lock().remove("recmodelservers", NAME);
+    assert_eq!(servers.reconcile().await.unwrap(), Action::await_change());
+    assert!(servers.object("deployments").is_none());
+}
