@@ -14,13 +14,13 @@ use rectrain_protocol::batch::{BatchKey, BatchPosition};
 use rectrain_protocol::compression::TensorCodec;
 use rectrain_protocol::error::{RoleError, is_gone};
 use rectrain_protocol::examples;
+use rectrain_protocol::key_set::KeySet;
 use rectrain_protocol::layout::FeatureLayout;
 use rectrain_protocol::long_wait::reporting_wait;
 use rectrain_protocol::message;
 use rectrain_protocol::metrics::EmbeddingWorkerMetrics;
 use rectrain_protocol::placement::{Directory, Placement, is_stale};
 use rectrain_protocol::plan::JobPlan;
-use rectrain_protocol::unseen::MissingKeys;
 use rectrain_wire::{Tensor, WireError};
 use tokio::sync::{Notify, OnceCell};
 
@@ -323,7 +323,7 @@ fn missing_keys(
     let mut missing: Vec<Vec<bool>> = prepared.keys().iter().map(|keys| vec![false; keys.len()]).collect();
     for (server, reply) in replies.into_iter().enumerate() {
         let keys = runs.iter().flat_map(|group| &group[server]).map(Range::len).sum();
-        let of_server = MissingKeys::read(keys, reply.missing)?;
+        let of_server = KeySet::read(keys, reply.missing)?;
         let mut has_no_row = of_server.iter();
         for (missing, runs) in missing.iter_mut().zip(runs) {
             for key in runs[server].iter().cloned().flatten() {
@@ -417,7 +417,7 @@ mod tests {
             let runs = runs(&SlotMap::even(64, servers), &prepared);
             let reply = |server: usize| {
                 let own = gather(&prepared.keys()[0], &runs[0][server], 1);
-                let mut missing = MissingKeys::none_of(own.len());
+                let mut missing = KeySet::none_of(own.len());
                 own.iter().enumerate().filter(|(_, key)| has_no_row(**key)).for_each(|(at, _)| missing.insert(at));
                 v1::LookupReply { missing: missing.write(), ..v1::LookupReply::default() }
             };

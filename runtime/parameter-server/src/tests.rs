@@ -16,10 +16,10 @@ use super::{ParameterServer, Rows};
 use rectrain_protocol::blocking::{await_task, blocking};
 use rectrain_protocol::deadline::CALL_DEADLINE;
 use rectrain_protocol::examples;
+use rectrain_protocol::key_set::KeySet;
 use rectrain_protocol::message::{self, Request};
 use rectrain_protocol::metrics::{PsMetrics, RoleMetrics};
 use rectrain_protocol::plan::{JobPlan, small_plan};
-use rectrain_protocol::unseen::MissingKeys;
 
 const PARAMETERS: usize = 40;
 const BATCHES: u64 = 70;
@@ -81,7 +81,8 @@ impl Tried {
     }
 
     async fn look_up(&self, keys: &[u64]) {
-        let request = v1::Lookup { step: None, train: true, map_epoch: self.server.shared.slots.map().epoch().0 };
+        let map_epoch = self.server.shared.slots.map().epoch().0;
+        let request = v1::Lookup { step: None, train: true, map_epoch, piece: None };
         let groups = self.server.shared.group_dims().len();
         self.server.look_up(request, vec![Tensor::from(keys.to_vec()); groups]).await.unwrap();
     }
@@ -443,12 +444,12 @@ async fn an_evaluation_learns_which_keys_have_no_row() {
     let rows = tried.server.shared.store.rows();
     let keys = [1_u64, 3, 4, 5, 9, 11, 12, 13, 1 << 59, 1 << 60];
     let map_epoch = tried.server.shared.slots.map().epoch().0;
-    let request = v1::Lookup { step: None, train: false, map_epoch };
+    let request = v1::Lookup { step: None, train: false, map_epoch, piece: None };
     let groups = tried.server.shared.group_dims().len();
     let tensors = vec![Tensor::from(keys.to_vec()); groups];
     let reply = tried.server.look_up(request, tensors).await.unwrap();
     let reply: v1::LookupReply = prost::Message::decode(reply.meta).unwrap();
-    let missing = MissingKeys::read(groups * keys.len(), reply.missing).unwrap();
+    let missing = KeySet::read(groups * keys.len(), reply.missing).unwrap();
     let expected = keys.iter().map(|key| !trained.contains(key)).cycle().take(groups * keys.len());
     assert!(missing.iter().eq(expected), "{missing:?}");
     assert_eq!(tried.server.shared.store.rows(), rows, "an evaluation makes no rows");

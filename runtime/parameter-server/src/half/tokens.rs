@@ -380,6 +380,10 @@ impl ModeHalf for TokenHalf {
         })
     }
 
+    fn admit_early(&self, look_up: EarlyLookUp) -> BoxFuture<'_, Result<Vec<PieceKeys>, RoleError>> {
+        Box::pin(async move { self.admit_look_up(Some(look_up.step)).await.map(|()| Vec::new()) })
+    }
+
     fn row_step(&self) -> u64 {
         self.0.embedding_step()
     }
@@ -388,8 +392,8 @@ impl ModeHalf for TokenHalf {
         false
     }
 
-    fn keeps_look_ups(&self) -> bool {
-        false
+    fn keeps_look_ups_from(&self) -> Option<GlobalStep> {
+        None
     }
 
     fn update<'a>(
