@@ -245,8 +245,8 @@ impl ParameterServer {
                 shared.metrics.early_rows.inc_by(count(&now));
                 shared.metrics.deferred_rows.inc_by(count(&keys) - count(&now));
             }
-            let rows =
-                if request.train { look_up_groups(&store, &now, dims) } else { read_groups(&store, &now, dims) }?;
+            let read = if request.train { look_up_groups } else { read_groups };
+            let rows = read(&store, &now, dims)?;
             Ok::<_, RoleError>((rows, deferred))
         };
         let (LookedUp { rows, counts, missing }, deferred) = blocking("look-up", read).await??;

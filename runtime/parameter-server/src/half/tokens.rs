@@ -25,6 +25,7 @@ use rectrain_proto::v1;
 use super::buffer::{Buffer, BufferStanding};
 use super::{ModeHalf, RowGradients, not_this_mode};
 use crate::contribution::{Contribution, KeyExamples, latest, sum_examples};
+use crate::early::{EarlyLookUp, PieceKeys};
 use crate::kept::{Kept, LeftTokens, Pushes, RowsStanding, WrittenPush};
 use crate::partition::Snapshot;
 use crate::shared::{GroupUpdate, Shared, as_keys};
