@@ -56,6 +56,7 @@ const MODES: [KindExample; 8] = [
 training:
   mode: sync
   globalBatchSize: 4096
+  sync: {lookAhead: 1}
 ",
     ),
     example(

@@ -109,7 +109,7 @@ fn a_ten_line_manifest_is_enough_and_takes_every_default() {
             "storage": {"options": {}, "secretName": null},
         },
         "training": {
-            "mode": "sync", "auto": null, "globalBatchSize": 4096, "length": {"epochs": 1}, "seed": 42, "staleness": 4,
+            "mode": "sync", "auto": null, "globalBatchSize": 4096, "length": {"epochs": 1}, "seed": 42, "staleness": 4, "lookAhead": 1,
             "localBatchSize": null, "barrierWorkers": null, "gbaStaleness": 4, "gbaKeyDivisor": "buffer", "hopBsBound": 2, "hopBwBackups": 1,
             "bspAggregate": null, "switchAt": [],
             "denseOptimizer": {
@@ -153,6 +153,7 @@ fn the_manual_documents_the_actual_defaults() {
         ("spec.training.epochs", "/training/length/epochs"),
         ("spec.training.seed", "/training/seed"),
         ("spec.training.hybrid.staleness", "/training/staleness"),
+        ("spec.training.sync.lookAhead", "/training/lookAhead"),
         ("spec.training.gba.staleness", "/training/gbaStaleness"),
         ("spec.training.gba.keyDivisor", "/training/gbaKeyDivisor"),
         ("spec.training.hopBs.bound", "/training/hopBsBound"),
