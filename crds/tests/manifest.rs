@@ -743,6 +743,16 @@ const BAD_JOBS: [(&[&str], &str, &str); 63] = [
         "spec.training.localBatchSize",
         "256 rows cannot be divided equally among 3 dense workers",
     ),
+    (
+        &["spec.training.sync.lookAhead=17"],
+        "spec.training.sync.lookAhead",
+        "expected an integer from 0 to 16, found 17",
+    ),
+    (
+        &["spec.training.sync.lookAhead=-1"],
+        "spec.training.sync.lookAhead",
+        "expected an integer from 0 to 16, found -1",
+    ),
     (&["spec.training.barrierWorkers=2"], "spec.training.barrierWorkers", "at most the 1 dense workers"),
     (&["spec.training.mode=hopBw"], "spec.training.hopBw.backups", "expected fewer than there are"),
     (
