@@ -43,7 +43,7 @@ impl Asking<'_> {
         let mut answer = self.in_parts(keys).await?;
         if answer.is_none() {
             // The server applied the step between the parts, after a worker that died had sent all
-            // gradients. It now repeats a reply of which it has both parts.
+            // gradients. It now repeats a reply if it has both parts of it.
             answer = self.in_parts(keys).await?;
         }
         Ok(answer.unwrap_or_else(Answer::without_rows))

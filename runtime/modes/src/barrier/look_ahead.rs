@@ -189,7 +189,7 @@ mod tests {
         /// A server that answers what it may, at random moments, returns the rows of the sequential
         /// computation. With a replacement that knows no announcements, too.
         #[test]
-        fn early_rows_equal_those_of_the_sequential_computation(
+        fn early_rows_equal_the_rows_of_a_sequential_computation(
             pieces in 1usize..4,
             window in 1u64..5,
             keys in proptest::collection::vec(proptest::collection::btree_set(0u8..24, 0..8), 36),
