@@ -23,8 +23,8 @@ pub(crate) struct Answer {
     pub(crate) missing: Vec<u8>,
     /// Seconds until the server knew the keys of the steps before. It waited for other members.
     pub(crate) early_seconds: f64,
-    /// Seconds that the look-up waited for the steps before. `None` if it had no need to.
-    pub(crate) gate_seconds: Option<f64>,
+    /// Seconds that the look-up then waited for the steps before.
+    pub(crate) gate_seconds: f64,
 }
 
 /// How a look-up is sent to one server.
@@ -49,24 +49,24 @@ impl Asking<'_> {
         Ok(answer.unwrap_or_else(Answer::without_rows))
     }
 
-    /// Requests all keys, and then those that the first reply leaves out. `None` if the server has
-    /// the second part no longer.
+    /// Requests all keys, and then the keys that an early reply leaves out. The second request is
+    /// sent even if there are none: the server answers it when the steps before are applied, and no
+    /// dense worker may push the gradients of this step earlier. `None` if the server has the
+    /// second part no longer.
     async fn in_parts(&self, keys: &[Vec<u64>]) -> Result<Option<Answer>, RoleError> {
         let (first, now) = self.call(self.request, keys.to_vec()).await?;
         let Some(now) = now else { return Ok(Some(Answer::without_rows())) };
-        let v1::LookupReply { step, is_applied, missing, gate_seconds, deferred } = first;
-        let early_seconds = if self.request.piece.is_some() { gate_seconds } else { 0.0 };
-        let answer = Answer { rows: None, step, is_applied, missing, early_seconds, gate_seconds: None };
-        if deferred.is_empty() {
-            let gate_seconds = self.request.piece.is_none().then_some(gate_seconds);
-            return Ok(Some(Answer { rows: Some(now), gate_seconds, ..answer }));
+        let v1::LookupReply { step, is_applied, missing, gate_seconds, deferred, is_early } = first;
+        let answer = Answer { rows: None, step, is_applied, missing, early_seconds: 0.0, gate_seconds };
+        if !is_early {
+            return Ok(Some(Answer { rows: Some(now), ..answer }));
         }
         let deferred = KeySet::read(keys.iter().map(Vec::len).sum(), deferred)?;
         let (second, rest) = self.call(v1::Lookup { piece: None, ..self.request }, chosen(keys, &deferred)).await?;
         let Some(rest) = rest else { return Ok(None) };
         let rows = self.together(keys, &deferred, &now, &rest)?;
-        let (is_applied, gate_seconds) = (second.is_applied, Some(second.gate_seconds));
-        Ok(Some(Answer { rows: Some(rows), is_applied, gate_seconds, ..answer }))
+        let v1::LookupReply { is_applied, gate_seconds: waited, .. } = second;
+        Ok(Some(Answer { rows: Some(rows), is_applied, early_seconds: gate_seconds, gate_seconds: waited, ..answer }))
     }
 
     /// Sends a request. Returns its reply with the rows by group, or without rows if the server has
@@ -108,7 +108,7 @@ impl Asking<'_> {
 impl Answer {
     /// The answer of a server that has applied the step and no longer has the rows.
     const fn without_rows() -> Self {
-        Self { rows: None, step: 0, is_applied: true, missing: Vec::new(), early_seconds: 0.0, gate_seconds: None }
+        Self { rows: None, step: 0, is_applied: true, missing: Vec::new(), early_seconds: 0.0, gate_seconds: 0.0 }
     }
 }
 

@@ -11,8 +11,8 @@ pub(crate) struct ServerTime {
     pub(crate) server: u32,
     /// Without the wait for the keys of earlier steps.
     pub(crate) call: Duration,
-    /// The part that the look-up waited for earlier steps. `None` if they change none of its rows.
-    pub(crate) gate_seconds: Option<f64>,
+    /// The part that the look-up waited for earlier steps.
+    pub(crate) gate_seconds: f64,
 }
 
 /// The parts of the time of a reply.
@@ -36,12 +36,12 @@ impl ForwardTimes {
 
     /// Seconds spent on the loader and on the slowest server.
     ///
-    /// Servers wait for earlier steps, but a slow one applies them later. So the shortest of these
-    /// waits is spent on no server.
+    /// Every server waits for earlier steps, but a slow one applies them later. So the shortest of
+    /// these waits is spent on no server.
     pub(crate) fn spent(&self) -> Vec<v1::Spent> {
         let spent = |role: v1::Role, index, seconds| v1::Spent { role: role.into(), index, seconds };
         let mut all = vec![spent(v1::Role::Loader, self.loader, self.waited_for_piece.as_secs_f64())];
-        let gate = self.servers.iter().filter_map(|time| time.gate_seconds).reduce(f64::min).unwrap_or(0.0);
+        let gate = self.servers.iter().map(|time| time.gate_seconds).fold(f64::INFINITY, f64::min);
         if let Some(slowest) = self.servers.iter().max_by_key(|time| time.call) {
             let seconds = (slowest.call.as_secs_f64() - gate).max(0.0);
             all.push(spent(v1::Role::Ps, slowest.server, seconds));
@@ -66,7 +66,7 @@ mod tests {
             waited_for_piece: Duration::from_millis(100),
             looked_up: Duration::from_millis(700),
             loader: 3,
-            servers: vec![server(0, 250, Some(0.2)), server(5, 700, Some(0.6)), server(6, 3, None)],
+            servers: vec![server(0, 250, 0.2), server(5, 700, 0.6)],
         };
         let spent: Vec<_> = times.spent().iter().map(|spent| (spent.role(), spent.index, spent.seconds)).collect();
         assert!((times.own_seconds() - 0.2).abs() < 1e-9);

@@ -25,8 +25,8 @@ pub(crate) struct EarlyLookUp {
 pub(crate) struct Divided<'k> {
     /// The keys to answer, by row group.
     pub(crate) now: Cow<'k, [Vec<FeatureKey>]>,
-    /// The keys that the reply leaves out. `None` if it leaves out none.
-    pub(crate) deferred: Option<KeySet>,
+    /// The keys that the reply leaves out.
+    pub(crate) deferred: KeySet,
 }
 
 /// Leaves out the keys that one of `earlier` has. All keys ascend.
@@ -34,10 +34,10 @@ pub(crate) struct Divided<'k> {
 /// Each list of earlier keys is passed once, by galloping: n keys in a list of m take about
 /// n · log(m / n) comparisons.
 pub(crate) fn divide<'k>(keys: &'k [Vec<FeatureKey>], earlier: &[PieceKeys]) -> Divided<'k> {
-    if earlier.is_empty() {
-        return Divided { now: Cow::Borrowed(keys), deferred: None };
-    }
     let mut deferred = KeySet::none_of(keys.iter().map(Vec::len).sum());
+    if earlier.is_empty() {
+        return Divided { now: Cow::Borrowed(keys), deferred };
+    }
     let mut now = Vec::with_capacity(keys.len());
     let mut first = 0;
     for (group, keys) in keys.iter().enumerate() {
@@ -49,10 +49,7 @@ pub(crate) fn divide<'k>(keys: &'k [Vec<FeatureKey>], earlier: &[PieceKeys]) -> 
         now.push(keys.iter().zip(&is_deferred).filter(|(_, is)| !**is).map(|(key, _)| *key).collect::<Vec<_>>());
         first += keys.len();
     }
-    if now.iter().map(Vec::len).sum::<usize>() == first {
-        return Divided { now: Cow::Borrowed(keys), deferred: None };
-    }
-    Divided { now: Cow::Owned(now), deferred: Some(deferred) }
+    Divided { now: Cow::Owned(now), deferred }
 }
 
 /// Marks each of `keys` that `others` has, too. Both ascend.
@@ -78,7 +75,6 @@ fn gallop(keys: &[FeatureKey], key: FeatureKey) -> usize {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 mod tests {
     use std::collections::BTreeSet;
 
@@ -116,14 +112,15 @@ mod tests {
             assert_eq!(divided.now[group], now, "group {group}");
         }
         assert!(expected.contains(&true) && expected.contains(&false));
-        assert!(divided.deferred.unwrap().iter().eq(expected));
+        assert!(divided.deferred.iter().eq(expected));
     }
 
     #[test]
     fn without_common_keys_nothing_is_left_out() {
         let asked = vec![keys([2, 4, 6])];
-        assert_eq!(divide(&asked, &[]), Divided { now: Cow::Borrowed(&asked), deferred: None });
+        let whole = Divided { now: Cow::Borrowed(&asked), deferred: KeySet::none_of(3) };
         let earlier = [Arc::new(vec![keys([1, 3, 5, 7])])];
-        assert_eq!(divide(&asked, &earlier), Divided { now: Cow::Borrowed(&asked), deferred: None });
+        assert_eq!(divide(&asked, &[]), whole);
+        assert_eq!(divide(&asked, &earlier), whole);
     }
 }

@@ -231,6 +231,7 @@ impl ParameterServer {
         self.shared.slots.admit_epoch(request.map_epoch)?;
         let arrived = Instant::now();
         let earlier = admit(&*half, &request, &keys).await?;
+        let is_early = !earlier.is_empty();
         let gate_seconds = arrived.elapsed().as_secs_f64();
         self.shared.metrics.gate_wait.observe(gate_seconds);
         let step = half.row_step();
@@ -240,7 +241,7 @@ impl ParameterServer {
             let (store, dims) = (shared.tracked_store(), shared.group_dims());
             let Divided { now, deferred } = divide(&keys, &earlier);
             shared.slots.check_look_up(request.map_epoch, &now)?;
-            if !earlier.is_empty() {
+            if is_early {
                 let count = |keys: &[Vec<FeatureKey>]| keys.iter().map(Vec::len).sum::<usize>() as u64;
                 shared.metrics.early_rows.inc_by(count(&now));
                 shared.metrics.deferred_rows.inc_by(count(&keys) - count(&now));
@@ -256,8 +257,8 @@ impl ParameterServer {
         for (rows, dim) in rows.into_iter().zip(self.shared.group_dims()) {
             tensors.extend(self.compression.encode(rows, *dim)?);
         }
-        let deferred = deferred.map_or_else(Vec::new, KeySet::write);
-        let reply = v1::LookupReply { step, is_applied: false, missing, gate_seconds, deferred };
+        let deferred = if is_early { deferred.write() } else { Vec::new() };
+        let reply = v1::LookupReply { step, is_applied: false, missing, gate_seconds, deferred, is_early };
         Ok(message::reply::<v1::Lookup>(&reply, tensors))
     }
 

@@ -35,16 +35,14 @@ const REPLIES_OF_A_PIECE: usize = 4;
 struct Reply {
     /// The keys of the look-up, by row group.
     keys: Vec<Tensor>,
-    /// The keys that the reply leaves out, as in the message. Empty if it leaves out none.
+    /// Whether the reply may leave keys out. The caller then requests these keys again.
+    is_early: bool,
+    /// The keys that an early reply leaves out, as in the message.
     deferred: Vec<u8>,
     rows: Vec<Tensor>,
 }
 
 impl Reply {
-    fn is_whole(&self) -> bool {
-        self.deferred.is_empty()
-    }
-
     /// The keys that the reply leaves out, by row group. `None` if the reply is malformed.
     fn deferred_keys(&self) -> Option<Vec<Tensor>> {
         let groups = self.keys.iter().map(|tensor| match tensor.data() {
@@ -80,21 +78,23 @@ impl LastSteps {
         let kept = self.steps.split_off(&first);
         let old = std::mem::replace(&mut self.steps, kept);
         let replies = self.steps.entry(step).or_default();
-        let is_known = |known: &Reply| known.keys == reply.keys && known.deferred == reply.deferred;
+        let is_known = |known: &Reply| {
+            known.keys == reply.keys && known.is_early == reply.is_early && known.deferred == reply.deferred
+        };
         if replies.len() < self.most && !replies.iter().any(is_known) {
             replies.push(reply);
         }
         old
     }
 
-    /// The reply to an earlier look-up of these keys. If `in_parts`, the reply may leave keys out.
+    /// The reply to an earlier look-up of these keys. If `in_parts`, the reply may be early.
     fn recall(&self, step: GlobalStep, keys: &[Tensor], in_parts: bool) -> Option<&Reply> {
         let replies = self.steps.get(&step)?;
         let of_keys = |reply: &&Reply| reply.keys == keys;
-        let whole = replies.iter().filter(of_keys).find(|reply| reply.is_whole());
+        let whole = replies.iter().filter(of_keys).find(|reply| !reply.is_early);
         let has_rest = |reply: &&Reply| {
             let rest = reply.deferred_keys();
-            replies.iter().any(|other| other.is_whole() && rest.as_ref() == Some(&other.keys))
+            replies.iter().any(|other| !other.is_early && rest.as_ref() == Some(&other.keys))
         };
         whole.or_else(|| replies.iter().filter(of_keys).find(has_rest).filter(|_| in_parts))
     }
@@ -162,9 +162,10 @@ impl Memory for LookUpReplies {
         }
         let last = self.lock();
         let earlier = last.recall(look_up.step, &look_up.keys, look_up.in_parts);
+        let is_early = earlier.is_some_and(|reply| reply.is_early);
         let (deferred, rows) = earlier.map(|reply| (reply.deferred.clone(), reply.rows.clone())).unwrap_or_default();
         drop(last);
-        let reply = v1::LookupReply { is_applied: true, deferred, ..v1::LookupReply::default() };
+        let reply = v1::LookupReply { is_applied: true, deferred, is_early, ..v1::LookupReply::default() };
         Some(message::reply::<v1::Lookup>(&reply, rows))
     }
 
@@ -182,9 +183,9 @@ impl Memory for LookUpReplies {
         }
         if look_up.train
             && let Some(first) = self.keeps_replies_from()
-            && let Ok(v1::LookupReply { deferred, .. }) = v1::LookupReply::decode(reply.meta.clone())
+            && let Ok(v1::LookupReply { deferred, is_early, .. }) = v1::LookupReply::decode(reply.meta.clone())
         {
-            let kept = Reply { keys: look_up.keys, deferred, rows: reply.tensors.clone() };
+            let kept = Reply { keys: look_up.keys, is_early, deferred, rows: reply.tensors.clone() };
             let old = self.lock().keep(first, look_up.step, kept);
             drop(old);
         }
@@ -206,7 +207,7 @@ mod tests {
 
     /// A reply with all rows.
     fn whole(keys: Vec<Tensor>, rows: Vec<Tensor>) -> Reply {
-        Reply { keys, deferred: Vec::new(), rows }
+        Reply { keys, is_early: false, deferred: Vec::new(), rows }
     }
 
     fn recalled(last: &LastSteps, step: u64, keys: &[Tensor]) -> Option<Vec<Tensor>> {
@@ -247,7 +248,7 @@ mod tests {
         let mut last = LastSteps::new(4);
         let (step, keys) = (GlobalStep(0), vec![Tensor::from(vec![1u64, 2, 3]), Tensor::from(vec![5u64])]);
         // The keys 2 and 5 are left out. Then key 2 alone, by another caller.
-        let both = Reply { keys: keys.clone(), deferred: vec![0b1010], rows: rows(1.0) };
+        let both = Reply { keys: keys.clone(), is_early: true, deferred: vec![0b1010], rows: rows(1.0) };
         let one = Reply { deferred: vec![0b0010], ..both.clone() };
         last.keep(step, step, both.clone());
         last.keep(step, step, one);

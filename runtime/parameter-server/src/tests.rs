@@ -403,8 +403,8 @@ async fn in_sync_rows_that_no_step_between_changes_are_read_early() {
         for piece in 0..pieces {
             let (reply, rows) = tried.look_up_part(step, Some(piece), keys).await;
             let expected = deferred.iter().copied().cycle().take(groups * keys.len());
+            assert_eq!(reply.is_early, step > 0);
             if step == 0 {
-                assert!(reply.deferred.is_empty());
                 continue;
             }
             let found = KeySet::read(groups * keys.len(), reply.deferred).unwrap();
@@ -426,15 +426,39 @@ async fn in_sync_rows_that_no_step_between_changes_are_read_early() {
     let ((reply, rows), ()) = tokio::join!(rest, update);
     let mut expected = vec![0.0; tried.server.shared.group_dims()[0]];
     tried.server.shared.store.lookup(GroupId(0), &[FeatureKey(key(1))], Missing::Insert, &mut expected).unwrap();
-    assert!(!reply.is_applied && reply.deferred.is_empty());
+    assert!(!reply.is_applied && !reply.is_early);
     assert_eq!(rows[0].clone().expect_f32("rows").unwrap(), expected, "the row has the update of step 0");
     // The replacement of a worker that died gets both parts again.
     for piece in 0..pieces {
         tried.push_piece(1, piece, &keys[1]).await;
     }
     let (again, _) = tried.look_up_part(1, Some(0), &keys[1]).await;
-    assert!(again.is_applied && !again.deferred.is_empty());
+    assert!(again.is_applied && again.is_early);
     assert_eq!(tried.look_up_part(1, None, &left_out).await.1, rows);
+}
+
+/// A piece without deferred keys gets an early reply, too. Its second look-up has no keys, and waits
+/// for the update.
+#[tokio::test(flavor = "multi_thread")]
+async fn in_sync_a_look_up_without_keys_waits_for_the_update() {
+    let folder = tempfile::tempdir().unwrap();
+    let tried = Tried::begin_with("sync", &["spec.training.sync.lookAhead=1"], folder.path()).await;
+    let (open, next) = ([1 << 48], [2 << 48]);
+    for piece in 0..tried.plan.pieces() {
+        tried.look_up_part(0, Some(piece), &open).await;
+    }
+    for keys in [&next[..], &[]] {
+        let (reply, _) = tried.look_up_part(1, Some(0), keys).await;
+        assert!(reply.is_early && reply.deferred.iter().all(|bits| *bits == 0), "{reply:?}");
+    }
+    let mut second = std::pin::pin!(tried.look_up_part(1, None, &[]));
+    let waits = tokio::time::timeout(Duration::from_millis(50), &mut second).await;
+    assert!(waits.is_err(), "step 0 is open");
+    for piece in 0..tried.plan.pieces() {
+        tried.push_piece(0, piece, &open).await;
+    }
+    let (reply, rows) = second.await;
+    assert!(!reply.is_early && rows.iter().all(|rows| rows.data().is_empty()));
 }
 
 /// A replacement does not know which keys the open step changes. It answers later steps after the
@@ -457,7 +481,7 @@ async fn in_sync_a_killed_server_reads_no_row_too_early() {
         }
     };
     let ((reply, rows), ()) = tokio::join!(ahead, update);
-    assert!(reply.deferred.is_empty(), "{reply:?}");
+    assert!(!reply.is_early, "{reply:?}");
     let mut expected = vec![0.0; keys.len() * tried.server.shared.group_dims()[0]];
     let keys: Vec<FeatureKey> = keys.into_iter().map(FeatureKey).collect();
     tried.server.shared.store.lookup(GroupId(0), &keys, Missing::Insert, &mut expected).unwrap();
