@@ -58,6 +58,8 @@ pub const GLOBAL_BATCH_SIZE: u32 = 4_096;
 pub const EPOCHS: u32 = 1;
 /// `spec.training.seed`
 pub const SEED: u64 = 42;
+/// `spec.training.sync.lookAhead`
+pub const LOOK_AHEAD: u32 = 1;
 /// `spec.training.hybrid.staleness`
 pub const STALENESS: u32 = 4;
 /// `spec.training.gba.staleness`

@@ -57,6 +57,7 @@ const MODES: [KindExample; 9] = [
 training:
   mode: sync
   globalBatchSize: 4096
+  sync: {lookAhead: 1}
 ",
     ),
     example(

@@ -284,6 +284,8 @@ pub struct ResolvedTraining {
     pub local_batch_size: Option<usize>,
     /// Dense workers that train in modes with a barrier; `None` means all.
     pub barrier_workers: Option<usize>,
+    /// The steps that the mode `sync` looks ahead.
+    pub look_ahead: u32,
     /// τ of the mode `hybrid`, in global steps.
     pub staleness: u32,
     /// ι of the mode `gba`, in global steps.

@@ -109,7 +109,7 @@ fn a_ten_line_manifest_is_enough_and_takes_every_default() {
             "storage": {"options": {}, "secretName": null},
         },
         "training": {
-            "mode": "sync", "auto": null, "globalBatchSize": 4096, "length": {"epochs": 1}, "seed": 42, "staleness": 4,
+            "mode": "sync", "auto": null, "globalBatchSize": 4096, "length": {"epochs": 1}, "seed": 42, "staleness": 4, "lookAhead": 1,
             "localBatchSize": null, "barrierWorkers": null, "gbaStaleness": 4, "gbaKeyDivisor": "buffer", "hopBsBound": 2, "hopBwBackups": 1,
             "bspAggregate": null, "shadow": {"algorithm": "easgd", "alpha": 0.5, "everySteps": null}, "switchAt": [],
             "denseOptimizer": {
@@ -153,6 +153,7 @@ fn the_manual_documents_the_actual_defaults() {
         ("spec.training.epochs", "/training/length/epochs"),
         ("spec.training.seed", "/training/seed"),
         ("spec.training.hybrid.staleness", "/training/staleness"),
+        ("spec.training.sync.lookAhead", "/training/lookAhead"),
         ("spec.training.gba.staleness", "/training/gbaStaleness"),
         ("spec.training.gba.keyDivisor", "/training/gbaKeyDivisor"),
         ("spec.training.hopBs.bound", "/training/hopBsBound"),
@@ -683,7 +684,7 @@ fn an_unknown_kind_is_answered_with_every_kind() {
 
 /// Overrides of BASE, the field of the only error and a part of its sentence. No single field shows
 /// these errors.
-const BAD_JOBS: [(&[&str], &str, &str); 68] = [
+const BAD_JOBS: [(&[&str], &str, &str); 70] = [
     (
         &["spec.training.mode=des"],
         "spec.training.mode",
@@ -756,6 +757,16 @@ const BAD_JOBS: [(&[&str], &str, &str); 68] = [
         &["spec.training.mode=gba,spec.training.globalBatchSize=256,spec.roles.denseWorker.replicas=3"],
         "spec.training.localBatchSize",
         "256 rows cannot be divided equally among 3 dense workers",
+    ),
+    (
+        &["spec.training.sync.lookAhead=17"],
+        "spec.training.sync.lookAhead",
+        "expected an integer from 0 to 16, found 17",
+    ),
+    (
+        &["spec.training.sync.lookAhead=-1"],
+        "spec.training.sync.lookAhead",
+        "expected an integer from 0 to 16, found -1",
     ),
     (&["spec.training.barrierWorkers=2"], "spec.training.barrierWorkers", "at most the 1 dense workers"),
     (&["spec.training.mode=hopBw"], "spec.training.hopBw.backups", "expected fewer than there are"),

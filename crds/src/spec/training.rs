@@ -133,6 +133,19 @@ pub struct AutoModeSpec {
     pub crowded_cpu: Option<f64>,
 }
 
+/// Settings of the mode `sync`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct SyncSpec {
+    /// Global steps beyond the present one whose rows are requested early. Parameter servers send
+    /// the rows that no step before changes, and the others once they are updated. The results do
+    /// not depend on it. 0: every look-up waits for the update before. A job in which rows may be
+    /// evicted, may expire or need admission looks nothing up early.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 16), extend("x-default" = defaults::LOOK_AHEAD))]
+    pub look_ahead: Option<u32>,
+}
+
 /// Settings of the mode `hybrid`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
@@ -449,6 +462,10 @@ pub struct TrainingSpec {
     /// alone.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub auto: Option<AutoModeSpec>,
+
+    /// Settings of the mode `sync`. Other modes ignore them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sync: Option<SyncSpec>,
 
     /// Settings of the mode `hybrid`. Other modes ignore them, so that the mode can be changed
     /// alone.

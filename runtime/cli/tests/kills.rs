@@ -229,7 +229,7 @@ fn run_with_kills(sets: &str, victims: &[(&str, usize)]) -> (Value, Value) {
     let replicas = "spec.roles.embeddingWorker.replicas=2,spec.roles.loader.replicas=2,spec.roles.denseWorker.replicas=2,\
                     spec.roles.ps.replicas=2,spec.data.synthetic.rows=90000";
     let common = ["run", "job.yaml", "--json", "--set", replicas, "--set", sets];
-    let no_checkpoints = [&common[..], &["--set", "spec.checkpoint=null"]].concat();
+    let no_checkpoints = [&common[..], &["--set", "spec.checkpoint=null,spec.training.sync.lookAhead=0"]].concat();
     let alone = events(&rectrain(folder.path(), &no_checkpoints)).pop().unwrap();
     // Without a barrier a worker that is not slow would train everything before all victims are
     // killed.
@@ -294,6 +294,18 @@ fn killing_parameter_servers_keeps_the_model() {
     assert_eq!((&last["test"], &last["rows"]), (&alone["test"], &alone["rows"]));
 }
 
+/// The servers and workers die while rows of several later steps are on their way.
+#[test]
+#[cfg(target_os = "linux")]
+fn looking_far_ahead_killing_servers_and_workers_keeps_the_model() {
+    let sets = "spec.training.mode=sync,spec.training.sync.lookAhead=4";
+    for victims in [KILLS_OF_SERVERS, KILLS_OF_DENSE_WORKERS] {
+        let (last, alone) = run_with_kills(sets, &victims);
+        assert_eq!(last["parametersSha256"], alone["parametersSha256"], "{victims:?}");
+        assert_eq!((&last["test"], &last["rows"]), (&alone["test"], &alone["rows"]), "{victims:?}");
+    }
+}
+
 #[test]
 #[cfg(target_os = "linux")]
 fn in_hybrid_killing_parameter_servers_loses_no_row() {
@@ -313,6 +325,12 @@ fn killing_dense_workers_keeps_the_model() {
 #[test]
 fn killing_an_embedding_and_a_dense_worker_together_keeps_the_model() {
     kill_together("spec.training.mode=sync", |_| true);
+}
+
+/// The replacement gets the rows of a step in the two parts that its predecessor got.
+#[test]
+fn looking_far_ahead_killing_both_workers_keeps_the_model() {
+    kill_together("spec.training.mode=sync,spec.training.sync.lookAhead=4", |_| true);
 }
 
 /// The replacement predicts the same test data again, from pieces that are sent again. Meanwhile

@@ -6,6 +6,7 @@
 //! barrier, the rank of a dense worker determines its pieces. In modes without one, the coordinator
 //! assigns them.
 
+mod parts;
 mod pieces;
 mod positions;
 mod prepared_ids;

@@ -14,16 +14,17 @@ use rectrain_protocol::batch::{BatchKey, BatchPosition};
 use rectrain_protocol::compression::TensorCodec;
 use rectrain_protocol::error::{RoleError, is_gone};
 use rectrain_protocol::examples;
+use rectrain_protocol::key_set::KeySet;
 use rectrain_protocol::layout::FeatureLayout;
 use rectrain_protocol::long_wait::reporting_wait;
 use rectrain_protocol::message;
 use rectrain_protocol::metrics::EmbeddingWorkerMetrics;
 use rectrain_protocol::placement::{Directory, Placement, is_stale};
 use rectrain_protocol::plan::JobPlan;
-use rectrain_protocol::unseen::MissingKeys;
 use rectrain_wire::{Tensor, WireError};
 use tokio::sync::{Notify, OnceCell};
 
+use crate::parts::{Answer, Asking};
 use crate::prepared_ids::PreparedIds;
 use crate::times::ServerTime;
 
@@ -65,6 +66,8 @@ pub(crate) struct Rows {
     counted: Vec<bool>,
     compression: Compression,
     patience: Duration,
+    /// Whether servers may answer look-ups of `sync` in two parts.
+    looks_ahead: bool,
     directory: OnceCell<Directory>,
     placement: Mutex<Option<Arc<Placement>>>,
     connected: Notify,
@@ -79,6 +82,7 @@ impl Rows {
             counted: plan.counts_examples(),
             compression: plan.compression,
             patience: plan.patience(),
+            looks_ahead: plan.look_ahead() > 0,
             directory: OnceCell::new(),
             placement: Mutex::default(),
             connected: Notify::new(),
@@ -140,44 +144,45 @@ impl Rows {
     ) -> Result<LookedUp, RoleError> {
         let runs = runs(&placement.map, prepared);
         let train = matches!(key.position, BatchPosition::Train(_));
-        let request = v1::Lookup { step, train, map_epoch: placement.epoch().0 };
+        let piece = (train && self.looks_ahead && step.is_some()).then_some(key.piece);
+        let request = v1::Lookup { step, train, map_epoch: placement.epoch().0, piece };
         let calls = placement.servers.iter().enumerate().map(|(server, channel)| {
-            let keys =
-                prepared.keys().iter().zip(&runs).map(|(keys, runs)| Tensor::from(gather(keys, &runs[server], 1)));
-            let call = message::call(channel, request, keys.collect(), self.patience);
+            let keys = prepared.keys().iter().zip(&runs).map(|(keys, runs)| gather(keys, &runs[server], 1));
+            let keys: Vec<Vec<u64>> = keys.collect();
+            let (compression, dims) = (self.compression, &*self.layout.group_dims);
+            let asking = Asking { channel, request, compression, dims, patience: self.patience };
+            let call = async move { asking.look_up(&keys).await };
             self.timed(call, server_number(placement, server), train)
         });
-        let (replies, servers): (Vec<_>, Vec<_>) = try_join_all(calls).await?.into_iter().unzip();
-        let applied = replies.iter().filter(|(reply, _)| reply.is_applied).count();
-        let is_applied = applied > 0 && applied == replies.len();
-        if replies.iter().any(|(reply, tensors)| reply.is_applied && tensors.is_empty()) {
+        let (answers, servers): (Vec<Answer>, Vec<_>) = try_join_all(calls).await?.into_iter().unzip();
+        let applied = answers.iter().filter(|answer| answer.is_applied).count();
+        let is_applied = applied > 0 && applied == answers.len();
+        let steps = answers.iter().map(|answer| answer.step).collect();
+        let (rows, missing): (Vec<_>, Vec<_>) = answers.into_iter().map(|answer| (answer.rows, answer.missing)).unzip();
+        let count = rows.len();
+        let Some(of_servers) = rows.into_iter().collect::<Option<Vec<_>>>() else {
             let nothing = LookedUp { rows: None, steps: Vec::new(), is_applied, missing: Vec::new(), servers };
-            return if is_applied { Ok(nothing) } else { Err(applied_by_some(applied, replies.len())) };
-        }
-        let (replies, mut tensors): (Vec<_>, Vec<_>) =
-            replies.into_iter().map(|(reply, tensors)| (reply, tensors.into_iter())).unzip();
+            return if is_applied { Ok(nothing) } else { Err(applied_by_some(applied, count)) };
+        };
+        let mut of_servers: Vec<_> = of_servers.into_iter().map(Vec::into_iter).collect();
         let mut rows = Vec::with_capacity(runs.len());
         for (group, dim) in self.layout.group_dims.iter().enumerate() {
-            let mut parts = Vec::with_capacity(tensors.len());
-            for reply in &mut tensors {
-                parts.push(self.compression.decode("lookup", reply, *dim)?);
-            }
+            let parts = of_servers.iter_mut().map(|groups| groups.next().unwrap_or_default()).collect();
             rows.push(merge(parts, &runs[group], prepared.keys()[group].len(), *dim)?);
         }
-        let steps = replies.iter().map(|reply| reply.step).collect();
-        let missing = if train { Vec::new() } else { missing_keys(replies, &runs, prepared)? };
+        let missing = if train { Vec::new() } else { missing_keys(missing, &runs, prepared)? };
         Ok(LookedUp { rows: Some(rows), steps, is_applied, missing, servers })
     }
 
     /// Measures a look-up on one server. A long wait in training is reported to the coordinator.
     async fn timed(
         &self,
-        call: impl Future<Output = Result<(v1::LookupReply, Vec<Tensor>), RoleError>>,
+        call: impl Future<Output = Result<Answer, RoleError>>,
         server: u32,
         train: bool,
-    ) -> Result<((v1::LookupReply, Vec<Tensor>), ServerTime), RoleError> {
+    ) -> Result<(Answer, ServerTime), RoleError> {
         let started = Instant::now();
-        let reply = match self.directory.get().filter(|_| train) {
+        let answer = match self.directory.get().filter(|_| train) {
             Some(directory) => {
                 let waiting = v1::Waiting {
                     role: v1::Role::EmbeddingWorker.into(),
@@ -189,8 +194,10 @@ impl Rows {
             }
             None => call.await?,
         };
-        let time = ServerTime { server, call: started.elapsed(), gate_seconds: reply.0.gate_seconds };
-        Ok((reply, time))
+        let waited = Duration::try_from_secs_f64(answer.early_seconds).unwrap_or_default();
+        let call = started.elapsed().saturating_sub(waited);
+        let time = ServerTime { server, call, gate_seconds: answer.gate_seconds };
+        Ok((answer, time))
     }
 
     /// Sends the gradients of the rows to the servers that the rows came from.
@@ -316,14 +323,14 @@ fn runs(map: &SlotMap, prepared: &PreparedIds) -> Vec<Vec<Vec<Range<usize>>>> {
 
 /// By group: whether each key has no row, from the replies of all servers to an evaluation.
 fn missing_keys(
-    replies: Vec<v1::LookupReply>,
+    of_servers: Vec<Vec<u8>>,
     runs: &[Vec<Vec<Range<usize>>>],
     prepared: &PreparedIds,
 ) -> Result<Vec<Vec<bool>>, RoleError> {
     let mut missing: Vec<Vec<bool>> = prepared.keys().iter().map(|keys| vec![false; keys.len()]).collect();
-    for (server, reply) in replies.into_iter().enumerate() {
+    for (server, of_server) in of_servers.into_iter().enumerate() {
         let keys = runs.iter().flat_map(|group| &group[server]).map(Range::len).sum();
-        let of_server = MissingKeys::read(keys, reply.missing)?;
+        let of_server = KeySet::read(keys, of_server)?;
         let mut has_no_row = of_server.iter();
         for (missing, runs) in missing.iter_mut().zip(runs) {
             for key in runs[server].iter().cloned().flatten() {
@@ -417,9 +424,9 @@ mod tests {
             let runs = runs(&SlotMap::even(64, servers), &prepared);
             let reply = |server: usize| {
                 let own = gather(&prepared.keys()[0], &runs[0][server], 1);
-                let mut missing = MissingKeys::none_of(own.len());
+                let mut missing = KeySet::none_of(own.len());
                 own.iter().enumerate().filter(|(_, key)| has_no_row(**key)).for_each(|(at, _)| missing.insert(at));
-                v1::LookupReply { missing: missing.write(), ..v1::LookupReply::default() }
+                missing.write()
             };
             let missing = missing_keys((0..usize::from(servers)).map(reply).collect(), &runs, &prepared).unwrap();
             let expected: Vec<bool> = prepared.keys()[0].iter().map(|key| has_no_row(*key)).collect();

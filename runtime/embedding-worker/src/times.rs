@@ -9,6 +9,7 @@ use rectrain_proto::v1;
 pub(crate) struct ServerTime {
     /// The server's number.
     pub(crate) server: u32,
+    /// Without the wait for the keys of earlier steps.
     pub(crate) call: Duration,
     /// The part that the look-up waited for earlier steps.
     pub(crate) gate_seconds: f64,

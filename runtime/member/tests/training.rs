@@ -104,6 +104,38 @@ impl Shadowed {
     }
 }
 
+/// The vocabulary decides how many keys the batches have in common: nearly all, some, or few.
+#[test]
+fn sync_trains_the_same_model_however_far_it_looks_ahead() {
+    for (vocabulary, workers) in [(10, 1), (300, 2), (20_000, 3)] {
+        let vocabulary = format!("spec.data.synthetic.vocabulary={vocabulary}");
+        let workers = format!("spec.roles.denseWorker.replicas={workers}");
+        let digest = |ahead: u32, servers: u32, embedding_workers: u32| {
+            let ahead = format!("spec.training.sync.lookAhead={ahead}");
+            let servers = format!("spec.roles.ps.replicas={servers}");
+            let embedding_workers = format!("spec.roles.embeddingWorker.replicas={embedding_workers}");
+            digest_of(&[&vocabulary, &workers, &ahead, &servers, &embedding_workers])
+        };
+        let waiting = digest(0, 1, 1);
+        for (ahead, servers, embedding_workers) in [(1, 1, 1), (1, 3, 2), (2, 2, 3), (3, 1, 2), (4, 3, 3)] {
+            let found = digest(ahead, servers, embedding_workers);
+            assert_eq!(found, waiting, "{vocabulary}, {workers}: {ahead}, {servers}, {embedding_workers}");
+        }
+    }
+}
+
+/// Evaluations, and switches to another mode and back, end the steps that were looked up ahead.
+#[test]
+fn looking_ahead_ends_at_each_pause() {
+    let pauses = ["spec.training.evaluation.every=steps", "spec.training.evaluation.steps=7"];
+    let switches = switches(&[(9, "gba"), (17, "sync"), (26, "gba"), (30, "sync")]);
+    let digest = |ahead: &str| digest_of(&[pauses[0], pauses[1], &switches, "spec.roles.ps.replicas=2", ahead]);
+    let waiting = digest("spec.training.sync.lookAhead=0");
+    for ahead in [1, 3, 16] {
+        assert_eq!(digest(&format!("spec.training.sync.lookAhead={ahead}")), waiting, "{ahead}");
+    }
+}
+
 /// The definition of `sync` as one loop: no roles, no messages, one sample's embedding at a time.
 /// The `shadowed` batches train in `shadow`.
 fn plain_loop(plan: &JobPlan, shadowed: Option<&Shadowed>) -> String {

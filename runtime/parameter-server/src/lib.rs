@@ -9,6 +9,7 @@
 
 mod checkpoint;
 mod contribution;
+mod early;
 mod half;
 mod journal_copy;
 mod kept;
@@ -33,22 +34,23 @@ use rectrain_kinds::Compression;
 use rectrain_modes::barrier::SparseGradients;
 use rectrain_modes::migration::NotServed;
 use rectrain_modes::switch::Boundary;
-use rectrain_modes::{GlobalStep, TrainingMode};
+use rectrain_modes::{GlobalStep, Rank, TrainingMode};
 use rectrain_proto::v1;
 use rectrain_protocol::blocking::blocking;
 use rectrain_protocol::compression::TensorCodec;
 use rectrain_protocol::error::RoleError;
 use rectrain_protocol::examples;
+use rectrain_protocol::key_set::KeySet;
 use rectrain_protocol::message::{self, Request};
 use rectrain_protocol::metrics::PsMetrics;
 use rectrain_protocol::plan::JobPlan;
 use rectrain_protocol::readiness::Readiness;
 use rectrain_protocol::remember::Remembering;
-use rectrain_protocol::unseen::MissingKeys;
 use rectrain_wire::{BoxFuture, Frame, Peer, Refusal, Service, Tensor, Transport};
 
 use self::checkpoint::Saving;
 use self::contribution::Contribution;
+use self::early::{Divided, EarlyLookUp, PieceKeys, divide};
 use self::half::{BarrierHalf, CurrentHalf, ModeHalf, RowGradients, ShadowHalf, TokenHalf, half_of, not_this_mode};
 use self::journal_copy::JournalCopy;
 pub use self::kept::Rows;
@@ -224,31 +226,41 @@ impl ParameterServer {
     }
 
     async fn look_up(&self, request: v1::Lookup, tensors: Vec<Tensor>) -> Result<Frame, RoleError> {
-        let keys = self.keys_of("lookup", tensors)?;
+        let keys = Arc::new(self.keys_of("lookup", tensors)?);
         // A replacement whose slots were handed over begins with the first slot map, which a caller
         // may still use.
         let half = self.half.get().ok_or(NotServed::Unregistered)?;
         self.shared.slots.admit_epoch(request.map_epoch)?;
         let arrived = Instant::now();
-        half.admit_look_up(request.step.map(GlobalStep)).await?;
+        let earlier = admit(&*half, &request, &keys).await?;
+        let is_early = !earlier.is_empty();
         let gate_seconds = arrived.elapsed().as_secs_f64();
         self.shared.metrics.gate_wait.observe(gate_seconds);
         let step = half.row_step();
-        self.shared.slots.check_look_up(request.map_epoch, &keys)?;
         let started = Instant::now();
         let shared = Arc::clone(&self.shared);
         let read = move || {
             let (store, dims) = (shared.tracked_store(), shared.group_dims());
-            if request.train { look_up_groups(&store, &keys, dims) } else { read_groups(&store, &keys, dims) }
+            let Divided { now, deferred } = divide(&keys, &earlier);
+            shared.slots.check_look_up(request.map_epoch, &now)?;
+            if is_early {
+                let count = |keys: &[Vec<FeatureKey>]| keys.iter().map(Vec::len).sum::<usize>() as u64;
+                shared.metrics.early_rows.inc_by(count(&now));
+                shared.metrics.deferred_rows.inc_by(count(&keys) - count(&now));
+            }
+            let read = if request.train { look_up_groups } else { read_groups };
+            let rows = read(&store, &now, dims)?;
+            Ok::<_, RoleError>((rows, deferred))
         };
-        let LookedUp { rows, counts, missing } = blocking("look-up", read).await??;
+        let (LookedUp { rows, counts, missing }, deferred) = blocking("look-up", read).await??;
         self.shared.metrics.lookup.observe(started.elapsed().as_secs_f64());
         self.shared.metrics.count_look_up(counts);
         let mut tensors = Vec::with_capacity(2 * rows.len());
         for (rows, dim) in rows.into_iter().zip(self.shared.group_dims()) {
             tensors.extend(self.compression.encode(rows, *dim)?);
         }
-        let reply = v1::LookupReply { step, is_applied: false, missing, gate_seconds };
+        let deferred = if is_early { deferred.write() } else { Vec::new() };
+        let reply = v1::LookupReply { step, is_applied: false, missing, gate_seconds, deferred, is_early };
         Ok(message::reply::<v1::Lookup>(&reply, tensors))
     }
 
@@ -537,6 +549,20 @@ impl ParameterServer {
     }
 }
 
+/// Waits until a look-up may read the rows. Returns the keys that it may not read yet.
+async fn admit(half: &dyn ModeHalf, request: &v1::Lookup, keys: &PieceKeys) -> Result<Vec<PieceKeys>, RoleError> {
+    let step = request.step.map(GlobalStep);
+    let (Some(step), Some(piece), true) = (step, request.piece, request.train) else {
+        return half.admit_look_up(step).await.map(|()| Vec::new());
+    };
+    if !keys.iter().all(|keys| keys.is_sorted()) {
+        let reason = "the keys of a piece must ascend".to_owned();
+        return Err(RoleError::Inconsistent { message: "lookup", reason });
+    }
+    let look_up = EarlyLookUp { step, piece: Rank(piece), epoch: request.map_epoch, keys: Arc::clone(keys) };
+    half.admit_early(look_up).await
+}
+
 /// Reads the examples of a group's keys.
 fn read_examples(tensors: &mut impl Iterator<Item = Tensor>, keys: usize) -> Result<Vec<Examples>, RoleError> {
     let bytes = message::next("update", tensors)?.expect_u8("examples")?;
@@ -568,7 +594,7 @@ fn look_up_groups(store: &TrackedStore<'_>, keys: &[Vec<FeatureKey>], dims: &[us
 fn read_groups(store: &TrackedStore<'_>, keys: &[Vec<FeatureKey>], dims: &[usize]) -> Result<LookedUp, RoleError> {
     let mut counts = LookupCounts::default();
     let mut groups = Vec::with_capacity(keys.len());
-    let mut missing = MissingKeys::none_of(keys.iter().map(Vec::len).sum());
+    let mut missing = KeySet::none_of(keys.iter().map(Vec::len).sum());
     let mut first = 0;
     for (group, (keys, dim)) in keys.iter().zip(dims).enumerate() {
         let mut rows = vec![0.0; keys.len() * dim];

@@ -16,10 +16,10 @@ use super::{ParameterServer, Rows};
 use rectrain_protocol::blocking::{await_task, blocking};
 use rectrain_protocol::deadline::CALL_DEADLINE;
 use rectrain_protocol::examples;
+use rectrain_protocol::key_set::KeySet;
 use rectrain_protocol::message::{self, Request};
 use rectrain_protocol::metrics::{PsMetrics, RoleMetrics};
 use rectrain_protocol::plan::{JobPlan, small_plan};
-use rectrain_protocol::unseen::MissingKeys;
 
 const PARAMETERS: usize = 40;
 const BATCHES: u64 = 70;
@@ -81,7 +81,8 @@ impl Tried {
     }
 
     async fn look_up(&self, keys: &[u64]) {
-        let request = v1::Lookup { step: None, train: true, map_epoch: self.server.shared.slots.map().epoch().0 };
+        let map_epoch = self.server.shared.slots.map().epoch().0;
+        let request = v1::Lookup { step: None, train: true, map_epoch, piece: None };
         let groups = self.server.shared.group_dims().len();
         self.server.look_up(request, vec![Tensor::from(keys.to_vec()); groups]).await.unwrap();
     }
@@ -96,6 +97,18 @@ impl Tried {
         let reply = self.server.service().call(&Peer::new("test", 0), frame).await.unwrap();
         let told: v1::LookupReply = prost::Message::decode(reply.meta).unwrap();
         (told.is_applied, reply.tensors)
+    }
+
+    /// In `sync`: looks up the keys of a piece, so that the reply may leave keys out. `None` asks
+    /// for keys that were left out.
+    async fn look_up_part(&self, step: u64, piece: Option<u32>, keys: &[u64]) -> (v1::LookupReply, Vec<Tensor>) {
+        let map_epoch = self.server.shared.slots.map().epoch().0;
+        let request = v1::Lookup { step: Some(step), train: true, map_epoch, piece };
+        let groups = self.server.shared.group_dims().len();
+        let tensors = vec![Tensor::from(keys.to_vec()); groups];
+        let frame = Frame { kind: v1::Lookup::KIND, meta: prost::Message::encode_to_vec(&request).into(), tensors };
+        let reply = self.server.service().call(&Peer::new("test", 0), frame).await.unwrap();
+        (prost::Message::decode(reply.meta).unwrap(), reply.tensors)
     }
 
     /// In a mode with a barrier: pushes the gradients of a piece of `step`.
@@ -484,6 +497,107 @@ async fn in_sync_a_server_repeats_the_rows_of_the_last_step() {
     assert_eq!((look_up(1, &keys).await, look_up(0, &keys).await), ((true, second), (true, Vec::new())));
 }
 
+/// Steps 1 and 2 are looked up while step 0 is open. Keys of a step between are left out, and read
+/// after its update.
+#[tokio::test(flavor = "multi_thread")]
+async fn in_sync_rows_that_no_step_between_changes_are_read_early() {
+    let folder = tempfile::tempdir().unwrap();
+    let changes = ["spec.training.sync.lookAhead=2", "spec.roles.ps.replicas=1"];
+    let tried = Tried::begin_with("sync", &changes, folder.path()).await;
+    let (pieces, groups) = (tried.plan.pieces(), tried.server.shared.group_dims().len());
+    let key = |number: u64| number << 48;
+    // Step 1 has a key of step 0, and step 2 has keys of both.
+    let keys = [vec![key(1), key(100)], vec![key(1), key(2), key(101)], vec![key(1), key(3), key(101), key(102)]];
+    let deferred = [vec![false; 2], vec![true, false, false], vec![true, false, true, false]];
+    for (step, (keys, deferred)) in (0..).zip(keys.iter().zip(&deferred)) {
+        for piece in 0..pieces {
+            let (reply, rows) = tried.look_up_part(step, Some(piece), keys).await;
+            let expected = deferred.iter().copied().cycle().take(groups * keys.len());
+            assert_eq!(reply.is_early, step > 0);
+            if step == 0 {
+                continue;
+            }
+            let found = KeySet::read(groups * keys.len(), reply.deferred).unwrap();
+            assert!(found.iter().eq(expected), "step {step}: {found:?}");
+            let now = deferred.iter().filter(|is| !**is).count();
+            assert_eq!(rows[0].data().len(), now * tried.server.shared.group_dims()[0]);
+        }
+    }
+    let (early, waited) = (&tried.server.shared.metrics.early_rows, &tried.server.shared.metrics.deferred_rows);
+    let times = u64::from(pieces) * groups as u64;
+    assert_eq!((early.get(), waited.get()), (4 * times, 3 * times));
+    let left_out = [key(1)];
+    let rest = tried.look_up_part(1, None, &left_out);
+    let update = async {
+        for piece in 0..pieces {
+            tried.push_piece(0, piece, &keys[0]).await;
+        }
+    };
+    let ((reply, rows), ()) = tokio::join!(rest, update);
+    let mut expected = vec![0.0; tried.server.shared.group_dims()[0]];
+    tried.server.shared.store.lookup(GroupId(0), &[FeatureKey(key(1))], Missing::Insert, &mut expected).unwrap();
+    assert!(!reply.is_applied && !reply.is_early);
+    assert_eq!(rows[0].clone().expect_f32("rows").unwrap(), expected, "the row has the update of step 0");
+    // The replacement of a worker that died gets both parts again.
+    for piece in 0..pieces {
+        tried.push_piece(1, piece, &keys[1]).await;
+    }
+    let (again, _) = tried.look_up_part(1, Some(0), &keys[1]).await;
+    assert!(again.is_applied && again.is_early);
+    assert_eq!(tried.look_up_part(1, None, &left_out).await.1, rows);
+}
+
+/// A piece without deferred keys gets an early reply, too. Its second look-up has no keys, and waits
+/// for the update.
+#[tokio::test(flavor = "multi_thread")]
+async fn in_sync_a_look_up_without_keys_waits_for_the_update() {
+    let folder = tempfile::tempdir().unwrap();
+    let tried = Tried::begin_with("sync", &["spec.training.sync.lookAhead=1"], folder.path()).await;
+    let (open, next) = ([1 << 48], [2 << 48]);
+    for piece in 0..tried.plan.pieces() {
+        tried.look_up_part(0, Some(piece), &open).await;
+    }
+    for keys in [&next[..], &[]] {
+        let (reply, _) = tried.look_up_part(1, Some(0), keys).await;
+        assert!(reply.is_early && reply.deferred.iter().all(|bits| *bits == 0), "{reply:?}");
+    }
+    let mut second = std::pin::pin!(tried.look_up_part(1, None, &[]));
+    let waits = tokio::time::timeout(Duration::from_millis(50), &mut second).await;
+    assert!(waits.is_err(), "step 0 is open");
+    for piece in 0..tried.plan.pieces() {
+        tried.push_piece(0, piece, &open).await;
+    }
+    let (reply, rows) = second.await;
+    assert!(!reply.is_early && rows.iter().all(|rows| rows.data().is_empty()));
+}
+
+/// A replacement does not know which keys the open step changes. It answers later steps after the
+/// update only, and then in full.
+#[tokio::test(flavor = "multi_thread")]
+async fn in_sync_a_killed_server_reads_no_row_too_early() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut tried = Tried::begin_with("sync", &["spec.training.sync.lookAhead=2"], folder.path()).await;
+    let (_, keys) = batch(1);
+    for piece in 0..tried.plan.pieces() {
+        tried.look_up_part(0, Some(piece), &keys).await;
+    }
+    tried.push_piece(0, 0, &keys).await;
+    tried.is_killed(folder.path());
+    let ahead = tried.look_up_part(1, Some(0), &keys);
+    let update = async {
+        for piece in 1..tried.plan.pieces() {
+            tokio::task::yield_now().await;
+            tried.push_piece(0, piece, &keys).await;
+        }
+    };
+    let ((reply, rows), ()) = tokio::join!(ahead, update);
+    assert!(!reply.is_early, "{reply:?}");
+    let mut expected = vec![0.0; keys.len() * tried.server.shared.group_dims()[0]];
+    let keys: Vec<FeatureKey> = keys.into_iter().map(FeatureKey).collect();
+    tried.server.shared.store.lookup(GroupId(0), &keys, Missing::Insert, &mut expected).unwrap();
+    assert_eq!(rows[0].clone().expect_f32("rows").unwrap(), expected);
+}
+
 /// The last gradients of a step may arrive during a lookup by the replacement of an embedding
 /// worker.
 #[tokio::test(flavor = "multi_thread")]
@@ -553,12 +667,12 @@ async fn an_evaluation_learns_which_keys_have_no_row() {
     let rows = tried.server.shared.store.rows();
     let keys = [1_u64, 3, 4, 5, 9, 11, 12, 13, 1 << 59, 1 << 60];
     let map_epoch = tried.server.shared.slots.map().epoch().0;
-    let request = v1::Lookup { step: None, train: false, map_epoch };
+    let request = v1::Lookup { step: None, train: false, map_epoch, piece: None };
     let groups = tried.server.shared.group_dims().len();
     let tensors = vec![Tensor::from(keys.to_vec()); groups];
     let reply = tried.server.look_up(request, tensors).await.unwrap();
     let reply: v1::LookupReply = prost::Message::decode(reply.meta).unwrap();
-    let missing = MissingKeys::read(groups * keys.len(), reply.missing).unwrap();
+    let missing = KeySet::read(groups * keys.len(), reply.missing).unwrap();
     let expected = keys.iter().map(|key| !trained.contains(key)).cycle().take(groups * keys.len());
     assert!(missing.iter().eq(expected), "{missing:?}");
     assert_eq!(tried.server.shared.store.rows(), rows, "an evaluation makes no rows");

@@ -18,6 +18,7 @@ pub mod error;
 pub mod events;
 pub mod examples;
 pub mod failure;
+pub mod key_set;
 pub mod layout;
 pub mod limits;
 pub mod long_wait;

@@ -163,6 +163,8 @@ metrics! {
     PsMetrics {
         lookup: seconds = metric_names::PS_LOOKUP_SECONDS, "Time to look up a batch's rows.";
         gate_wait: seconds = "rectrain_ps_gate_wait_seconds", "Time that a look-up waited for earlier steps to be applied.";
+        early_rows: counter = "rectrain_ps_early_rows_total", "Rows in `sync` that were read before an earlier step was applied, because no such step changes them.";
+        deferred_rows: counter = "rectrain_ps_deferred_rows_total", "Rows in `sync` that waited for the update of an earlier step although they were looked up ahead.";
         update_time: seconds = metric_names::PS_UPDATE_SECONDS, "Time to sum and apply the gradients of a step.";
         found_rows: counter = metric_names::PS_FOUND_ROWS_TOTAL, "Rows looked up that existed.";
         inserted_rows: counter = metric_names::PS_INSERTED_ROWS_TOTAL, "Rows created because training saw their key for the first time.";

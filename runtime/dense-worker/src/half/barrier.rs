@@ -30,7 +30,8 @@ pub(super) struct Barrier {
 
 impl WorkerHalf for Barrier {
     fn train(&self, trainer: &mut Trainer, order: &v1::Order) -> Result<(), RoleError> {
-        trainer.train_with_barrier(order, self.window)
+        let window = self.window.looking_ahead(trainer.plan.look_ahead());
+        trainer.train_with_barrier(order, window)
     }
 }
 

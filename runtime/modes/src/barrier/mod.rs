@@ -4,17 +4,20 @@
 //!   applied.
 //! - [`StepGate`]: a parameter server's half. It decides when to answer a look-up, and when and in
 //!   which order to apply a step's gradients.
+//! - [`LookAhead`]: a parameter server's half in `sync`. It knows the keys that coming steps change.
 //! - [`StepWindow`]: how far a dense worker fetches and pushes ahead.
 //! - [`sum_by_key`]: how the ranks' gradients of one step become one update.
 //! - [`RingAllReduce`]: how dense workers sum their flat gradient buffers.
 
 mod coordinator;
+mod look_ahead;
 mod ring;
 mod server;
 mod sparse_sum;
 mod worker;
 
 pub use coordinator::{BarrierCoordinator, BarrierError};
+pub use look_ahead::LookAhead;
 pub use ring::{RingAllReduce, RingError, RingSend};
 pub use server::{GateError, StepGate};
 pub use sparse_sum::{SparseGradients, sum_by_key};

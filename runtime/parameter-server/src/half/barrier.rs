@@ -1,22 +1,23 @@
 //! The half of a parameter server in modes with a barrier in each step. A gate delays look-ups
 //! until the steps before are applied. It applies a step once the gradients of all its pieces have
-//! arrived.
+//! arrived. In `sync` the rows that the steps before do not change are read earlier.
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use parking_lot::{Mutex, MutexGuard};
 use rectrain_embedding::{GroupId, Moment, UpdateLog};
-use rectrain_modes::barrier::{GateError, StepGate, sum_by_key};
+use rectrain_modes::barrier::{GateError, LookAhead, StepGate, sum_by_key};
 use rectrain_modes::{GlobalStep, Rank};
 use rectrain_proto::v1;
 use rectrain_protocol::blocking::blocking;
 use rectrain_protocol::error::RoleError;
 use rectrain_wire::BoxFuture;
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 
 use super::{BufferStanding, ModeHalf, RowGradients, Snapshot, not_this_mode};
 use crate::contribution::{Contribution, KeyExamples, latest, sum_examples};
+use crate::early::{EarlyLookUp, PieceKeys};
 use crate::shared::{GroupUpdate, Shared, TrackedStore, as_keys};
 use crate::table_life::Touched;
 
@@ -25,6 +26,9 @@ type Gate = StepGate<oneshot::Sender<()>, Contribution>;
 /// See the module documentation.
 pub(crate) struct BarrierHalf {
     gate: Mutex<Gate>,
+    ahead: Mutex<LookAhead<PieceKeys>>,
+    /// Notified when a piece announces its keys, and when a step is applied.
+    changed: Notify,
 }
 
 impl BarrierHalf {
@@ -32,10 +36,13 @@ impl BarrierHalf {
     /// step before `first_piece`, so they contribute no gradients.
     pub(crate) fn new(shared: &Shared, staleness: u64, first: GlobalStep, first_piece: u32) -> Result<Self, RoleError> {
         let mut gate = Gate::new(shared.plan.pieces(), staleness, first);
+        let window = if staleness == 0 { shared.plan.look_ahead() } else { 0 };
+        let mut ahead = LookAhead::new(shared.plan.pieces(), window);
         for piece in 0..first_piece {
             gate.push(first, Rank(piece), Contribution::nothing(shared.group_dims().len()))?;
+            ahead.skip(first, Rank(piece));
         }
-        Ok(Self { gate: Mutex::new(gate) })
+        Ok(Self { gate: Mutex::new(gate), ahead: Mutex::new(ahead), changed: Notify::new() })
     }
 
     /// Restores the gradients that the predecessor had acknowledged but not applied.
@@ -85,12 +92,45 @@ impl BarrierHalf {
             let reply = apply(shared, step, contributions).await?;
             total.missing_rows += reply.missing_rows;
             total.non_finite_rows += reply.non_finite_rows;
-            for waiting in self.lock().finish_update() {
-                // The receiver is gone if its caller has given up: ignore that.
-                let _gone = waiting.send(());
-            }
+            self.finish_update();
         }
         Ok(total)
+    }
+
+    /// The rows have the update that the gate returned last.
+    fn finish_update(&self) {
+        let mut gate = self.lock();
+        for waiting in gate.finish_update() {
+            // The receiver is gone if its caller has given up: ignore that.
+            let _gone = waiting.send(());
+        }
+        let applied = gate.applied();
+        drop(gate);
+        self.lock_ahead().forget_before(applied);
+        self.changed.notify_waiters();
+    }
+
+    /// Announces the keys of a look-up. Waits until the keys of all steps before it are known that
+    /// are not applied. Returns these keys.
+    async fn keys_before(&self, look_up: EarlyLookUp) -> Vec<PieceKeys> {
+        let EarlyLookUp { step, piece, epoch, keys } = look_up;
+        let applied = self.lock().applied();
+        self.lock_ahead().announce(applied, step, piece, epoch, keys);
+        self.changed.notify_waiters();
+        loop {
+            let changed = self.changed.notified();
+            // A step that is applied meanwhile only makes the keys more than necessary.
+            let applied = self.lock().applied();
+            let known = self.lock_ahead().keys_before(step, applied, epoch);
+            if let Some(keys) = known {
+                return keys;
+            }
+            changed.await;
+        }
+    }
+
+    fn lock_ahead(&self) -> MutexGuard<'_, LookAhead<PieceKeys>> {
+        self.ahead.lock()
     }
 
     fn lock(&self) -> MutexGuard<'_, Gate> {
@@ -108,6 +148,16 @@ impl ModeHalf for BarrierHalf {
         })
     }
 
+    fn admit_early(&self, look_up: EarlyLookUp) -> BoxFuture<'_, Result<Vec<PieceKeys>, RoleError>> {
+        Box::pin(async move {
+            let is_on = self.lock_ahead().is_on();
+            if is_on {
+                return Ok(self.keys_before(look_up).await);
+            }
+            self.admit_look_up(Some(look_up.step)).await.map(|()| Vec::new())
+        })
+    }
+
     fn row_step(&self) -> u64 {
         0
     }
@@ -116,8 +166,9 @@ impl ModeHalf for BarrierHalf {
         self.lock().has_passed(step)
     }
 
-    fn keeps_look_ups(&self) -> bool {
-        self.lock().staleness() == 0
+    fn keeps_look_ups_from(&self) -> Option<GlobalStep> {
+        let gate = self.lock();
+        (gate.staleness() == 0).then(|| GlobalStep(gate.applied().0.saturating_sub(1)))
     }
 
     fn update<'a>(

@@ -20,6 +20,7 @@ pub(crate) use self::buffer::BufferStanding;
 pub(crate) use self::shadow::ShadowHalf;
 pub(crate) use self::tokens::TokenHalf;
 use crate::contribution::Contribution;
+use crate::early::{EarlyLookUp, PieceKeys};
 use crate::partition::{Replica, Snapshot};
 use crate::shared::Shared;
 
@@ -40,15 +41,19 @@ pub(crate) trait ModeHalf: Send + Sync {
     /// Waits until a look-up for `step` may read the rows.
     fn admit_look_up(&self, step: Option<GlobalStep>) -> BoxFuture<'_, Result<(), RoleError>>;
 
+    /// Waits until a look-up may read the rows, except for the keys that it returns. Earlier steps
+    /// may still change those.
+    fn admit_early(&self, look_up: EarlyLookUp) -> BoxFuture<'_, Result<Vec<PieceKeys>, RoleError>>;
+
     /// The step that collects gradients of rows, for their staleness. 0 in a mode with a barrier.
     fn row_step(&self) -> u64;
 
     /// In `sync`: whether the rows may include steps that a look-up for `step` must not see.
     fn has_passed(&self, step: GlobalStep) -> bool;
 
-    /// Whether the server stores the replies to the look-ups of the last steps. A replacement of a
-    /// dense worker then reads the same rows again, to the bit.
-    fn keeps_look_ups(&self) -> bool;
+    /// In `sync`: the first step whose replies to look-ups the server stores. A replacement of a
+    /// dense worker then reads the same rows again, to the bit. `None` in other modes.
+    fn keeps_look_ups_from(&self) -> Option<GlobalStep>;
 
     /// Accepts gradients of rows, and applies the steps that they complete.
     fn update<'a>(

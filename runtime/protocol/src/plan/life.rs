@@ -150,6 +150,15 @@ mod tests {
     }
 
     #[test]
+    fn only_jobs_that_keep_all_rows_look_ahead() {
+        const AHEAD: &str = "spec.training.sync.lookAhead=3";
+        assert_eq!((small_plan(&[]).look_ahead(), small_plan(&[AHEAD]).look_ahead()), (1, 3));
+        assert_eq!(small_plan(&["spec.training.sync.lookAhead=0"]).look_ahead(), 0);
+        assert_eq!(small_plan(&[AHEAD, BUDGET]).look_ahead(), 0);
+        assert_eq!(small_plan(&[AHEAD, "spec.features.sparse[0].admission.count=2"]).look_ahead(), 0);
+    }
+
+    #[test]
     fn many_tables_of_a_group_are_counted_in_its_name() {
         assert_eq!(group_name(&["a", "b", "c"]), "a, b, c");
         assert_eq!(group_name(&["a", "b", "c", "d"]), "a and 3 more");

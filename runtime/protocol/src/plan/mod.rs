@@ -114,6 +114,9 @@ pub struct JobPlan {
     pub replicas: Replicas,
     /// Global batches whose ids embedding workers receive ahead of the one that is trained.
     pub batches_ahead: u64,
+    /// In `sync`: the steps beyond the present one whose rows are requested early. See
+    /// [`Self::look_ahead`].
+    pub look_ahead_steps: u64,
 }
 
 impl JobPlan {
@@ -138,11 +141,23 @@ impl JobPlan {
         CALL_DEADLINE.max(self.stall)
     }
 
-    /// Concurrent calls allowed on one connection. In `sync`, all pieces of two batches wait at a
-    /// parameter server. The calls that unblock them need room too.
+    /// In `sync`: the steps beyond the present one whose look-ups may be answered early. 0 if every
+    /// look-up waits for the update before.
+    ///
+    /// It is 0 if a table does not keep all its rows. The rows of such a table depend on more than
+    /// the updates of their keys.
+    #[must_use]
+    pub fn look_ahead(&self) -> u64 {
+        let keeps_rows = !self.has_managed_rows() && self.store.budget.is_none();
+        if keeps_rows { self.look_ahead_steps } else { 0 }
+    }
+
+    /// Concurrent calls allowed on one connection. In `sync`, all pieces of the batches that are
+    /// looked up ahead may wait at a parameter server, of two batches at least. The calls that
+    /// unblock them need room too.
     #[must_use]
     pub fn max_concurrent_calls(&self) -> usize {
-        1024 + 2 * self.pieces() as usize
+        1024 + (1 + self.look_ahead().max(1) as usize) * self.pieces() as usize
     }
 
     /// Local batches in a global batch.

@@ -80,7 +80,8 @@ impl JobPlan {
             stall: Duration::from_secs(u64::from(job.fault_tolerance.stall_seconds)),
             shared_memory: job.fault_tolerance.shared_memory,
             replicas: replicas(job),
-            batches_ahead: u64::from(training.staleness) + BATCHES_AHEAD,
+            batches_ahead: u64::from(training.staleness.max(training.look_ahead)) + BATCHES_AHEAD,
+            look_ahead_steps: u64::from(training.look_ahead),
         })
     }
 }
