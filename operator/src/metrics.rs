@@ -541,8 +541,8 @@ mod tests {
         metrics.saw_server(&j(), &served(), false);
         let text = metrics.encode().expect("they are served");
         assert!(text.contains("rectrain_operator_server_ready_replicas{"), "{text}");
-        let served = text.lines().find(|line| line.starts_with("rectrain_operator_server_served_step{"));
-        assert!(served.is_some_and(|line| line.ends_with("} 700")), "{served:?}");
+        let step = text.lines().find(|line| line.starts_with("rectrain_operator_server_served_step{"));
+        assert!(step.is_some_and(|line| line.ends_with("} 700")), "{step:?}");
         assert!(!text.contains("rectrain_operator_server_latest_step{"), "a pinned model is not stale: {text}");
         metrics.saw_server(&j(), &served(), true);
         let text = metrics.encode().expect("they are served");

@@ -90,7 +90,8 @@ impl Tried {
     /// In a mode with a barrier: looks up these keys for `step`. Returns whether the reply says
     /// that the step is applied, and the rows.
     async fn look_up_for(&self, step: u64, keys: &[u64]) -> (bool, Vec<Tensor>) {
-        let request = v1::Lookup { step: Some(step), train: true, map_epoch: self.server.shared.slots.map().epoch().0 };
+        let map_epoch = self.server.shared.slots.map().epoch().0;
+        let request = v1::Lookup { step: Some(step), train: true, map_epoch, piece: None };
         let groups = self.server.shared.group_dims().len();
         let tensors = vec![Tensor::from(keys.to_vec()); groups];
         let frame = Frame { kind: v1::Lookup::KIND, meta: prost::Message::encode_to_vec(&request).into(), tensors };

@@ -15,7 +15,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use rectrain_crds::defaults::TERMINATION_GRACE_SECONDS;
-use rectrain_crds::{DataSource, PodTemplate, Role};
+use rectrain_crds::{DataSource, Role};
 use serde_json::{Value, json};
 
 use super::config_map::MANIFEST;
