@@ -55,7 +55,7 @@ impl SeenExchanges {
             self.order = exchange.order;
             self.handed_over.clear();
         }
-        self.handed_over.insert(exchange.rank).then(|| self.handed_over.len())
+        self.handed_over.insert(exchange.rank).then_some(self.handed_over.len())
     }
 }
 
