@@ -46,8 +46,13 @@ impl Errors {
         self.0.is_empty()
     }
 
+    /// Whether further errors are left out.
+    pub(crate) fn is_full(&self) -> bool {
+        self.0.len() >= check::MAX_ERRORS
+    }
+
     pub(crate) fn add(&mut self, path: FieldPath, message: impl Into<String>) {
-        if self.0.len() < check::MAX_ERRORS {
+        if !self.is_full() {
             self.0.push(FieldError::new(path, message));
         }
     }
@@ -766,8 +771,10 @@ fn columns(csv: &CsvFormat, schema: &Schema, parts: &TrainTest, errors: &mut Err
         );
     }
     let Some(known) = &csv.columns else { return };
+    let names: HashSet<&str> = known.iter().map(String::as_str).collect();
     let mut need = |name: &str, path: &str, what: &str| {
-        if known.iter().any(|column| column == name) {
+        // A suggestion compares the name with every column, for nothing if there is no room for it.
+        if names.contains(name) || errors.is_full() {
             return;
         }
         let hint = suggest::nearest(name, known.iter().map(String::as_str));

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use comfy_table::{CellAlignment, Table};
+
 /// 1234567 as 1,234,567.
 pub(crate) fn thousands(value: u64) -> String {
     let digits = value.to_string();
@@ -68,6 +70,14 @@ pub(crate) fn percent(share: f64) -> String {
 /// A number with this many decimals; `-` if there is none.
 pub(crate) fn number(value: Option<f64>, decimals: usize) -> String {
     value.map_or("-".to_owned(), |value| format!("{value:.decimals$}"))
+}
+
+/// A table as text. All columns but the first one have numbers, which stand on the right.
+pub(crate) fn right_but_first(mut table: Table) -> String {
+    for column in table.column_iter_mut().filter(|column| column.index != 0) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table.trim_fmt()
 }
 
 /// Lines of a name and a value, the values below each other. Without a line break at the end.

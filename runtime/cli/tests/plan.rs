@@ -2,10 +2,13 @@
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
+mod common;
+
 use std::path::Path;
-use std::process::{Command, Output};
 
 use serde_json::{Value, json};
+
+use common::rectrain;
 
 /// Rows of 4 values with two moments each, and 22 bytes of their own: 4 × 4 × 3 + 22 = 70 bytes.
 const JOB: &str = "
@@ -28,11 +31,6 @@ fn folder() -> tempfile::TempDir {
     let rows: String = (0..100).map(|row| format!("{},{row},{}\n", row % 2, row % 7)).collect();
     std::fs::write(folder.path().join("clicks.csv"), format!("label,user,item\n{rows}")).unwrap();
     folder
-}
-
-/// Runs `rectrain` in a folder until it ends.
-fn rectrain(folder: &Path, arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_rectrain")).args(arguments).current_dir(folder).output().unwrap()
 }
 
 fn planned(folder: &Path, arguments: &[&str]) -> Value {

@@ -2,10 +2,14 @@
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
+mod common;
+
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Output;
 
 use serde_json::{Value, json};
+
+use common::rectrain;
 
 const JOB: &str = "
 apiVersion: rectrain.dev/v1alpha1
@@ -38,11 +42,6 @@ fn folder() -> tempfile::TempDir {
 
 fn write(folder: &Path, name: &str, text: &str) {
     std::fs::write(folder.join(name), text).unwrap();
-}
-
-/// Runs `rectrain` in a folder until it ends.
-fn rectrain(folder: &Path, arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_rectrain")).args(arguments).current_dir(folder).output().unwrap()
 }
 
 fn said(output: &Output) -> String {

@@ -2,15 +2,14 @@
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
+mod common;
+
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
 
 use rectrain_crds::Mode;
 use serde_json::Value;
 
-fn rectrain(folder: &Path, arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_rectrain")).args(arguments).current_dir(folder).output().unwrap()
-}
+use common::rectrain;
 
 fn examples() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/examples")

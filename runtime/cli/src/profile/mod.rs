@@ -142,7 +142,7 @@ fn look_at_texts(train: &SourceConfig, schema: &Schema) -> Result<Vec<Decimals>,
 }
 
 /// The bytes of a row of each sparse feature.
-fn row_bytes(plan: &JobPlan) -> Vec<RowBytes> {
+pub(crate) fn row_bytes(plan: &JobPlan) -> Vec<RowBytes> {
     let groups = plan.layout.features.iter().filter_map(|place| plan.store.groups.get(place.group));
     groups.map(rectrain_embedding::RowSpec::row_bytes).collect()
 }

@@ -1,10 +1,10 @@
 //! Shows a profile to a person as text, and to a program as JSON. Pure.
 
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::{Table, presets};
 
 use super::figures::{Dense, Feature, Figures, Read};
 use crate::failure::Failure;
-use crate::human::{bytes, moment, number, percent, thousands, time_of_seconds};
+use crate::human::{bytes, moment, number, percent, right_but_first, thousands, time_of_seconds};
 
 /// The profile as JSON.
 pub(super) fn json(figures: &Figures) -> Result<String, Failure> {
@@ -133,13 +133,6 @@ fn dense(features: &[Dense]) -> String {
         table.add_row(dense_cells(feature));
     }
     right_but_first(table)
-}
-
-fn right_but_first(mut table: Table) -> String {
-    for column in table.column_iter_mut().filter(|column| column.index != 0) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    table.trim_fmt()
 }
 
 /// The rows and bytes of all tables, and how exact they are.

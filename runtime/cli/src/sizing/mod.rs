@@ -13,6 +13,7 @@ use serde::Deserialize;
 use self::sizes::{Prices, Table, Wish, sizes};
 use crate::args::PlanArgs;
 use crate::failure::Failure;
+use crate::profile::row_bytes;
 use crate::{input, job, output};
 
 pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
@@ -27,7 +28,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         worker_samples_per_second: args.worker_samples_per_second,
         prices: args.core_hour.zip(args.gb_hour).map(|(core_hour, gb_hour)| Prices { core_hour, gb_hour }),
     };
-    let sizes = sizes(&plan, &wish);
+    let sizes = sizes(&plan, wish);
     if args.json {
         let json = serde_json::to_string_pretty(&sizes).map_err(|error| Failure::Failed(error.to_string()))?;
         return Ok(output::line(json)?);
@@ -77,14 +78,13 @@ fn tables(args: &PlanArgs, plan: &JobPlan, profile: Option<&Profile>) -> Result<
         return Err(Failure::User(message));
     }
     let mut tables = Vec::with_capacity(fields.len());
-    for (field, place) in fields.iter().zip(&plan.layout.features) {
+    for (field, width) in fields.iter().zip(row_bytes(plan)) {
         let given = args.ids.iter().rev().find(|given| given.feature == field.name).map(|given| given.ids);
         let profiled =
             || profile?.features.iter().find(|feature| feature.name == field.name).map(|feature| feature.rows);
         let rows = given.or_else(profiled).or(field.hash_buckets).ok_or_else(|| unknown_rows(&field.name))?;
-        let row_bytes = plan.store.groups.get(place.group).map_or(0, |spec| spec.row_bytes().total());
         let rows = rows.min(field.hash_buckets.unwrap_or(u64::MAX));
-        tables.push(Table { feature: field.name.clone(), rows, row_bytes });
+        tables.push(Table { feature: field.name.clone(), rows, row_bytes: width.total() });
     }
     Ok(tables)
 }

@@ -1,25 +1,22 @@
 //! Shows sizes to a person. Pure.
 
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::{Table, presets};
 
 use super::sizes::{Sizes, Workers};
-use crate::human::{bytes, list, thousands, time_of_seconds};
+use crate::human::{bytes, list, right_but_first, thousands, time_of_seconds};
 
 /// The sizes as text: the tables, then a line for each figure.
 pub(super) fn text(sizes: &Sizes) -> String {
     format!("{}: an estimate (docs/operations/sizing.md)\n\n{}\n\n{}", sizes.job, tables(sizes), list(&figures(sizes)))
 }
 
-fn tables(sizes: &Sizes) -> Table {
+fn tables(sizes: &Sizes) -> String {
     let mut table = Table::new();
     table.load_preset(presets::NOTHING).set_header(["feature", "rows", "bytes a row", "bytes"]);
     for of in &sizes.tables {
         table.add_row([of.feature.clone(), thousands(of.rows), of.row_bytes.to_string(), bytes(of.bytes())]);
     }
-    for column in table.column_iter_mut().filter(|column| column.index != 0) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    table
+    right_but_first(table)
 }
 
 fn figures(sizes: &Sizes) -> Vec<(String, String)> {

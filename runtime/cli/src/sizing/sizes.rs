@@ -8,16 +8,21 @@ use serde::Serialize;
 
 /// Cores of a parameter server.
 const SERVER_CORES: f64 = 2.0;
-/// Cores and bytes of memory of a dense worker.
-const WORKER: (f64, u64) = (4.0, 8 << 30);
+const DENSE_WORKER: Needs = Needs { cores: 4.0, memory: 8 << 30 };
 /// Dense workers that one embedding worker serves.
 const WORKERS_PER_EMBEDDING_WORKER: u64 = 4;
 /// Rows a second that one loader reads from text.
 const LOADER_ROWS_PER_SECOND: f64 = 800_000.0;
-/// Cores and bytes of memory of each embedding worker and loader.
-const HELPER: (f64, u64) = (1.0, 1 << 30);
-/// Cores and bytes of memory of the coordinator.
-const COORDINATOR: (f64, u64) = (0.5, 512 << 20);
+/// Each embedding worker, and each loader.
+const HELPER: Needs = Needs { cores: 1.0, memory: 1 << 30 };
+const COORDINATOR: Needs = Needs { cores: 0.5, memory: 512 << 20 };
+
+/// The cores and the memory of a process.
+struct Needs {
+    cores: f64,
+    /// In bytes.
+    memory: u64,
+}
 
 /// The figures that the user gives.
 pub(super) struct Wish {
@@ -43,7 +48,7 @@ pub(super) struct Prices {
 }
 
 /// The rows of a sparse feature.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Table {
     pub(super) feature: String,
@@ -82,7 +87,7 @@ pub(super) struct Sizes {
 }
 
 /// The processes beside the parameter servers, and what all processes need.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Workers {
     pub(super) dense_workers: u64,
@@ -94,10 +99,10 @@ pub(super) struct Workers {
 }
 
 /// Computes the sizes of a job.
-pub(super) fn sizes(plan: &JobPlan, wish: &Wish) -> Sizes {
+pub(super) fn sizes(plan: &JobPlan, wish: Wish) -> Sizes {
     let (rows, bytes, is_bounded) = bounded(plan, &wish.tables);
     let servers = servers(bytes, wish.server_memory);
-    let workers = workers(wish, servers);
+    let workers = workers(&wish, servers);
     let hours = samples(plan, wish.training_rows).zip(wish.samples_per_second);
     let hours = hours.map(|(samples, rate)| samples / rate / 3600.0);
     let cost = match (hours, workers, wish.prices) {
@@ -110,7 +115,7 @@ pub(super) fn sizes(plan: &JobPlan, wish: &Wish) -> Sizes {
     let checkpoints = |keep: usize| bytes.saturating_mul(2 * (keep as u64 + 1));
     Sizes {
         job: plan.name.clone(),
-        tables: wish.tables.clone(),
+        tables: wish.tables,
         rows,
         bytes,
         is_bounded,
@@ -150,14 +155,15 @@ fn workers(wish: &Wish, servers: u64) -> Option<Workers> {
     let dense_workers = ((wanted / each).ceil() as u64).max(1);
     let embedding_workers = dense_workers.div_ceil(WORKERS_PER_EMBEDDING_WORKER);
     let loaders = ((wanted / LOADER_ROWS_PER_SECOND).ceil() as u64).max(1);
-    let helpers = embedding_workers + loaders;
-    let cores =
-        servers as f64 * SERVER_CORES + dense_workers as f64 * WORKER.0 + helpers as f64 * HELPER.0 + COORDINATOR.0;
-    let memory = servers
-        .saturating_mul(wish.server_memory)
-        .saturating_add(dense_workers.saturating_mul(WORKER.1))
-        .saturating_add(helpers.saturating_mul(HELPER.1))
-        .saturating_add(COORDINATOR.1);
+    let processes = [
+        (servers, Needs { cores: SERVER_CORES, memory: wish.server_memory }),
+        (dense_workers, DENSE_WORKER),
+        (embedding_workers + loaders, HELPER),
+        (1, COORDINATOR),
+    ];
+    let cores = processes.iter().map(|(number, each)| *number as f64 * each.cores).sum();
+    let memory = processes.iter().map(|(number, each)| number.saturating_mul(each.memory));
+    let memory = memory.fold(0, u64::saturating_add);
     Some(Workers { dense_workers, embedding_workers, loaders, cores, memory })
 }
 

@@ -1,4 +1,6 @@
-//! Common ground of the tests that run jobs.
+//! Common ground of the tests that run `rectrain`.
+
+#![allow(dead_code, reason = "each test file uses a part of it")]
 
 use std::path::Path;
 use std::process::{Command, Output};
