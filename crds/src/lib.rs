@@ -52,6 +52,7 @@ mod template;
 mod typed;
 mod validate;
 mod warm_start;
+mod words;
 
 pub use capability::{Capability, Requirement, capabilities, refuse_missing};
 pub use check::FieldError;
@@ -60,6 +61,7 @@ pub use doubts::doubts;
 pub use examples::{KIND_FIELDS, KindExample, KindField};
 pub use explain::{ExplainError, explain, explain_all, field_paths};
 pub use job::{RecTrainingJob, RecTrainingJobSpec};
+pub use locations::local_paths;
 pub use manifest::{
     LocatedError, Manifest, ManifestError, Origin, Override, load, parse_manifest, parse_manifest_with,
 };

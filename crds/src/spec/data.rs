@@ -102,7 +102,8 @@ pub enum TimeBoundSpec {
 fn time_bound_schema(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "x-kubernetes-int-or-string": true,
-        "x-expected": "an integer such as 1700000000, or a date such as \"2026-11-03\"",
+        "x-expected": "an integer such as 1700000000, or a date such as \"2026-11-03\" (for a share of the rows use \
+                       spec.data.split.fraction)",
     })
 }
 
