@@ -104,11 +104,20 @@ fn validate_data_shows_counts_and_the_first_row() {
 fn validate_data_refuses_wrong_data_with_exit_code_2() {
     let folder = clicks();
     for (set, part) in [
-        ("spec.features.dense[0].name=prize", "has no column `prize`, did you mean `price`?"),
+        ("spec.features.dense[0].name=prize", "has no column `prize` (spec.features.dense), did you mean `price`?"),
         ("spec.data.source.paths={clikcs.csv}", "there is no file clikcs.csv"),
         ("spec.data.csv.delimiter=;", "`,` seems to separate its cells: set spec.data.csv.delimiter"),
         ("spec.features.label.name=clicked", "set spec.features.label.name to the column to predict"),
-        ("spec.features.label.name=day", "for other values set spec.features.label.positiveFrom"),
+        ("spec.features.label.name=day", "for words set spec.features.label.values, such as {'yes': 1, 'no': 0}"),
+        (
+            "spec.features.dense=null,spec.features.label.name=price",
+            "for other values set spec.features.label.positiveFrom",
+        ),
+        ("spec.features.group=usr", "has no column `usr` (spec.features.group), did you mean `user`?"),
+        (
+            "spec.data.split=null,spec.data.split.time.column=when,spec.data.split.time.testFrom=2026-11-03",
+            "has no column `when` (spec.data.split.time.column); its columns are label, user",
+        ),
         ("spec.features.sparse[1].multiValue.separator=null", "set `multiValue.separator`"),
         (
             "spec.data.split=null,spec.data.split.time.column=day,spec.data.split.time.testFrom=2030-01-01",
