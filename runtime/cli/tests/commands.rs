@@ -131,6 +131,34 @@ fn validate_data_refuses_wrong_data_with_exit_code_2() {
 }
 
 #[test]
+fn a_remark_about_ids_is_printed_once() {
+    let folder = clicks();
+    let rows: String = (0..400).map(|row| format!("{},0{},a|b,1.5,2026-11-01\n", row % 2, row % 10)).collect();
+    std::fs::write(folder.path().join("clicks.csv"), format!("label,user,tags,price,day\n{rows}")).unwrap();
+    for command in [&["validate", "job.yaml", "--data"][..], &["data", "profile", "job.yaml"]] {
+        let output = rectrain(folder.path(), command);
+        assert!(output.status.success(), "{output:?}");
+        assert_eq!(said(&output).matches("ids with leading zeros are other ids").count(), 1, "{output:?}");
+    }
+}
+
+#[test]
+fn words_and_paths_that_a_cluster_takes_otherwise_are_told() {
+    let folder = clicks();
+    let label = "  features:\n    label: {values: {yes: 1, no: 0}}\n";
+    std::fs::write(folder.path().join("job.yaml"), CLICKS.replacen("  features:\n", label, 1)).unwrap();
+    let text = said(&rectrain(folder.path(), &["validate", "job.yaml"]));
+    for part in [
+        "note: the pods of a cluster do not see this folder: for a cluster, name a bucket or a mounted volume in \
+         spec.data.source.paths[0] (`clicks.csv`)",
+        "warning: job.yaml:8:22: spec.features.label.values.yes: `kubectl` reads the word `yes` without quotes as true",
+        "`kubectl` reads the word `no` without quotes as false: write 'no'",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+}
+
+#[test]
 fn an_empty_test_is_refused_before_training() {
     let folder = clicks();
     let late = "spec.data.split=null,spec.data.split.time.column=day,spec.data.split.time.testFrom=2030-01-01";
