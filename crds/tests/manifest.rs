@@ -63,7 +63,7 @@ fn a_manifest_is_written_with_its_overrides_and_no_defaults() {
 }
 
 #[test]
-fn words_that_kubectl_reads_as_true_or_false_are_warned_of_and_written_in_quotes() {
+fn words_that_kubectl_reads_as_true_or_false_are_told_and_quoted() {
     let text = BASE.replacen("  features:\n", "  features:\n    label: {values: {yes: 1, 'no': 0}}\n", 1);
     let manifest = load(&text, "base.yaml", &[]).unwrap();
     let [warning] = &manifest.unquoted[..] else { panic!("{:?}", manifest.unquoted) };
@@ -269,6 +269,21 @@ fn the_daily_cron_job_of_the_guide_is_valid() {
     let second = load(&template.replace("@LAST@", &path).replace("@DAY@", "2026-06-02"), "day.yaml", &[]).unwrap();
     let from = second.resolved.warm_start.unwrap();
     assert_eq!((from.path, from.step), (path, None));
+}
+
+#[test]
+fn the_manifest_of_the_page_on_gke_places_every_role() {
+    let blocks = fenced_yaml(&read("docs/operations/gke.md"));
+    let [manifest] = &blocks[..] else { panic!("one manifest was expected: {blocks:?}") };
+    let job = load(&manifest.replace("BUCKET", "my-bucket"), "job.yaml", &[]).unwrap().job;
+    assert_eq!((job.metadata.namespace.as_deref(), local_paths(&job)), (Some("ads"), None));
+    let roles = job.spec.roles.unwrap();
+    for role in Role::ALL {
+        let template = roles.template(role).unwrap();
+        assert!(template.resources.is_some(), "{role}");
+        assert_eq!(template.service_account_name.is_some(), role != Role::EmbeddingWorker, "{role}");
+        assert_eq!(template.node_selector.is_empty(), role == Role::Coordinator, "{role}");
+    }
 }
 
 #[test]

@@ -87,8 +87,8 @@ impl Outlook {
         };
         let of_all = if self.has_test_rows { " (before the split by time)" } else { "" };
         Some(format!(
-            "training takes {count}, too few to learn: it goes {times} through {found} rows{of_all} in batches of {batch}: set \
-             spec.training.globalBatchSize to {} or less, or more spec.training.epochs",
+            "training takes {count}, too few to learn: it goes {times} through {found} rows{of_all} in batches of \
+             {batch}: set spec.training.globalBatchSize to {} or less, or more spec.training.epochs",
             thousands(better.min(self.batch))
         ))
     }
