@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     fn warned(text: &str) -> Vec<String> {
-        let document = serde_yaml::from_str(text).unwrap();
+        let document: Value = serde_yaml::from_str(text).unwrap();
         warnings(&document, text, "a.yaml")
     }
 

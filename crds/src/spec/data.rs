@@ -120,8 +120,8 @@ pub struct TimeSplit {
     /// Forms with the year at their end are `11/25/2026` and `25.11.2026`. A time may follow, as in
     /// `2026-11-03T10:00:00Z` or `11/25/2026 1:05 PM`. Dates are compared as instants, in UTC where
     /// they have no offset. A cell whose date has another order or separator is a bad row. Its time
-    /// and offset may be absent. For timestamp and date columns of Parquet it is a date, or a number
-    /// of seconds since 1970, whatever their unit. Required.
+    /// and offset may be absent. For timestamp and date columns of Parquet it is a date, or seconds
+    /// since 1970, whatever their unit. Required.
     #[schemars(schema_with = "time_bound_schema")]
     pub test_from: TimeBoundSpec,
 

@@ -267,7 +267,7 @@ fn add_settings(table: &mut Table, records: &[Value]) {
     let manifests: Vec<&str> = records.iter().map(|record| record["manifest"].as_str().unwrap_or_default()).collect();
     let differing = rectrain_crds::differing_fields(&manifests);
     for (field, values) in differing.iter().take(MOST_SETTINGS) {
-        let values = values.iter().map(|value| value.chars().take(MOST_CHARACTERS).collect());
+        let values = values.iter().map(|value| value.chars().take(MOST_CHARACTERS).collect::<String>());
         table.add_row([field.clone()].into_iter().chain(values));
     }
     if let Some(others) = differing.len().checked_sub(MOST_SETTINGS).filter(|others| *others > 0) {
