@@ -9,12 +9,12 @@ use regex::Regex;
 use serde_json::{Map, Value};
 
 use crate::schema::{EXPECTED, OPEN, VALUES, annotated, properties};
-use crate::suggest::{are_alike, nearest};
+use crate::suggest::{are_alike, near, nearest};
 use crate::{FieldPath, Mode, ModeSpec, Segment};
 
 /// An error about one field.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{path}: {message}")]
+#[error("{}{message}", named(.path))]
 pub struct FieldError {
     /// The field.
     pub path: FieldPath,
@@ -27,6 +27,11 @@ impl FieldError {
     pub fn new(path: FieldPath, message: impl Into<String>) -> Self {
         Self { path, message: message.into() }
     }
+}
+
+/// The field before a message. The whole manifest has no name.
+fn named(path: &FieldPath) -> String {
+    if path.0.is_empty() { String::new() } else { format!("{path}: ") }
 }
 
 /// Further errors are not reported: users do not read more, and most have one cause.
@@ -66,7 +71,7 @@ impl Checker<'_> {
 
     fn node(&mut self, value: &Value, schema: &Value, path: &FieldPath) {
         if schema.get("x-kubernetes-int-or-string").is_some() {
-            if !(value.is_string() || value.is_number()) {
+            if !(value.is_string() || value.is_i64() || value.is_u64()) {
                 self.report(path, unexpected(schema, value));
             }
             return;
@@ -156,7 +161,10 @@ impl Checker<'_> {
 /// "expected an integer from 1 to 4096, found the text `abc`".
 fn unexpected(schema: &Value, value: &Value) -> String {
     let hint = match (schema.get("type").and_then(Value::as_str), value) {
+        // YAML reads words such as NULL as null.
+        (Some("string"), Value::Null) => return format!("expected {}, found null; put it in quotes", expected(schema)),
         (Some("string"), Value::Number(_) | Value::Bool(_)) => "; put it in quotes",
+        (None, Value::Number(_)) if schema.get(EXPECTED).is_none() => "; put it in quotes",
         _ => "",
     };
     format!("expected {}, found {}{hint}", expected(schema), found(value))
@@ -225,8 +233,9 @@ fn lower_first(text: &str) -> String {
 
 fn unknown(name: &str, schema: &Value, document: &Value, path: &FieldPath) -> String {
     let siblings = || properties(schema).into_iter().flatten().map(|(name, _)| name.as_str());
-    if let Some(meant) = nearest(name, siblings()) {
-        return format!("unknown field; did you mean `{meant}`?");
+    let meant: Vec<String> = near(name, siblings()).iter().map(|meant| format!("`{meant}`")).collect();
+    if !meant.is_empty() {
+        return format!("unknown field; did you mean {}?", meant.join(" or "));
     }
     let parent = FieldPath(path.0[..path.0.len() - 1].to_vec());
     let count = siblings().count();

@@ -29,6 +29,7 @@ mod capability;
 mod check;
 mod decision;
 pub mod defaults;
+mod differences;
 mod doubts;
 mod examples;
 mod explain;
@@ -55,14 +56,17 @@ mod template;
 mod typed;
 mod validate;
 mod warm_start;
+mod words;
 
 pub use capability::{Capability, Requirement, capabilities, refuse_missing};
 pub use check::FieldError;
 pub use decision::{DecisionAction, DecisionStatus, DecisionSubject, UnknownAction};
+pub use differences::differing_fields;
 pub use doubts::doubts;
 pub use examples::{KIND_FIELDS, KindExample, KindField};
 pub use explain::{ExplainError, explain, explain_all, field_paths};
 pub use job::{RecTrainingJob, RecTrainingJobSpec};
+pub use locations::local_paths;
 pub use manifest::{
     LocatedError, Manifest, ManifestError, Origin, Override, load, parse_manifest, parse_manifest_with,
 };

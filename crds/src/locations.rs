@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use rectrain_kinds::{Scheme, endpoint_problem, is_true, unexpanded};
 
-use crate::{FieldError, FieldPath, PathsSpec, RecTrainingJobSpec};
+use crate::{FieldError, FieldPath, PathsSpec, RecTrainingJob, RecTrainingJobSpec};
 
 /// Options that name an endpoint, for `s3://` and for `gs://`. Names are in any case of letters.
 const S3_ENDPOINTS: [&str; 5] = ["endpoint", "endpoint_url", "aws_endpoint", "aws_endpoint_url", "aws_endpoint_url_s3"];
@@ -22,6 +22,31 @@ pub(crate) fn location_errors(spec: &RecTrainingJobSpec) -> Vec<FieldError> {
         errors.extend(option_errors(&storage.options, storage.secret_name.is_some(), &schemes));
     }
     errors
+}
+
+/// The most fields that a note names.
+const MOST_NAMED: usize = 3;
+
+/// A note about the paths that begin in the working directory, which a cluster does not have.
+/// `None` if there are none.
+#[must_use]
+pub fn local_paths(job: &RecTrainingJob) -> Option<String> {
+    let is_relative = |path: &str| matches!(Scheme::of(path), Ok(Scheme::Path)) && !path.starts_with('/');
+    let found: Vec<String> = locations(&job.spec)
+        .iter()
+        .filter(|(_, path)| is_relative(path))
+        .map(|(field, path)| format!("{field} (`{path}`)"))
+        .collect();
+    let others = found.len().saturating_sub(MOST_NAMED);
+    let mut named = found.get(..MOST_NAMED).unwrap_or(&found).join(", ");
+    if others > 0 {
+        named += &format!(" and {others} more");
+    }
+    (!found.is_empty()).then(|| {
+        format!(
+            "the pods of a cluster do not see this folder: for a cluster, name a bucket or a mounted volume in {named}"
+        )
+    })
 }
 
 /// Every path of a job, with its field.

@@ -15,7 +15,7 @@ use crate::suggest::nearest;
 use crate::syntax::{Explained, explain_syntax};
 use crate::template::template_errors;
 use crate::typed::typed;
-use crate::{FieldError, FieldPath, RecTrainingJob, ResolvedJob, SetError, SetKind, apply_set, check, validate};
+use crate::{FieldError, FieldPath, RecTrainingJob, ResolvedJob, SetError, SetKind, apply_set, check, validate, words};
 
 /// One `--set` or `--set-string` of the command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,16 +36,23 @@ pub struct Manifest {
     /// A sentence for each setting of the file that was set aside, because an override chose a kind
     /// without it.
     pub set_aside: Vec<String>,
+    /// A sentence for each word of the file that `kubectl` reads as true or false, because it has
+    /// no quotes.
+    pub unquoted: Vec<String>,
 }
 
 impl Manifest {
-    /// The object as written, with overrides applied, as YAML. `None` if it cannot be written; no
-    /// manifest that was read causes that.
+    /// The object as written, with overrides applied, as YAML that `kubectl` reads the same way.
+    /// `None` if it cannot be written; no manifest that was read causes that.
     #[must_use]
     pub fn to_yaml(&self) -> Option<String> {
         let mut object = serde_yaml::to_value(&self.job).ok()?;
         drop_nulls(&mut object);
-        serde_yaml::to_string(&object).ok()
+        let written = serde_yaml::to_string(&object).ok()?;
+        let quoted = words::quoted(&written);
+        // A text of several lines may have a line that is such a word, and it must not change.
+        let is_equal = serde_yaml::from_str::<Yaml>(&quoted).is_ok_and(|again| again == object);
+        Some(if is_equal { quoted } else { written })
     }
 }
 
@@ -163,7 +170,7 @@ pub fn parse_manifest_with(text: &str, file: &str, overrides: &[Override]) -> Re
 pub fn load(text: &str, file: &str, overrides: &[Override]) -> Result<Manifest, ManifestError> {
     let (job, sources, set_aside) = read(text, file, overrides)?;
     match validate(&job) {
-        Ok(resolved) => Ok(Manifest { job, resolved, set_aside }),
+        Ok(resolved) => Ok(Manifest { job, resolved, set_aside, unquoted: sources.unquoted }),
         Err(errors) => Err(sources.locate(errors)),
     }
 }
@@ -217,10 +224,11 @@ pub(crate) fn read_document<'a>(
 ) -> Result<(Value, Sources<'a>), ManifestError> {
     // Editors on Windows begin a file with a byte-order mark, which YAML allows.
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-    let mut sources = Sources { kind, text, file, set: Vec::new() };
+    let mut sources = Sources { kind, text, file, set: Vec::new(), unquoted: Vec::new() };
     let yaml = sources.document()?;
     let mut manifest = to_json(yaml, &FieldPath::root()).map_err(|error| sources.locate(vec![error]))?;
     prune(&mut manifest);
+    sources.unquoted = words::warnings(&manifest, text, file);
     for set in overrides {
         for path in apply_set(&mut manifest, &set.expression, set.kind)? {
             sources.set.push((path, set));
@@ -241,6 +249,8 @@ pub(crate) struct Sources<'a> {
     text: &'a str,
     file: &'a str,
     set: Vec<(FieldPath, &'a Override)>,
+    /// A sentence for each word of the text that needs quotes.
+    unquoted: Vec<String>,
 }
 
 impl Sources<'_> {

@@ -255,13 +255,23 @@ fn fold_annotations(schema: &mut Value) {
 pub(crate) fn default_text(default: &Value) -> String {
     match default {
         Value::String(text) => text.clone(),
-        Value::Array(items) => format!("[{}]", items.iter().map(default_text).collect::<Vec<_>>().join(", ")),
+        Value::Array(items) => format!("[{}]", items.iter().map(entry_text).collect::<Vec<_>>().join(", ")),
         Value::Number(number) => match number.as_f64() {
             Some(value) if value != 0.0 && value.abs() < 1e-4 => format!("{value:e}"),
             Some(value) if value.fract() == 0.0 => format!("{value}"),
             _ => number.to_string(),
         },
         other => other.to_string(),
+    }
+}
+
+/// An entry of a default list as a manifest has it. A text that YAML reads as another value, such
+/// as NULL, has quotes.
+fn entry_text(entry: &Value) -> String {
+    let is_text = |text: &str| serde_yaml::from_str::<serde_yaml::Value>(text).is_ok_and(|read| read.is_string());
+    match entry {
+        Value::String(text) if !is_text(text) => format!("'{text}'"),
+        other => default_text(other),
     }
 }
 

@@ -1,5 +1,5 @@
-//! Syntax errors of YAML in the words of the mistake: a tab, or a field that is there twice. The
-//! parser reports both as positions in its grammar.
+//! Syntax errors of YAML in the words of the mistake: a tab, a field that is there twice, or a text
+//! that needs quotes. The parser reports them as positions in its grammar.
 
 /// A line and a column, both from 1.
 type Place = (usize, usize);
@@ -15,6 +15,7 @@ pub(crate) struct Explained {
 pub(crate) fn explain_syntax(text: &str, place: Option<Place>, reason: &str) -> Explained {
     tab(text, place)
         .or_else(|| duplicate(text, place, reason))
+        .or_else(|| unquoted(text, place, reason))
         .unwrap_or_else(|| Explained { place, reason: reason.to_string() })
 }
 
@@ -44,6 +45,26 @@ fn duplicate(text: &str, place: Option<Place>, reason: &str) -> Option<Explained
     Some(Explained {
         place: Some(second),
         reason: format!("the field `{name}` is there twice, first in line {}: remove one of them", first.0),
+    })
+}
+
+/// The parser's reasons for a text that begins with a character of YAML, and these characters.
+const UNQUOTED: [(&str, &str); 3] = [
+    ("did not find expected alphabetic or numeric character", "*&"),
+    ("unknown anchor", "*"),
+    ("found character that cannot start any token", "|>%@`"),
+];
+
+/// A text without quotes that begins with a character of YAML, as `*.csv` does. The parser reports
+/// the character, or a place after it.
+fn unquoted(text: &str, place: Option<Place>, reason: &str) -> Option<Explained> {
+    let (_, marks) = UNQUOTED.iter().find(|(known, _)| reason.contains(known))?;
+    let (line, column) = place?;
+    let before: Vec<char> = text.lines().nth(line.checked_sub(1)?)?.chars().take(column).collect();
+    let (index, first) = before.iter().enumerate().rev().find(|(_, c)| marks.contains(**c))?;
+    Some(Explained {
+        place: Some((line, index + 1)),
+        reason: format!("a text cannot begin with `{first}` without quotes: put it in quotes ('…')"),
     })
 }
 
@@ -91,6 +112,23 @@ mod tests {
         let found = explain_syntax(text, Some((2, 3)), "spec: duplicate entry with key \"model\"");
         assert_eq!(found.place, Some((6, 3)));
         assert_eq!(found.reason, "the field `model` is there twice, first in line 2: remove one of them");
+    }
+
+    #[test]
+    fn a_text_that_needs_quotes_is_named() {
+        let [alias, anchor, token] = UNQUOTED.map(|(reason, _)| reason);
+        for (text, place, reason, first, column) in [
+            ("paths: [*.parquet]", (1, 10), alias, '*', 9),
+            ("paths: [*day.csv]", (1, 13), alias, '*', 9),
+            ("paths: [*day]", (1, 9), anchor, '*', 9),
+            ("a: {separator: |}", (1, 16), token, '|', 16),
+            ("delimiter: %", (1, 12), token, '%', 12),
+        ] {
+            let found = explain_syntax(text, Some(place), reason);
+            assert_eq!(found.place, Some((1, column)), "{text}");
+            assert!(found.reason.starts_with(&format!("a text cannot begin with `{first}`")), "{text}: {found:?}");
+        }
+        assert_eq!(explain_syntax("a: b", Some((1, 3)), token).reason, token);
     }
 
     #[test]

@@ -63,6 +63,44 @@ fn a_manifest_is_written_with_its_overrides_and_no_defaults() {
 }
 
 #[test]
+fn words_that_kubectl_reads_as_true_or_false_are_told_and_quoted() {
+    let text = BASE.replacen("  features:\n", "  features:\n    label: {values: {yes: 1, 'no': 0}}\n", 1);
+    let manifest = load(&text, "base.yaml", &[]).unwrap();
+    let [warning] = &manifest.unquoted[..] else { panic!("{:?}", manifest.unquoted) };
+    assert_eq!(
+        warning,
+        "base.yaml:7:22: spec.features.label.values.yes: `kubectl` reads the word `yes` without quotes as true: write \
+         'yes'"
+    );
+    let written = manifest.to_yaml().unwrap();
+    assert!(written.contains("'yes': 1") && written.contains("'no': 0"), "{written}");
+    let again = load(&written, "again.yaml", &[]).unwrap();
+    assert_eq!((again.job, again.unquoted), (manifest.job, Vec::new()));
+}
+
+#[test]
+fn a_text_of_several_lines_is_written_unchanged() {
+    let mut job = job(&["spec.features.label.values.yes=1"]);
+    let value = "first\nno\nlast: no\n";
+    let env = json!([{"name": "SCRIPT", "value": value}]);
+    job.spec.roles = serde_json::from_value(json!({"ps": {"template": {"env": env}}})).unwrap();
+    let manifest = load(&serde_yaml::to_string(&job).unwrap(), "base.yaml", &[]).unwrap();
+    let again = load(&manifest.to_yaml().unwrap(), "again.yaml", &[]).unwrap();
+    assert_eq!(again.job.spec.roles.unwrap().ps.unwrap().template.unwrap().env[0]["value"], value);
+}
+
+#[test]
+fn relative_paths_are_noted_for_a_cluster() {
+    let note = local_paths(&job(&["spec.checkpoint.path=model"])).unwrap();
+    let fields = "spec.data.train.paths[0] (`train.csv`), spec.data.test.paths[0] (`test.csv`), spec.checkpoint.path";
+    assert!(note.contains("do not see this folder") && note.ends_with(&format!("{fields} (`model`)")), "{note}");
+    let many = local_paths(&job(&["spec.data.train.paths={a.csv,b.csv,c.csv,d.csv}"])).unwrap();
+    assert!(many.ends_with("spec.data.train.paths[2] (`c.csv`) and 2 more"), "{many}");
+    let elsewhere = ["spec.data.train.paths={gs://b/a.csv}", "spec.data.test.paths={/data/b.csv}"];
+    assert_eq!(local_paths(&job(&elsewhere)), None);
+}
+
+#[test]
 fn a_ten_line_manifest_is_enough_and_takes_every_default() {
     let text = read("docs/examples/minimal.yaml");
     assert_eq!(text.lines().count(), 10);
@@ -250,6 +288,21 @@ fn the_daily_cron_job_of_the_guide_is_valid() {
 }
 
 #[test]
+fn the_manifest_of_the_page_on_gke_places_every_role() {
+    let blocks = fenced_yaml(&read("docs/operations/gke.md"));
+    let [manifest] = &blocks[..] else { panic!("one manifest was expected: {blocks:?}") };
+    let job = load(&manifest.replace("BUCKET", "my-bucket"), "job.yaml", &[]).unwrap().job;
+    assert_eq!((job.metadata.namespace.as_deref(), local_paths(&job)), (Some("ads"), None));
+    let roles = job.spec.roles.unwrap();
+    for role in Role::ALL {
+        let template = roles.template(role).unwrap();
+        assert!(template.resources.is_some(), "{role}");
+        assert_eq!(template.service_account_name.is_some(), role != Role::EmbeddingWorker, "{role}");
+        assert_eq!(template.node_selector.is_empty(), role == Role::Coordinator, "{role}");
+    }
+}
+
+#[test]
 fn the_criteo_example_is_valid_for_every_model_and_mode() {
     let text = read("docs/examples/criteo.yaml");
     let load = |expressions: &[&str]| {
@@ -329,6 +382,7 @@ fn a_split_by_time_takes_numbers_and_dates() {
     for (test_from, field, part) in [
         ("Nov 3\\, 2026", "testFrom", "expected a number such as 1700000000, or a date"),
         ("2026-02-30", "testFrom", "found `2026-02-30`"),
+        ("0.8", "testFrom", "(for a share of the rows use spec.data.split.fraction), found 0.8"),
         ("11/1/2026", "testFrom", "set `order: monthFirst` or dayFirst"),
         ("2026-11-03,spec.data.split.time.order=dayFirst", "order", "begins with the year"),
         ("1700000000,spec.data.split.time.order=dayFirst", "order", "`testFrom` is a number: remove it"),
@@ -410,6 +464,9 @@ fn misspellings_in_a_pod_template_are_found() {
     validate(&job).unwrap();
     let template = job.spec.roles.unwrap().ps.unwrap().template.unwrap();
     assert_eq!(template.volumes[0]["name"], "data");
+    // The API server takes integers and texts.
+    let cpu = "spec.roles.ps.template.resources.requests.cpu";
+    refused(&[&format!("{cpu}=0.5")], cpu, "a quantity such as 500m, 2 or 16Gi, found 0.5; put it in quotes");
     let error = parse_manifest_with(
         BASE,
         "x",
@@ -545,7 +602,7 @@ fn auto_starts_in_sync_and_autoscaling_takes_every_default() {
 
 /// The text to replace in BASE, its replacement, the start of the only error's message after the
 /// file, and a part of its sentence.
-const BAD_TEXTS: [(&str, &str, &str, &str); 31] = [
+const BAD_TEXTS: [(&str, &str, &str, &str); 36] = [
     (
         "globalBatchSize",
         "globalBachSize",
@@ -553,6 +610,31 @@ const BAD_TEXTS: [(&str, &str, &str, &str); 31] = [
         "did you mean `globalBatchSize`?",
     ),
     ("  training:", "  trainig:", "base.yaml:14:3: spec.trainig: ", "did you mean `training`?"),
+    (
+        "globalBatchSize",
+        "batchSize",
+        "base.yaml:15:5: spec.training.batchSize: ",
+        "did you mean `globalBatchSize` or `localBatchSize`?",
+    ),
+    (
+        "  training:",
+        "    nullValues: [nan, NULL]\n  training:",
+        "base.yaml:14:23: spec.data.nullValues[1]: ",
+        "expected text, found null; put it in quotes",
+    ),
+    (
+        "paths: [train.csv]",
+        "paths: [*.parquet]",
+        "base.yaml:12:21: this is not valid YAML: ",
+        "a text cannot begin with `*` without quotes: put it in quotes",
+    ),
+    (
+        "name: user",
+        "name: user, multiValue: {separator: |}",
+        "base.yaml:8:46: this is not valid YAML: ",
+        "a text cannot begin with `|` without quotes: put it in quotes",
+    ),
+    ("name: user", "name: *user", "base.yaml:8:16: this is not valid YAML: ", "a text cannot begin with `*`"),
     (
         "{kind: dnn}",
         "{kind: dnn, globalBatchSize: 3}",
@@ -1097,6 +1179,8 @@ fn a_budget_of_bytes_is_a_number_with_a_unit() {
         |text: &str| resolve(&[&format!("spec.features.memory.maxBytes={text}")]).features.memory.unwrap().budget;
     assert_eq!((bytes("40Gi"), bytes("1000000")), (ResolvedBudget::Bytes(40 << 30), ResolvedBudget::Bytes(1_000_000)));
     refused(&["spec.features.memory.maxBytes=4.5Gi"], "spec.features.memory.maxBytes", "such as 40Gi, 512Mi or 40G");
+    let float = "expected a number of bytes such as 40Gi or 512Mi, found 4.5";
+    refused(&["spec.features.memory.maxBytes=4.5"], "spec.features.memory.maxBytes", float);
     refused(&["spec.features.memory.maxBytes=0"], "spec.features.memory.maxBytes", "found `0`");
 }
 
@@ -1216,7 +1300,7 @@ fn a_text_that_is_not_a_manifest_is_refused() {
     for (text, part) in [
         ("", "the file is empty"),
         ("# nothing\n---\n", "the file is empty"),
-        ("just text", "expected a RecTrainingJob with apiVersion, kind, metadata, spec"),
+        ("just text", "x.yaml: expected a RecTrainingJob with apiVersion, kind, metadata, spec"),
         ("[1, 2]", "found a list of 2"),
         ("{}", "apiVersion: missing"),
         ("? [a]\n: b\n", "put it in quotes"),

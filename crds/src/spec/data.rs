@@ -102,7 +102,8 @@ pub enum TimeBoundSpec {
 fn time_bound_schema(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "x-kubernetes-int-or-string": true,
-        "x-expected": "an integer such as 1700000000, or a date such as \"2026-11-03\"",
+        "x-expected": "an integer such as 1700000000, or a date such as \"2026-11-03\" (for a share of the rows use \
+                       spec.data.split.fraction)",
     })
 }
 
@@ -118,8 +119,9 @@ pub struct TimeSplit {
     /// or time in the form of the column. Forms are `2026-11-03`, `2026/11/03` and `2026.11.03`.
     /// Forms with the year at their end are `11/25/2026` and `25.11.2026`. A time may follow, as in
     /// `2026-11-03T10:00:00Z` or `11/25/2026 1:05 PM`. Dates are compared as instants, in UTC where
-    /// they have no offset. A cell of another form is a bad row. For timestamp and date columns of
-    /// Parquet it is a date, or a number of seconds since 1970, whatever their unit. Required.
+    /// they have no offset. A cell whose date has another order or separator is a bad row. Its time
+    /// and offset may be absent. For timestamp and date columns of Parquet it is a date, or seconds
+    /// since 1970, whatever their unit. Required.
     #[schemars(schema_with = "time_bound_schema")]
     pub test_from: TimeBoundSpec,
 

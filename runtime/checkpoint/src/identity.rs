@@ -62,10 +62,14 @@ impl Identity {
 
     /// The first difference between this identity, a checkpoint's, and a job's, if they differ.
     /// Sections that the checkpoint lacks are not compared: the program that wrote it did not know
-    /// them.
+    /// them. Another kind of model comes first, because it also changes features.
     #[must_use]
     pub fn difference(&self, wanted: &Self) -> Option<Difference> {
-        self.sections.iter().find_map(|(name, saved)| differ(name, Some(saved), wanted.section(name)))
+        let kind = |identity: &Self| identity.section("model")?.get("kind").cloned();
+        let kinds = kind(self).zip(kind(wanted));
+        let of_kinds = kinds.and_then(|(saved, wanted)| differ("spec.model.kind", Some(&saved), Some(&wanted)));
+        let mut sections = self.sections.iter();
+        of_kinds.or_else(|| sections.find_map(|(name, saved)| differ(name, Some(saved), wanted.section(name))))
     }
 }
 
@@ -139,6 +143,18 @@ mod tests {
         let mut wanted = saved.clone();
         wanted["epsilon"] = json!(1.1e-8);
         assert!(difference(saved, wanted).starts_with("model.epsilon"));
+    }
+
+    #[test]
+    fn another_kind_of_model_is_named_before_its_features() {
+        let of = |kind: &str, linear: bool| {
+            let sections = [("model", json!({"kind": kind})), ("features", json!([{"linear": linear}]))];
+            Identity::new(sections.map(|(name, section)| (name.to_owned(), section)))
+        };
+        let found = of("deepfm", true).difference(&of("lr", false)).unwrap().to_string();
+        assert_eq!(found, "spec.model.kind is `\"deepfm\"` in the checkpoint and `\"lr\"` in the job");
+        let found = of("lr", true).difference(&of("lr", false)).unwrap().to_string();
+        assert!(found.starts_with("features.0.linear is"), "{found}");
     }
 
     #[test]

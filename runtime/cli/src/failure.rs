@@ -21,6 +21,22 @@ impl Failure {
         matches!(self, Self::User(_) | Self::Diverged(_))
     }
 
+    /// The failure with a remedy at the end of its message.
+    pub(crate) fn with_remedy(self, remedy: &str) -> Self {
+        let add = |message: String| format!("{message}: {remedy}");
+        match self {
+            Self::User(message) => Self::User(add(message)),
+            Self::Diverged(message) => Self::Diverged(add(message)),
+            Self::Failed(message) => Self::Failed(add(message)),
+            Self::Interrupted(message) => Self::Interrupted(add(message)),
+        }
+    }
+
+    /// A failure to listen at the address of an option.
+    pub(crate) fn cannot_listen(error: impl Into<Self>, option: &str) -> Self {
+        error.into().with_remedy(&format!("choose another address with {option}"))
+    }
+
     pub(crate) fn message(&self) -> &str {
         let (Self::User(message) | Self::Diverged(message) | Self::Failed(message) | Self::Interrupted(message)) = self;
         message

@@ -17,6 +17,12 @@ pub(crate) fn thousands(value: u64) -> String {
     grouped
 }
 
+/// A number a second, such as 115382.6, as 115,383.
+pub(crate) fn rate(value: f64) -> String {
+    // The conversion makes NaN and negative numbers 0.
+    thousands(value.round() as u64)
+}
+
 /// 45467048 as 45.5 MB. Units are powers of 1,000.
 pub(crate) fn bytes(value: u64) -> String {
     const UNITS: [&str; 5] = ["kB", "MB", "GB", "TB", "PB"];
@@ -94,6 +100,11 @@ mod tests {
     #[test]
     fn numbers_are_grouped_by_thousands() {
         assert_eq!(["7", "999", "1,000", "12,345,678"], [7, 999, 1_000, 12_345_678].map(thousands)[..]);
+    }
+
+    #[test]
+    fn rates_are_rounded_to_the_nearest_integer() {
+        assert_eq!([115_382.6, 0.4, -1.0].map(rate), ["115,383", "0", "0"]);
     }
 
     #[test]

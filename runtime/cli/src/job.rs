@@ -42,6 +42,11 @@ fn missing(manifest: &Manifest) -> Vec<FieldError> {
     rectrain_crds::refuse_missing(&manifest.job, CAPABILITIES).err().unwrap_or_default()
 }
 
+/// Settings that are legal and most likely wrong, here or in a cluster.
+fn doubts(manifest: &Manifest) -> Vec<String> {
+    manifest.unquoted.iter().cloned().chain(rectrain_crds::doubts(&manifest.resolved)).collect()
+}
+
 fn plan_of(args: &JobArgs, manifest: &Manifest) -> Result<JobPlan, Failure> {
     JobPlan::new(&manifest.resolved).map_err(|error| match Failure::from(error) {
         Failure::User(message) => Failure::User(format!("{}: {message}", input::name(&args.manifest))),
@@ -67,7 +72,7 @@ pub(crate) fn read(args: &JobArgs) -> Result<Job, Failure> {
         return Err(Failure::User(errors.join("\n")));
     }
     let plan = Arc::new(plan_of(args, &manifest)?);
-    let doubts = rectrain_crds::doubts(&manifest.resolved);
+    let doubts = doubts(&manifest);
     let in_use = manifest.to_yaml();
     Ok(Job { text, in_use, plan, notes: manifest.set_aside, doubts })
 }
@@ -95,7 +100,10 @@ pub(crate) fn validate(args: &ValidateArgs) -> Result<(), Failure> {
     for note in &manifest.set_aside {
         output::line(format_args!("note: {note}"))?;
     }
-    for doubt in rectrain_crds::doubts(&manifest.resolved) {
+    if let Some(note) = rectrain_crds::local_paths(&manifest.job) {
+        output::line(format_args!("note: {note}"))?;
+    }
+    for doubt in doubts(&manifest) {
         output::line(format_args!("warning: {doubt}"))?;
     }
     if args.data { preview::show(&plan) } else { Ok(()) }

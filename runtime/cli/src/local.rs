@@ -12,7 +12,7 @@ use tonic::transport::Channel;
 
 use crate::args::{LogsArgs, RunningJob};
 use crate::failure::Failure;
-use crate::human::{bytes, list, number, thousands};
+use crate::human::{bytes, list, number, rate, thousands};
 use crate::mode::{lost, neither};
 use crate::sentences::sentence_of_json;
 use crate::{output, running};
@@ -91,7 +91,7 @@ fn shown(name: &str, status: &v1::JobStatus) -> String {
         ("mode", status.mode.clone()),
         ("step", format!("{}{total}", thousands(status.step))),
         ("samples", thousands(status.samples)),
-        ("samples/s", thousands(status.samples_per_second as u64)),
+        ("samples/s", rate(status.samples_per_second)),
         ("loss", format!("{:.4}", status.loss)),
         ("AUC", number(status.auc, 4)),
         ("members", members(status)),

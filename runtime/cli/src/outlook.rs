@@ -20,6 +20,8 @@ pub(crate) struct Outlook {
     pub(crate) estimated_steps: Option<u64>,
     /// Whether the estimate is exact.
     pub(crate) is_exact: bool,
+    /// Whether `rows` includes the test rows, which a split by time leaves out.
+    pub(crate) has_test_rows: bool,
     /// Rows of a global step.
     pub(crate) batch: u64,
 }
@@ -48,7 +50,8 @@ pub(crate) fn look(plan: &JobPlan) -> Result<Outlook, Failure> {
             first_row(&open(test, plan)?)?;
         }
     }
-    Ok(Outlook::of(plan, rows))
+    let has_test_rows = rows.is_some() && matches!(plan.train.split, Some(Split::Time { .. }));
+    Ok(Outlook { has_test_rows, ..Outlook::of(plan, rows) })
 }
 
 impl Outlook {
@@ -61,7 +64,8 @@ impl Outlook {
             }
             TrainingLength::Steps(steps) => (None, Some(steps)),
         };
-        Self { epochs, rows, estimated_steps, is_exact: epochs.is_none() || is_counted(&plan.train), batch }
+        let is_exact = epochs.is_none() || is_counted(&plan.train);
+        Self { epochs, rows, estimated_steps, is_exact, has_test_rows: false, batch }
     }
 
     /// Why the job will learn little, and what to change. Steps that the manifest sets are meant.
@@ -76,10 +80,15 @@ impl Outlook {
         let better = 1_u64 << better.ilog2();
         let (found, batch) = (thousands(rows), thousands(self.batch));
         let times = if epochs == 1 { "once".to_owned() } else { format!("{epochs} times") };
-        let count = if steps == 1 { "a single step".to_owned() } else { format!("about {steps} steps") };
+        let count = match (steps, self.has_test_rows) {
+            (1, _) => "a single step".to_owned(),
+            (_, true) => format!("at most {steps} steps"),
+            (_, false) => format!("about {steps} steps"),
+        };
+        let of_all = if self.has_test_rows { " (before the split by time)" } else { "" };
         Some(format!(
-            "training takes {count}, too few to learn: it goes {times} through {found} rows in batches of {batch}: set \
-             spec.training.globalBatchSize to {} or less, or more spec.training.epochs",
+            "training takes {count}, too few to learn: it goes {times} through {found} rows{of_all} in batches of \
+             {batch}: set spec.training.globalBatchSize to {} or less, or more spec.training.epochs",
             thousands(better.min(self.batch))
         ))
     }
@@ -134,7 +143,7 @@ mod tests {
 
     fn outlook(rows: u64, batch: u64, epochs: u32) -> Outlook {
         let estimated_steps = Some(rows.div_ceil(batch) * u64::from(epochs));
-        Outlook { epochs: Some(epochs), rows: Some(rows), estimated_steps, is_exact: true, batch }
+        Outlook { epochs: Some(epochs), rows: Some(rows), estimated_steps, is_exact: true, has_test_rows: false, batch }
     }
 
     #[test]
@@ -144,6 +153,13 @@ mod tests {
         assert!(doubt.contains("spec.training.globalBatchSize to 8 or less"), "{doubt}");
         let doubt = outlook(80_000, 4_096, 1).doubt().unwrap_or_default();
         assert!(doubt.contains("about 20 steps") && doubt.contains("to 256 or less"), "{doubt}");
+    }
+
+    #[test]
+    fn rows_before_a_split_by_time_are_called_so() {
+        let doubt = Outlook { has_test_rows: true, ..outlook(20_000, 4_096, 3) }.doubt().unwrap_or_default();
+        assert!(doubt.contains("training takes at most 15 steps"), "{doubt}");
+        assert!(doubt.contains("3 times through 20,000 rows (before the split by time) in batches"), "{doubt}");
     }
 
     #[test]

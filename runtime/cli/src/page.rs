@@ -123,7 +123,9 @@ mod in_a_cluster {
             }
         };
         let interrupted = signal::interrupted();
-        let (address, _serving) = serve_page(args.address, forwarded_page(ask)).await?;
+        let (address, _serving) = serve_page(args.address, forwarded_page(ask))
+            .await
+            .map_err(|error| Failure::cannot_listen(error, "--address"))?;
         tell(args, &format!("http://{address}/"))?;
         interrupted.await;
         Ok(())

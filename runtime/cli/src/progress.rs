@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::human::{number, thousands, time};
+use crate::human::{number, rate, thousands, time};
 use crate::outlook::Outlook;
 
 /// The figures of an event of progress.
@@ -24,11 +24,13 @@ pub(crate) struct Course {
     total_steps: Option<u64>,
     /// The first step that was shown since training started or resumed, and the time of it.
     started: Option<(u64, Instant)>,
+    /// Whether the job resumed before it had counted its data. Its first epoch may be over.
+    has_unknown_epoch: bool,
 }
 
 impl Course {
     pub(crate) fn new(outlook: Outlook) -> Self {
-        Self { outlook, total_steps: None, started: None }
+        Self { outlook, ..Self::default() }
     }
 
     /// Notes an event of progress. Returns its line of text, the most important figures first: a
@@ -55,7 +57,7 @@ impl Course {
         }
         parts.push(format!("loss {:.4}", figures.loss));
         parts.push(format!("training AUC {}", number(figures.running_auc, 4)));
-        parts.push(format!("{} samples/s", thousands(figures.samples_per_second as u64)));
+        parts.push(format!("{} samples/s", rate(figures.samples_per_second)));
         if made > 0 {
             parts.push(format!("{} elapsed", time(elapsed)));
         }
@@ -81,10 +83,13 @@ impl Course {
     }
 
     /// The epoch, from 1, in which a job is that has trained `step` steps. `None` if the manifest
-    /// sets steps instead of epochs. The job has counted its data at the end of the first epoch.
+    /// sets steps instead of epochs, or if the job resumed and has not counted its data yet. A job
+    /// that did not resume has counted its data at the end of the first epoch.
     pub(crate) fn epoch_of(&self, step: u64) -> Option<u32> {
         let epochs = self.outlook.epochs?;
-        let Some(total) = self.exact_total().filter(|total| *total > 0) else { return Some(1) };
+        let Some(total) = self.exact_total().filter(|total| *total > 0) else {
+            return (!self.has_unknown_epoch).then_some(1);
+        };
         let epoch = (u128::from(step) * u128::from(epochs)).div_ceil(u128::from(total));
         Some(u32::try_from(epoch).unwrap_or(epochs).clamp(1, epochs.max(1)))
     }
@@ -92,6 +97,12 @@ impl Course {
     /// The job resumes or restarts: the pace so far says nothing about the time left.
     pub(crate) fn restart(&mut self) {
         self.started = None;
+    }
+
+    /// The job resumes at a step of an earlier run.
+    pub(crate) fn resume(&mut self) {
+        self.restart();
+        self.has_unknown_epoch = true;
     }
 }
 
@@ -128,5 +139,16 @@ mod tests {
         let course = Course { total_steps: Some(300), ..Course::new(outlook) };
         let epochs = [0, 1, 100, 101, 200, 300, 999].map(|step| course.epoch_of(step));
         assert_eq!(epochs, [1, 1, 1, 2, 2, 3, 3].map(Some));
+    }
+
+    #[test]
+    fn the_epoch_of_a_resumed_job_is_unknown_until_its_data_is_counted() {
+        let outlook = Outlook { epochs: Some(3), ..Outlook::default() };
+        let mut course = Course::new(outlook);
+        assert_eq!(course.epoch_of(300), Some(1));
+        course.resume();
+        assert_eq!(course.epoch_of(300), None);
+        course.total_steps = Some(300);
+        assert_eq!(course.epoch_of(300), Some(3));
     }
 }

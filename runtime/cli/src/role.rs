@@ -73,7 +73,9 @@ pub(crate) fn coordinate(args: &CoordinatorArgs) -> Result<(), Failure> {
         let (page, readiness) = (LivePage::default(), Readiness::default());
         page.describe(RunFacts { manifest: job::manifest_in_use(&args.job), ..RunFacts::default() });
         let (metrics_address, _metrics) =
-            serve_metrics_and_page(args.metrics, metrics.clone(), readiness.clone(), page.clone()).await?;
+            serve_metrics_and_page(args.metrics, metrics.clone(), readiness.clone(), page.clone())
+                .await
+                .map_err(|error| Failure::cannot_listen(error, "--metrics"))?;
         let events = EventLog::default();
         let coordinator_metrics = CoordinatorMetrics::of(&metrics, 0);
         let mut signalled = pin!(signal::interrupted());
@@ -87,7 +89,9 @@ pub(crate) fn coordinate(args: &CoordinatorArgs) -> Result<(), Failure> {
         let service = Arc::clone(&coordinator) as Arc<dyn Service>;
         let serving = transport.serve(service, &args.bind).map_err(RoleError::from)?;
         let guard = credentials.map(|credentials| Guard { credentials, counters: Arc::clone(&counters) });
-        let (control_address, control) = serve_control(args.control, Arc::clone(&coordinator), guard).await?;
+        let (control_address, control) = serve_control(args.control, Arc::clone(&coordinator), guard)
+            .await
+            .map_err(|error| Failure::cannot_listen(error, "--control"))?;
         readiness.set_ready();
         let addresses = CoordinatorAddresses {
             members: serving.address().to_string(),

@@ -81,8 +81,9 @@ async fn in_process(
 ) -> Result<(), Failure> {
     let metrics = RoleMetrics::new(Registry::new())?;
     let (page, readiness) = (LivePage::default(), Readiness::default());
-    let (address, _serving) =
-        serve_metrics_and_page(args.metrics, metrics.clone(), readiness.clone(), page.clone()).await?;
+    let (address, _serving) = serve_metrics_and_page(args.metrics, metrics.clone(), readiness.clone(), page.clone())
+        .await
+        .map_err(|error| Failure::cannot_listen(error, "--metrics"))?;
     page.describe(recorded.run_facts);
     if args.history.open {
         browser::open(format!("http://{address}/"));
@@ -95,7 +96,9 @@ async fn in_process(
     let coordinator = Coordinator::start(Arc::clone(&plan), &job::new_run(), None, events, coordinator_metrics).await?;
     let coordinator = Arc::new(coordinator);
     page.show(Arc::clone(&coordinator));
-    let (control, _control) = serve_control(args.control, Arc::clone(&coordinator), None).await?;
+    let (control, _control) = serve_control(args.control, Arc::clone(&coordinator), None)
+        .await
+        .map_err(|error| Failure::cannot_listen(error, "--control"))?;
     readiness.set_ready();
     let control = format!("http://{control}");
     let page_address = format!("http://{address}/");

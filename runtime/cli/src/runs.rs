@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::browser;
 use crate::failure::Failure;
 use crate::history::write_page;
-use crate::human::{number, thousands};
+use crate::human::{number, rate, thousands};
 use crate::output;
 use crate::record::{self, EVENTS};
 
@@ -110,7 +110,9 @@ fn show(folder: &Path, json: bool, open: bool) -> Result<(), Failure> {
 fn compare(folders: &[PathBuf], page: &Path, open: bool) -> Result<(), Failure> {
     let records: Vec<Value> = folders.iter().map(|folder| read(folder)).collect::<Result<_, _>>()?;
     std::fs::write(page, page_of_runs(&records)).map_err(|error| cannot_write(page, &error))?;
-    output::line(format_args!("{}\nthe page: {}", figures(&records), page.display()))?;
+    let mut table = figures(&records);
+    add_settings(&mut table, &records);
+    output::line(format_args!("{table}\nthe page: {}", page.display()))?;
     if open {
         browser::open(page);
     }
@@ -249,10 +251,28 @@ fn figures(records: &[Value]) -> Table {
     row("best test log loss", &|record| number(tests(record).1["logLoss"].as_f64(), 5));
     row("training loss", &|record| number(record["loss"].as_f64(), 5));
     row("seconds", &|record| number(summary(record)["seconds"].as_f64(), 1));
-    row("samples/s", &|record| number(summary(record)["samplesPerSecond"].as_f64(), 0));
+    row("samples/s", &|record| summary(record)["samplesPerSecond"].as_f64().map_or("-".to_owned(), rate));
     row("embedding rows", &|record| whole(&summary(record)["rows"]));
     row("parameters sha256", &|record| text(&summary(record)["parametersSha256"]));
     table
+}
+
+/// The most settings that a comparison shows.
+const MOST_SETTINGS: usize = 40;
+/// The most characters of a setting that a comparison shows.
+const MOST_CHARACTERS: usize = 40;
+
+/// Adds a row for each setting of the manifests that differs among the runs.
+fn add_settings(table: &mut Table, records: &[Value]) {
+    let manifests: Vec<&str> = records.iter().map(|record| record["manifest"].as_str().unwrap_or_default()).collect();
+    let differing = rectrain_crds::differing_fields(&manifests);
+    for (field, values) in differing.iter().take(MOST_SETTINGS) {
+        let values = values.iter().map(|value| value.chars().take(MOST_CHARACTERS).collect::<String>());
+        table.add_row([field.clone()].into_iter().chain(values));
+    }
+    if let Some(others) = differing.len().checked_sub(MOST_SETTINGS).filter(|others| *others > 0) {
+        table.add_row([format!("and {others} other settings")]);
+    }
 }
 
 fn text(value: &Value) -> String {
@@ -299,6 +319,22 @@ mod tests {
         assert_eq!((&last["logLoss"], &best["logLoss"]), (&json!(0.9), &json!(0.4)));
         let shown = table(&[record]).to_string();
         assert!(shown.contains("0.9000") && shown.contains("0.4000"), "{shown}");
+    }
+
+    #[test]
+    fn settings_that_differ_are_compared() {
+        let record = |spec: &str| json!({"manifest": format!("spec: {{model: {{kind: lr}}, {spec}}}")});
+        let mut table = Table::new();
+        add_settings(&mut table, &[record("training: {seed: 1}"), record("training: {seed: 2}"), json!({})]);
+        let shown = table.to_string();
+        assert!(shown.contains("spec.training.seed") && shown.contains("spec.model.kind"), "{shown}");
+        let mut same = Table::new();
+        add_settings(&mut same, &[record("training: {seed: 1}"), record("training: {seed: 1}")]);
+        assert_eq!(same.row_count(), 0);
+        let many: String = (0..50).map(|field| format!("f{field}: 1, ")).collect();
+        let mut long = Table::new();
+        add_settings(&mut long, &[record(&many), record("")]);
+        assert!(long.row_count() == 41 && long.to_string().contains("and 10 other settings"), "{long}");
     }
 
     #[test]

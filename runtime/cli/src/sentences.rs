@@ -4,7 +4,7 @@ use rectrain_crds::TableSummary;
 use rectrain_kinds::Role;
 use rectrain_protocol::events::{JobEvent, Summary, TestMetrics};
 
-use crate::human::{bytes, list, number, percent, thousands, time_of_seconds};
+use crate::human::{bytes, list, number, percent, rate, thousands, time_of_seconds};
 
 /// The sentence for an event. `None` for progress, which is a bar, and for the end of a job, which
 /// is a table or an error.
@@ -121,7 +121,7 @@ pub(crate) fn sentence_of_json(json: &str) -> String {
             let total = total_steps.map(|total| format!(" of {total}")).unwrap_or_default();
             format!("step {step}{total}: loss {loss:.4}, AUC in training {}", number(running_auc, 4))
         }
-        Ok(JobEvent::Summary(summary)) => summary_table(&summary),
+        Ok(JobEvent::Summary(summary)) => summary_table(&summary, true),
         Ok(JobEvent::Failed { message, .. }) => format!("failed: {message}"),
         Ok(event) => sentence(&event).unwrap_or_else(|| json.to_owned()),
         Err(_) => json.to_owned(),
@@ -145,8 +145,9 @@ pub(crate) fn doubt(test: &TestMetrics) -> Option<String> {
     ))
 }
 
-/// The results of a job, one a line.
-pub(crate) fn summary_table(summary: &Summary) -> String {
+/// The results of a job, one a line. A run that resumed at the last step has trained nothing, so it
+/// has no speed.
+pub(crate) fn summary_table(summary: &Summary, has_trained: bool) -> String {
     let mut rows = Vec::new();
     if let Some(test) = &summary.test {
         rows.extend(quality(test));
@@ -154,14 +155,12 @@ pub(crate) fn summary_table(summary: &Summary) -> String {
     if summary.loss.is_some() {
         rows.push(("training loss", number(summary.loss, 5)));
     }
-    rows.extend([
-        ("steps", thousands(summary.steps)),
-        ("samples", thousands(summary.samples)),
-        ("time", time_of_seconds(summary.seconds)),
-        ("samples/s", thousands(summary.samples_per_second as u64)),
-        ("embedding rows", thousands(summary.rows)),
-        ("size of the rows", bytes(summary.store_bytes)),
-    ]);
+    rows.extend([("steps", thousands(summary.steps)), ("samples", thousands(summary.samples))]);
+    if has_trained {
+        rows.push(("time", time_of_seconds(summary.seconds)));
+        rows.push(("samples/s", rate(summary.samples_per_second)));
+    }
+    rows.extend([("embedding rows", thousands(summary.rows)), ("size of the rows", bytes(summary.store_bytes))]);
     rows.extend(summary.table.iter().flat_map(row_history));
     if summary.skipped_rows > 0 {
         rows.push(("bad rows skipped", thousands(summary.skipped_rows)));
@@ -247,8 +246,17 @@ mod tests {
     #[test]
     fn the_table_leaves_out_results_that_the_summary_lacks() {
         let summary = Summary { steps: 1234, parameters_sha256: "abc".to_owned(), ..Summary::default() };
-        let table = summary_table(&summary);
+        let table = summary_table(&summary, true);
         assert!(table.contains("1,234") && table.contains("abc") && !table.contains("AUC"), "{table}");
+    }
+
+    #[test]
+    fn a_run_that_trained_nothing_has_no_speed() {
+        let summary = Summary { steps: 9, samples: 900, seconds: 2.0, samples_per_second: 449.6, ..Summary::default() };
+        let trained = summary_table(&summary, true);
+        assert!(trained.contains("samples/s") && trained.contains("450") && trained.contains("2.0 s"), "{trained}");
+        let resumed = summary_table(&summary, false);
+        assert!(!resumed.contains("samples/s") && !resumed.contains("2.0 s") && resumed.contains("900"), "{resumed}");
     }
 
     #[test]
@@ -263,7 +271,7 @@ mod tests {
     #[test]
     fn the_table_shows_evictions_where_there_is_a_budget() {
         let table = Some(TableSummary { evicted: 1200, ..TableSummary::default() });
-        let shown = |table| summary_table(&Summary { table, ..Summary::default() });
+        let shown = |table| summary_table(&Summary { table, ..Summary::default() }, true);
         assert!(shown(table).contains("rows evicted") && shown(table).contains("1,200"), "{}", shown(table));
         assert!(!shown(None).contains("evicted"));
     }
@@ -271,7 +279,7 @@ mod tests {
     #[test]
     fn the_table_counts_rows_without_a_group() {
         let test = TestMetrics { rows_without_group: Some(1200), ..TestMetrics::default() };
-        let table = summary_table(&Summary { test: Some(test), ..Summary::default() });
+        let table = summary_table(&Summary { test: Some(test), ..Summary::default() }, true);
         assert!(table.contains("test rows without a group") && table.contains("1,200"), "{table}");
     }
 
@@ -280,7 +288,7 @@ mod tests {
         let unseen = [("item".to_owned(), 0.031), ("user".to_owned(), 0.0)].into();
         let test = TestMetrics { unseen, ..TestMetrics::default() };
         assert_eq!(most_unseen(&test).as_deref(), Some("3.1 % of the ids of item unseen in training"));
-        let table = summary_table(&Summary { test: Some(test), ..Summary::default() });
+        let table = summary_table(&Summary { test: Some(test), ..Summary::default() }, true);
         assert!(table.contains("unseen in training, item") && !table.contains("user"), "{table}");
         assert_eq!(most_unseen(&TestMetrics::default()), None);
     }
@@ -288,7 +296,7 @@ mod tests {
     #[test]
     fn names_and_values_of_the_table_are_near_each_other() {
         let summary = Summary { steps: 9, parameters_sha256: "ab".repeat(32), ..Summary::default() };
-        for line in summary_table(&summary).lines() {
+        for line in summary_table(&summary, true).lines() {
             let gap = line.trim_end().chars().fold((0, 0), |(most, now), c| {
                 let now = if c == ' ' { now + 1 } else { 0 };
                 (most.max(now), now)

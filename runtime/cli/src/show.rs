@@ -30,6 +30,10 @@ pub(crate) struct Display {
     serving: Option<Serving>,
     /// The best AUC of an evaluation so far, and its step.
     best: Option<(f64, u64)>,
+    /// The step at which the job last resumed.
+    resumed_at: Option<u64>,
+    /// Whether this run has reported progress.
+    has_progressed: bool,
     /// Why the summary is not on standard output, in a sentence.
     unwritten: Option<String>,
     history: History,
@@ -91,6 +95,8 @@ impl Display {
             pending: warnings,
             serving: None,
             best: None,
+            resumed_at: None,
+            has_progressed: false,
             unwritten: None,
             history,
             tensorboard,
@@ -142,8 +148,14 @@ impl Display {
             return;
         }
         self.record(event);
-        if let JobEvent::Resumed { .. } | JobEvent::Restarting { .. } = event {
-            self.course.restart();
+        match event {
+            JobEvent::Restarting { .. } => self.course.restart(),
+            JobEvent::Resumed { step, .. } => {
+                self.course.resume();
+                self.resumed_at = Some(*step);
+            }
+            JobEvent::Progress { .. } => self.has_progressed = true,
+            _ => {}
         }
         let progress = figures(event).map(|figures| (figures.step, self.course.line(&figures)));
         if self.json {
@@ -211,8 +223,12 @@ impl Display {
             self.warn(&doubt);
         }
         self.record(event);
-        let written =
-            if self.json { self.show_json(event) } else { output::write(format_args!("{}\n", summary_table(summary))) };
+        let written = if self.json {
+            self.show_json(event)
+        } else {
+            let has_trained = self.has_progressed || self.resumed_at != Some(summary.steps);
+            output::write(format_args!("{}\n", summary_table(summary, has_trained)))
+        };
         self.unwritten = written.err().map(|error| not_written(summary, &error));
     }
 }

@@ -120,6 +120,11 @@ fn a_resumed_run_with_nothing_left_to_train_says_so() {
     assert_eq!((said(&first), said(&again)), (false, true), "{again:?}");
     let digest = |events: &[Value]| events.last().unwrap()["parametersSha256"].clone();
     assert_eq!(digest(&first), digest(&again));
+    let for_a_person = rectrain(folder.path(), &["run", "job.yaml", "--set", sets]);
+    let message = String::from_utf8_lossy(&for_a_person.stderr);
+    assert_eq!(message.matches("nothing is left to train").count(), 1, "{message}");
+    let table = String::from_utf8_lossy(&for_a_person.stdout);
+    assert!(table.contains("parameters sha256") && !table.contains("samples/s"), "{table}");
 }
 
 /// In a mode without a barrier no other process waits for the worker, so only its own watchdog

@@ -104,11 +104,20 @@ fn validate_data_shows_counts_and_the_first_row() {
 fn validate_data_refuses_wrong_data_with_exit_code_2() {
     let folder = clicks();
     for (set, part) in [
-        ("spec.features.dense[0].name=prize", "has no column `prize`, did you mean `price`?"),
+        ("spec.features.dense[0].name=prize", "has no column `prize` (spec.features.dense), did you mean `price`?"),
         ("spec.data.source.paths={clikcs.csv}", "there is no file clikcs.csv"),
         ("spec.data.csv.delimiter=;", "`,` seems to separate its cells: set spec.data.csv.delimiter"),
         ("spec.features.label.name=clicked", "set spec.features.label.name to the column to predict"),
-        ("spec.features.label.name=day", "for other values set spec.features.label.positiveFrom"),
+        ("spec.features.label.name=day", "for words set spec.features.label.values, such as {'yes': 1, 'no': 0}"),
+        (
+            "spec.features.dense=null,spec.features.label.name=price",
+            "for other values set spec.features.label.positiveFrom",
+        ),
+        ("spec.features.group=usr", "has no column `usr` (spec.features.group), did you mean `user`?"),
+        (
+            "spec.data.split=null,spec.data.split.time.column=when,spec.data.split.time.testFrom=2026-11-03",
+            "has no column `when` (spec.data.split.time.column); its columns are label, user",
+        ),
         ("spec.features.sparse[1].multiValue.separator=null", "set `multiValue.separator`"),
         (
             "spec.data.split=null,spec.data.split.time.column=day,spec.data.split.time.testFrom=2030-01-01",
@@ -118,6 +127,34 @@ fn validate_data_refuses_wrong_data_with_exit_code_2() {
         let output = rectrain(folder.path(), &["validate", "job.yaml", "--data", "--set", set]);
         assert_eq!(output.status.code(), Some(2), "{set}: {output:?}");
         assert!(said(&output).contains(part), "{set}: {output:?}");
+    }
+}
+
+#[test]
+fn a_remark_about_ids_is_printed_once() {
+    let folder = clicks();
+    let rows: String = (0..400).map(|row| format!("{},0{},a|b,1.5,2026-11-01\n", row % 2, row % 10)).collect();
+    std::fs::write(folder.path().join("clicks.csv"), format!("label,user,tags,price,day\n{rows}")).unwrap();
+    for command in [&["validate", "job.yaml", "--data"][..], &["data", "profile", "job.yaml"]] {
+        let output = rectrain(folder.path(), command);
+        assert!(output.status.success(), "{output:?}");
+        assert_eq!(said(&output).matches("ids with leading zeros are other ids").count(), 1, "{output:?}");
+    }
+}
+
+#[test]
+fn words_and_paths_that_a_cluster_takes_otherwise_are_told() {
+    let folder = clicks();
+    let label = "  features:\n    label: {values: {yes: 1, no: 0}}\n";
+    std::fs::write(folder.path().join("job.yaml"), CLICKS.replacen("  features:\n", label, 1)).unwrap();
+    let text = said(&rectrain(folder.path(), &["validate", "job.yaml"]));
+    for part in [
+        "note: the pods of a cluster do not see this folder: for a cluster, name a bucket or a mounted volume in \
+         spec.data.source.paths[0] (`clicks.csv`)",
+        "warning: job.yaml:8:22: spec.features.label.values.yes: `kubectl` reads the word `yes` without quotes as true",
+        "`kubectl` reads the word `no` without quotes as false: write 'no'",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
     }
 }
 

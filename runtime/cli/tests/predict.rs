@@ -153,8 +153,11 @@ fn wrong_input_is_refused_with_one_sentence() {
         (&["checkpoints", "--input", "test.csv", "--output", "o.csv", "--id", "none"], "has no column `none`"),
         (&["checkpoints", "--input", "test.csv", "--output", "o.txt"], "ends in .parquet or .csv"),
         (&["checkpoints", "--input", "test.csv", "--output", "o.csv", "--id", "id", "--id", "id"], "--id id"),
-        (&["nowhere", "--input", "test.csv", "--output", "o.csv"], "nowhere"),
-        (&["checkpoints", "--input", "none.csv", "--output", "o.csv"], "none.csv"),
+        (&["nowhere", "--input", "test.csv", "--output", "o.csv"], "cannot open the folder nowhere (it starts from "),
+        (
+            &["checkpoints", "--input", "none.csv", "--output", "o.csv"],
+            "no file none.csv: check the path (it starts from ",
+        ),
     ] {
         let (code, message) = refusal(folder, arguments);
         assert!(code == Some(2) && message.contains(part), "{arguments:?}: {code:?} {message}");

@@ -177,8 +177,8 @@ fn bad_inputs_are_refused_with_exit_code_2() {
     let set = |set: &str, part: &str| refused(&["job.yaml", "--set", set], part);
     set("spec.data.train.paths={clikcs.csv}", "there is no file clikcs.csv");
     set("spec.data.train.paths={empty.csv}", "empty.csv is empty");
-    set("spec.features.sparse[0].name=usre", "has no column `usre`, did you mean `user`?");
-    set("spec.data.timeColumn.name=day", "has no column `day`");
+    set("spec.features.sparse[0].name=usre", "has no column `usre` (spec.features.sparse), did you mean `user`?");
+    set("spec.data.timeColumn.name=day", "has no column `day` (spec.data.timeColumn.name)");
     set("spec.features.sparse={}", "spec.features.sparse");
     set("spec.features.label.name=t", "for other values set spec.features.label.positiveFrom");
     let kafka = "spec.data.train.paths=null,spec.data.train.kafka.bootstrapServers={127.0.0.1:9},\

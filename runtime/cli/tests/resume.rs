@@ -103,6 +103,19 @@ fn other_meanings_of_rows_and_labels_are_refused_at_resume() {
     assert_eq!(after.last().unwrap()["samples"], 200);
 }
 
+#[test]
+fn a_second_run_in_a_path_is_told_how_to_go_on() {
+    let folder = folder();
+    events(&run(folder.path(), FIRST));
+    let (none, other) = ("spec.checkpoint.resume=none", "spec.model.kind=dnn");
+    let start = "to train from the start, set another path, or save none with --set spec.checkpoint=null";
+    refused(folder.path(), &[none], &["set spec.checkpoint.resume to `latest` to resume from it; ", start]);
+    let kinds = "spec.model.kind is `\"lr\"` in the checkpoint and `\"dnn\"` in the job";
+    refused(folder.path(), &[none, other], &[kinds, "so this job cannot resume from it", start]);
+    refused(folder.path(), &[other], &[kinds, "undo that change"]);
+    assert!(run(folder.path(), &["spec.checkpoint=null"]).status.success());
+}
+
 /// Positions count good rows if bad ones are skipped.
 #[test]
 fn bad_rows_may_be_skipped_from_a_resume_on_but_not_read_again() {

@@ -94,6 +94,11 @@ fn runs_are_listed_shown_and_compared() {
 
     let compared = rectrain(folder.path(), &["runs", "compare", names[0], names[1]]);
     assert!(compared.status.success(), "{}", said(&compared));
+    let rates = "spec.training.optimizer.dense.learningRate";
+    let row = said(&compared).lines().find(|line| line.contains(rates)).unwrap_or_default().to_owned();
+    let cells: Vec<&str> = row.split_whitespace().collect();
+    assert_eq!(cells, [rates, "0.01", "0.001"], "{}", said(&compared));
+    assert!(!said(&compared).contains("spec.model"), "{}", said(&compared));
     let runs = &data_of(&folder.path().join("runs/compare.html"))["runs"];
     let rate = |run: usize| runs[run]["plan"]["denseOptimizer"]["learningRate"].as_f64().unwrap();
     assert_eq!((rate(0), rate(1)), (0.01, 0.001));

@@ -196,4 +196,8 @@ fn a_server_that_cannot_start_says_why() {
     let refused = rectrain(folder, &["serve", "checkpoints", "--listen", &address]);
     let message = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(refused.status.code() == Some(1) && message.contains(&format!("cannot listen on {address}")), "{message}");
+    assert!(message.contains("choose another address with --listen"), "{message}");
+    let refused = rectrain(folder, &["serve", "checkpoints", "--listen", "127.0.0.1:0", "--grpc", &address]);
+    let message = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(message.contains("choose another address with --grpc"), "{message}");
 }

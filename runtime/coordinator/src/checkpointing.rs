@@ -222,11 +222,12 @@ impl Coordinator {
         self.events.push(JobEvent::Resumed { checkpoint: from.name.clone(), step, batches, rows });
         if from.state.is_all_trained(&self.plan) {
             let name = &from.name;
-            let warning = format!(
+            let message = format!(
                 "checkpoint {name} has trained all of its data, so nothing is left to train: raise spec.training.epochs or spec.training.steps to train more of it; {}",
                 from.state.as_new_job(&self.plan)
             );
-            warn_all(&self.events, [warning]);
+            // All members have joined, so the event has its readers and needs no line in the log.
+            self.events.push(JobEvent::Warning { message });
         }
         self.metrics.checkpoint_step.set(step as i64);
         self.change(|state| {

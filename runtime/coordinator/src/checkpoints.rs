@@ -270,8 +270,12 @@ impl Checkpoints {
         for listed in list(&self.directory).await?.into_iter().rev() {
             let ListedState::Complete(manifest) = listed.state else { continue };
             if !self.is_of_this_run(&manifest) {
+                let resume = match manifest.identity.difference(&self.identity) {
+                    None => "set spec.checkpoint.resume to `latest` to resume from it".to_owned(),
+                    Some(difference) => format!("{difference}, so this job cannot resume from it"),
+                };
                 return Err(RoleError::Input(format!(
-                    "spec.checkpoint.path {} holds checkpoints of another run, the newest of them {}: set spec.checkpoint.resume to `latest` to resume from it, or set another path",
+                    "spec.checkpoint.path {} holds checkpoints of another run, the newest of them {}: {resume}; to train from the start, set another path, or save none with --set spec.checkpoint=null",
                     self.settings.path, listed.name
                 )));
             }

@@ -652,6 +652,8 @@ fn open_journal(
     Ok((Arc::new(journal), recovered))
 }
 
+/// Shows warnings as events of the job, and in the log. Before the job has started, events may have
+/// no reader yet.
 fn warn_all(events: &EventLog, warnings: impl IntoIterator<Item = String>) {
     for message in warnings {
         tracing::warn!("{message}");

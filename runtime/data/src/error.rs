@@ -131,7 +131,8 @@ pub enum DataError {
         file: String,
         /// The missing column.
         column: String,
-        /// A sentence fragment such as `, did you mean …?`, or nothing.
+        /// Fragments of a sentence: the field of the manifest in parentheses, and `, did you mean
+        /// …?` or another remedy. Either may be missing.
         hint: String,
         /// The columns of the file.
         available: String,

@@ -1,6 +1,18 @@
-//! Warnings about the ids of a column. The log has each of them once a column.
+//! Warnings about the ids of a column. The log of a process has each of them once a column.
 
+use std::collections::BTreeSet;
 use std::sync::Once;
+
+use parking_lot::Mutex;
+
+/// The warnings of this process: a column, and the kind of the warning. A command may open the same
+/// files several times.
+static GIVEN: Mutex<BTreeSet<(String, &str)>> = Mutex::new(BTreeSet::new());
+
+/// Whether the process gives a warning of this kind about the column for the first time.
+fn is_new(column: &str, kind: &'static str) -> bool {
+    GIVEN.lock().insert((column.to_owned(), kind))
+}
 
 /// The warnings about one column.
 #[derive(Debug)]
@@ -21,7 +33,9 @@ impl Remarks {
     pub(crate) fn note_floats(&self) {
         let column = self.column.as_str();
         self.floats.call_once(|| {
-            tracing::warn!(column, "ids are integers written as floats: 5.0 is read as the id 5");
+            if is_new(column, "floats") {
+                tracing::warn!(column, "ids are integers written as floats: 5.0 is read as the id 5");
+            }
         });
     }
 
@@ -29,7 +43,9 @@ impl Remarks {
     pub(crate) fn note_leading_zeros(&self) {
         let column = self.column.as_str();
         self.leading_zeros.call_once(|| {
-            tracing::warn!(column, "ids with leading zeros are other ids than those without: 0005 is not the id 5");
+            if is_new(column, "leading zeros") {
+                tracing::warn!(column, "ids with leading zeros are other ids than those without: 0005 is not the id 5");
+            }
         });
     }
 
@@ -38,16 +54,30 @@ impl Remarks {
         let column = self.column.as_str();
         self.markers.call_once(|| {
             let marker = String::from_utf8_lossy(marker);
-            tracing::warn!(
-                column,
-                "`{marker}` is read as an id: if it stands for a missing value, add it to spec.data.nullValues"
-            );
+            if is_new(column, "markers") {
+                tracing::warn!(
+                    column,
+                    "`{marker}` is read as an id: if it stands for a missing value, add it to spec.data.nullValues"
+                );
+            }
         });
     }
 
-    /// Whether the log has the warnings about floats, leading zeros and markers.
+    /// Whether the column has such ids: floats, leading zeros and markers.
     #[cfg(test)]
     pub(crate) fn noted(&self) -> [bool; 3] {
         [&self.floats, &self.leading_zeros, &self.markers].map(Once::is_completed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_warns_of_a_column_once() {
+        let column = "a column of this test alone";
+        let given = ["floats", "floats", "markers"].map(|kind| is_new(column, kind));
+        assert_eq!(given, [true, false, true]);
     }
 }

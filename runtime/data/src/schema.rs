@@ -3,22 +3,43 @@
 use rectrain_kinds::{DenseField, LabelField, NO_GROUP, Schema, SparseField, Transform};
 
 use crate::batch::{Batch, TextColumn};
-use crate::error::DataError;
+use crate::error::{DataError, shown};
 use crate::key::TableKeys;
 use crate::null::{NullValues, may_be_marker};
 use crate::number::parse_f32;
 use crate::remarks::Remarks;
 use crate::spelling::{Id, IdValue, Spelling, trim};
 
-/// The values that a label column may have, for an error message.
-pub(crate) fn expected_label(label: &LabelField) -> &'static str {
+/// The values that a label column may have, for an error message about a cell with another one.
+pub(crate) fn expected_label(label: &LabelField, found: &str) -> String {
+    let found = found.trim();
     if !label.values.is_empty() {
-        return "one of the words in `values` of the label";
+        return expected_word(label, found);
     }
-    match label.positive_from {
-        Some(_) => "a number that 64-bit floats can hold",
-        None => "0 or 1 (or a number between; for other values set spec.features.label.positiveFrom)",
-    }
+    let is_word = !found.is_empty() && found.parse::<f64>().is_err();
+    let expected = match (label.positive_from, is_word) {
+        (None, false) => "0 or 1 (or a number between; for other values set spec.features.label.positiveFrom)",
+        (None, true) => "0 or 1 (for words set spec.features.label.values, such as {'yes': 1, 'no': 0})",
+        (Some(_), false) => "a number that 64-bit floats can hold",
+        (Some(_), true) => "a number (for words set spec.features.label.values instead of positiveFrom)",
+    };
+    expected.to_owned()
+}
+
+/// The most words of a label that an error lists.
+const LISTED_WORDS: usize = 8;
+
+/// The words of a label, for an error message about another text.
+fn expected_word(label: &LabelField, found: &str) -> String {
+    let words = label.values.keys().take(LISTED_WORDS).map(|word| format!("`{}`", shown(word.as_bytes())));
+    let listed = words.collect::<Vec<_>>().join(", ");
+    let more = match label.values.len().saturating_sub(LISTED_WORDS) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    let is_alike = label.values.keys().any(|word| word.to_lowercase() == found.to_lowercase());
+    let case = if is_alike { "; upper and lower case differ" } else { "" };
+    format!("one of the words {listed}{more} (spec.features.label.values{case})")
 }
 
 /// Dense values, for an error message about a number that is too large.
@@ -302,26 +323,42 @@ impl Layout {
         time: Option<&str>,
     ) -> Result<Self, DataError> {
         let schema = &encoder.schema;
-        let find = |wanted: &str| find_column(file, &names, wanted);
+        // A prediction takes its columns from a model, and not from a manifest.
+        let has_manifest = encoder.needs_label;
+        let find = |wanted: &str, setting: &str| {
+            let found = find_column(file, &names, wanted);
+            if has_manifest { found.map_err(|error| name_the_setting(error, setting)) } else { found }
+        };
         let has_label = encoder.needs_label || names.contains(&schema.label.name);
+        let sparse = schema.sparse.iter().map(|field| find(&field.name, "spec.features.sparse"));
+        let dense = schema.dense.iter().map(|field| find(&field.name, "spec.features.dense"));
+        let carried = encoder.carried.iter().map(|column| find_column(file, &names, column));
         Ok(Self {
-            sparse: schema.sparse.iter().map(|field| find(&field.name)).collect::<Result<_, _>>()?,
-            dense: schema.dense.iter().map(|field| find(&field.name)).collect::<Result<_, _>>()?,
-            label: has_label.then(|| find(&schema.label.name).map_err(name_the_label)).transpose()?,
-            group: schema.group.as_deref().map(find).transpose()?,
-            time: time.map(find).transpose()?,
-            clock: schema.time.as_ref().map(|time| find(&time.name)).transpose()?,
-            carried: encoder.carried.iter().map(|column| find(column)).collect::<Result<_, _>>()?,
+            sparse: sparse.collect::<Result<_, _>>()?,
+            dense: dense.collect::<Result<_, _>>()?,
+            label: has_label.then(|| find(&schema.label.name, LABEL)).transpose()?,
+            group: schema.group.as_deref().map(|column| find(column, "spec.features.group")).transpose()?,
+            time: time.map(|column| find(column, "spec.data.split.time.column")).transpose()?,
+            clock: schema.time.as_ref().map(|time| find(&time.name, "spec.data.timeColumn.name")).transpose()?,
+            carried: carried.collect::<Result<_, _>>()?,
             names,
         })
     }
 }
 
-/// Adds the setting of the label's column to an error without a hint.
-fn name_the_label(error: DataError) -> DataError {
+/// The setting of the label's column.
+const LABEL: &str = "spec.features.label.name";
+
+/// Adds the field of the manifest that names the column to an error about a missing column.
+fn name_the_setting(error: DataError, setting: &str) -> DataError {
     match error {
-        DataError::MissingColumn { file, column, hint, available } if hint.is_empty() => {
-            let hint = ": set spec.features.label.name to the column to predict".to_owned();
+        DataError::MissingColumn { file, column, hint, available } => {
+            let hint = match (hint.as_str(), setting) {
+                ("", LABEL) => format!(": set {LABEL} to the column to predict"),
+                // Another delimiter, and not the name, is at fault.
+                (hint, _) if hint.starts_with(':') => hint.to_owned(),
+                (hint, _) => format!(" ({setting}){hint}"),
+            };
             DataError::MissingColumn { file, column, hint, available }
         }
         other => other,
@@ -414,6 +451,26 @@ mod tests {
         for (transform, x, expected) in cases {
             assert!((transform.apply(x) - expected).abs() < 1e-6, "{transform:?}({x})");
         }
+    }
+
+    #[test]
+    fn a_label_of_another_value_names_the_setting_for_it() {
+        let numbers = LabelField::of_numbers("y", None);
+        assert!(expected_label(&numbers, "5").contains("label.positiveFrom"));
+        assert!(expected_label(&numbers, " no ").contains("label.values, such as {'yes': 1, 'no': 0}"));
+        assert!(!expected_label(&numbers, "").contains("values"));
+        let threshold = LabelField::of_numbers("y", Some(4.0));
+        assert!(expected_label(&threshold, "good").contains("label.values instead of positiveFrom"));
+        assert_eq!(expected_label(&threshold, "1e999"), "a number that 64-bit floats can hold");
+        let of_words = |words: &[&str]| LabelField {
+            values: words.iter().map(|word| ((*word).to_owned(), 1.0)).collect(),
+            ..LabelField::of_numbers("y", None)
+        };
+        let two = of_words(&["No", "Yes"]);
+        assert_eq!(expected_label(&two, "maybe"), "one of the words `No`, `Yes` (spec.features.label.values)");
+        assert!(expected_label(&two, "no").ends_with("(spec.features.label.values; upper and lower case differ)"));
+        let many = of_words(&["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"]);
+        assert!(expected_label(&many, "z").contains("`h` and 2 more (spec"), "{}", expected_label(&many, "z"));
     }
 
     #[test]

@@ -647,8 +647,12 @@ fn words_for_labels_are_read_in_every_format() {
         folder.put("b.parquet", parquet_of(vec![("y", words(["click", "1"]))], 10)),
     ] {
         let error = all(&Dataset::open(config(&[&path]), schema.clone()).unwrap()).unwrap_err().to_string();
-        assert!(error.contains("found \"1\", expected one of the words"), "{error}");
+        let expected = "found \"1\", expected one of the words `click`, `skip` (spec.features.label.values)";
+        assert!(error.contains(expected), "{error}");
     }
+    let path = folder.put("case.csv", "y\nClick\n");
+    let error = all(&Dataset::open(config(&[&path]), schema.clone()).unwrap()).unwrap_err().to_string();
+    assert!(error.contains("(spec.features.label.values; upper and lower case differ)"), "{error}");
     let numbers: ArrayRef = Arc::new(Int64Array::from(vec![1]));
     let path = folder.put("c.parquet", parquet_of(vec![("y", numbers)], 10));
     let error = Dataset::open(config(&[&path]), schema).unwrap_err().to_string();
@@ -783,9 +787,9 @@ fn a_bad_row_is_named_by_file_line_column_and_value() {
     let cases: [(&str, u64, &str, &str, &str); 9] = [
         ("1,u,x,cheap,1\n", 2, "price", "cheap", "a number"),
         ("1,u,x,1,1\n\n0,u,x,inf,1\n", 4, "price", "inf", "a number"),
-        ("2,u,x,1,1\n", 2, "y", "2", "0 or 1"),
-        (",u,x,1,1\n", 2, "y", "", "0 or 1"),
-        ("yes,u,x,1,1\n", 2, "y", "yes", "0 or 1"),
+        ("2,u,x,1,1\n", 2, "y", "2", "0 or 1 (or a number between"),
+        (",u,x,1,1\n", 2, "y", "", "0 or 1 (or a number between"),
+        ("yes,u,x,1,1\n", 2, "y", "yes", "0 or 1 (for words set spec.features.label.values"),
         ("nan,u,x,1,1\n", 2, "y", "nan", "0 or 1"),
         ("1,u,x,1\n", 2, "when", "1,u,x,1", "5 cells (this row has 4)"),
         ("1,u,x,1,1,1\n", 2, "when", "1,u,x,1,1,1", "5 cells (this row has 6)"),
@@ -836,7 +840,7 @@ fn files_that_cannot_be_opened_are_refused_in_a_sentence() {
         (
             "label.csv",
             b"Y,user,tags,price,when\n1,1,1,1,1\n",
-            "no column `y`, did you mean `Y`?; its columns are Y, user",
+            "no column `y` (spec.features.label.name), did you mean `Y`?; its columns are Y, user",
         ),
         ("headless.csv", b"1,2,3,4,5\n1,2,3,4,5\n", "looks like data"),
         ("twice.csv", b"y,user,tags,price,y\n1,2,3,4,5\n", "the column `y` is there twice"),

@@ -49,7 +49,7 @@ spec:
 struct Compared(&'static str, &'static str, &'static [&'static str], &'static [&'static str], &'static str);
 
 const COMPARED: &[Compared] = &[
-    Compared("spec.model.kind", FILES, &[], &["spec.model.kind=dnn"], "features.0.linear"),
+    Compared("spec.model.kind", FILES, &[], &["spec.model.kind=dnn"], "spec.model.kind"),
     Compared("spec.model.embeddingDim", FILES, &[], &["spec.model.embeddingDim=8"], "features.0.dim"),
     Compared("spec.model.hidden", FILES, &[], &["spec.model.hidden={4}"], "model.hidden.0"),
     Compared("spec.model.bottom", FILES, &["spec.model.kind=dlrm"], &["spec.model.bottom={4}"], "model.bottom.0"),

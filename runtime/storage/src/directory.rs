@@ -74,8 +74,7 @@ impl Directory {
             let failed = |source| StorageError::Io { action: "make the folder", path: name.clone(), source };
             std::fs::create_dir_all(path).map_err(failed)?;
         }
-        let failed = |source| StorageError::Io { action: "open the folder", path: name.clone(), source };
-        let path = path.canonicalize().map_err(failed)?;
+        let path = path.canonicalize().map_err(|source| cannot_open(path, source))?;
         let store = LocalFileSystem::new_with_prefix(&path)
             .map_err(|source| StorageError::Store { action: "open the folder", path: name.clone(), source })?
             .with_fsync(true);
@@ -310,6 +309,15 @@ impl Directory {
 
 /// The file that a probe reads is another one than it wrote.
 const CHANGED: &str = "its content is not the content that was written";
+
+/// The error for a folder that cannot be opened. A relative path that is missing is shown with the
+/// folder that it starts from.
+fn cannot_open(path: &FilePath, source: std::io::Error) -> StorageError {
+    let is_missing = path.is_relative() && source.kind() == std::io::ErrorKind::NotFound;
+    let start = std::env::current_dir().ok().filter(|_| is_missing);
+    let start = start.map(|folder| format!(" (it starts from {})", folder.display())).unwrap_or_default();
+    StorageError::Io { action: "open the folder", path: format!("{}{start}", path.display()), source }
+}
 
 /// Not through the store's client: it retries for ever where no file can be created, as in `/proc`.
 fn probe_local(path: &FilePath, name: &str) -> Result<(), StorageError> {

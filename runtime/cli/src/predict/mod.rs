@@ -6,7 +6,7 @@ mod table;
 use std::collections::BTreeSet;
 use std::time::Instant;
 
-use rectrain_data::{BadRows, Batch, DataError, Dataset, FileFormat, Format, ReadPlan, SourceConfig};
+use rectrain_data::{BadRows, Batch, Dataset, FileFormat, Format, ReadPlan, SourceConfig};
 use rectrain_dense::metrics::Evaluation;
 use rectrain_kinds::DataFormat;
 use rectrain_serving::{Description, Predictor, PredictorOptions, unseen};
@@ -16,6 +16,7 @@ use self::table::{Output, PROBABILITY};
 use crate::args::{BadRowsChoice, PredictArgs};
 use crate::failure::Failure;
 use crate::human::thousands;
+use crate::outlook::failure;
 use crate::row_progress::RowProgress;
 use crate::{checkpoint, output, trained};
 
@@ -83,7 +84,7 @@ fn open(args: &PredictArgs, description: &Description) -> Result<Dataset, Failur
         label_is_optional: true,
         ..SourceConfig::default()
     };
-    Dataset::open(config, description.schema.clone()).map_err(data_failure)
+    Dataset::open(config, description.schema.clone()).map_err(failure)
 }
 
 /// Text has the format of the training files, if those were text.
@@ -93,10 +94,6 @@ fn format(paths: &[String], description: &Description) -> Format {
         Some(format) if !paths.iter().any(is_parquet) => Format::Files(FileFormat::Csv(format.clone())),
         _ => Format::Auto,
     }
-}
-
-fn data_failure(error: DataError) -> Failure {
-    if error.is_users_input() { Failure::User(error.to_string()) } else { Failure::Failed(error.to_string()) }
 }
 
 /// Predicts all rows, a batch at a time. While one batch is predicted, the next ones are read.
@@ -109,10 +106,10 @@ fn predict(
 ) -> Result<(), Failure> {
     let chunk_rows = u64::from(args.batch_rows);
     let plan = ReadPlan { chunk_rows, shuffle: None, epoch: 0, read_ahead_chunks: READ_AHEAD };
-    let mut reader = dataset.reader(plan).map_err(data_failure)?;
+    let mut reader = dataset.reader(plan).map_err(failure)?;
     let mut progress = RowProgress::new(args.json, dataset.estimated_rows());
     for chunk in 0.. {
-        let Some(batch) = reader.read(chunk).map_err(data_failure)? else { break };
+        let Some(batch) = reader.read(chunk).map_err(failure)? else { break };
         let predictions = predictor.predict(&batch)?;
         write(&batch, &predictions.probabilities)?;
         unseen::add(&mut totals.look_ups, &predictions.look_ups);

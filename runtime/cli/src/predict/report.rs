@@ -96,10 +96,39 @@ impl Report {
                 thousands(self.labelled_rows)
             );
         }
-        let most = self.unseen.iter().max_by(|(_, a), (_, b)| a.total_cmp(b));
-        if let Some((feature, share)) = most.filter(|(_, share)| **share > 0.0) {
+        for (feature, share) in self.unseen.iter().filter(|(_, share)| **share > 0.0) {
             text += &format!("\n{} of the ids of {feature} have no row; they read as initial values", percent(*share));
         }
         text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_feature_with_ids_without_rows_is_listed() {
+        let unseen = [("item", 0.2), ("time", 0.0), ("user", 0.031)].map(|(name, share)| (name.to_owned(), share));
+        let report = Report {
+            model: "clicks".to_owned(),
+            step: 7,
+            rows: 1_000,
+            skipped_rows: 0,
+            labelled_rows: 0,
+            metrics: None,
+            unseen: unseen.into(),
+            seconds: 0.5,
+        };
+        let text = report.text();
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(
+            lines,
+            [
+                "1,000 rows predicted in 0.5 s",
+                "20.0 % of the ids of item have no row; they read as initial values",
+                "3.1 % of the ids of user have no row; they read as initial values",
+            ]
+        );
     }
 }

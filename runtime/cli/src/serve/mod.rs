@@ -24,10 +24,10 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     let server = Server::new(served, predictor, args.limits(), Registry::new())?;
     runtime()?.block_on(async {
         let interrupted = signal::interrupted();
-        let (listener, bound) = listen(args.listen).await?;
+        let (listener, bound) = listen(args.listen).await.map_err(|error| Failure::cannot_listen(error, "--listen"))?;
         let (grpc, announced) = match args.grpc {
             Some(address) => {
-                let (grpc, bound) = listen(address).await?;
+                let (grpc, bound) = listen(address).await.map_err(|error| Failure::cannot_listen(error, "--grpc"))?;
                 (Some(grpc), format!("{announced}, gRPC at {bound}"))
             }
             None => (None, announced),

@@ -17,20 +17,29 @@ const SCRIPTS: [&str; 5] = [
 ];
 
 /// The page of a job that runs. It polls `job.json`.
-pub(super) static LIVE: LazyLock<String> = LazyLock::new(|| assembled("null"));
+pub(super) static LIVE: LazyLock<String> = LazyLock::new(|| assembled("rectrain", "null"));
 
 /// The page of these runs, with their data. One run has a page of its own; several are compared.
 #[must_use]
 pub fn page_of_runs(runs: &[Value]) -> String {
     let data = serde_json::json!({ "runs": runs }).to_string();
     // `</script>` in a manifest or a message must not end the element with the data.
-    assembled(&data.replace('<', "\\u003c"))
+    assembled(&title(runs), &data.replace('<', "\\u003c"))
 }
 
-fn assembled(data: &str) -> String {
+/// The title of the file, before its script runs. As text of HTML.
+fn title(runs: &[Value]) -> String {
+    let names = runs.iter().filter_map(|run| run["title"].as_str().or(run["name"].as_str()));
+    let names = names.collect::<Vec<_>>().join(" and ");
+    let title = if names.is_empty() { "rectrain".to_owned() } else { format!("{names}: rectrain") };
+    title.replace('&', "&amp;").replace('<', "&lt;")
+}
+
+fn assembled(title: &str, data: &str) -> String {
     let script = format!("\"use strict\";\n{}", SCRIPTS.join("\n"));
     let style = STYLES.join("\n");
-    let parts = [("{{STYLE}}", style.as_str()), ("{{DATA}}", data), ("{{SCRIPT}}", script.as_str())];
+    let parts =
+        [("{{TITLE}}", title), ("{{STYLE}}", style.as_str()), ("{{DATA}}", data), ("{{SCRIPT}}", script.as_str())];
     let mut page = String::with_capacity(HTML.len() + script.len() + data.len());
     let mut rest = HTML;
     for (mark, part) in parts {
@@ -53,7 +62,7 @@ mod tests {
 
     #[test]
     fn the_page_loads_nothing_but_itself() {
-        for mark in ["{{STYLE}}", "{{DATA}}", "{{SCRIPT}}", " src=", "<link rel=\"stylesheet\""] {
+        for mark in ["{{TITLE}}", "{{STYLE}}", "{{DATA}}", "{{SCRIPT}}", " src=", "<link rel=\"stylesheet\""] {
             assert!(!LIVE.contains(mark), "{mark}");
         }
         assert!(LIVE.trim_end().ends_with("</html>") && LIVE.contains("<h1 id=\"name\">"));
@@ -67,6 +76,13 @@ mod tests {
         let (_, data) = page.split_once("id=\"data\">").unwrap();
         let data: Value = serde_json::from_str(data.split_once("</script>").unwrap().0).unwrap();
         assert_eq!(data["runs"][0]["name"], "</script><b>");
+    }
+
+    #[test]
+    fn a_stored_page_is_named_and_says_what_it_needs() {
+        let page = page_of_runs(&[json!({ "title": "ctr-<1>", "name": "ctr" }), json!({ "name": "b" })]);
+        assert!(page.contains("<title>ctr-&lt;1> and b: rectrain</title>"), "{}", &page[..400]);
+        assert!(LIVE.contains("<title>rectrain</title>") && LIVE.contains("<noscript>"));
     }
 
     #[test]

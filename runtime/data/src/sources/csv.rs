@@ -478,7 +478,7 @@ impl CsvRows {
             Err(Fault::TooManyKeys(error)) => Err(error),
             Err(fault) => {
                 into.truncate(samples);
-                Err(row.describe(&file.file.name, Place::Line(self.line), fault))
+                Err(row.describe(&file.file.name, Place::Line(self.line), &self.encoder.schema.label, fault))
             }
         }
     }
@@ -547,6 +547,7 @@ impl Rows for CsvRows {
 pub(super) enum Fault {
     Width,
     Cell { column: usize, expected: &'static str },
+    Label { column: usize },
     TooManyKeys(DataError),
 }
 
@@ -638,10 +639,10 @@ impl Row<'_> {
             true => parse_f64(cell).and_then(|value| field.label_of(value)),
             false => field.label_of_word(cell),
         };
-        label.map_or_else(|| self.fault(column, expected_label(field)), Ok)
+        label.ok_or(Fault::Label { column })
     }
 
-    pub(super) fn describe(&self, file: &str, at: Place, fault: Fault) -> DataError {
+    pub(super) fn describe(&self, file: &str, at: Place, label: &LabelField, fault: Fault) -> DataError {
         let names = &self.layout.names;
         let (column, value, expected) = match fault {
             Fault::Width => (
@@ -650,6 +651,11 @@ impl Row<'_> {
                 format!("{} cells (this row has {})", names.len(), self.ends.len()),
             ),
             Fault::Cell { column, expected } => (names[column].clone(), shown(self.cell(column)), expected.to_owned()),
+            Fault::Label { column } => {
+                let found = shown(self.cell(column));
+                let expected = expected_label(label, &found);
+                (names[column].clone(), found, expected)
+            }
             Fault::TooManyKeys(error) => return error,
         };
         DataError::BadRow { file: file.to_owned(), at, column, value, expected }

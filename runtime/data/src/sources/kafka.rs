@@ -515,7 +515,12 @@ impl KafkaRows {
             Err(Fault::TooManyKeys(error)) => Err(error),
             Err(fault) => {
                 into.truncate(samples);
-                Err(row.describe(&self.shared.name(self.part), Place::Offset(offset), fault))
+                Err(row.describe(
+                    &self.shared.name(self.part),
+                    Place::Offset(offset),
+                    &self.encoder.schema.label,
+                    fault,
+                ))
             }
         }
     }

@@ -789,17 +789,22 @@ impl Columns<'_> {
         Ok(self.cast(column, &DataType::Float32)?.as_primitive().clone())
     }
 
-    fn bad_row(&self, row: usize, column: usize, expected: &str) -> Result<DataError, DataError> {
+    /// A value as an error shows it.
+    fn value(&self, row: usize, column: usize) -> Result<String, DataError> {
         let values = self.column(column)?;
         let value = match values.is_null(row) {
             true => String::new(),
             false => array_value_to_string(values, row).map_err(|e| self.file.damaged(&e))?,
         };
+        Ok(shown(value.as_bytes()))
+    }
+
+    fn bad_row(&self, row: usize, column: usize, expected: &str) -> Result<DataError, DataError> {
         Ok(DataError::BadRow {
             file: self.file.file.name.clone(),
             at: Place::Row(self.first_row + row as u64 + 1),
             column: self.file.layout.names[column].clone(),
-            value: shown(value.as_bytes()),
+            value: self.value(row, column)?,
             expected: expected.to_owned(),
         })
     }
@@ -833,7 +838,7 @@ impl Columns<'_> {
         rows.reserve(self.batch.num_rows());
         let (mut places, mut bad) = (Vec::new(), VecDeque::new());
         for place in 0..self.batch.num_rows() {
-            let mut fault = |column, expected| -> Result<(), DataError> {
+            let mut fault = |column, expected: &str| -> Result<(), DataError> {
                 let error = self.bad_row(place, column, expected)?;
                 bad.push_back(BadRow { before: places.len(), place, error });
                 Ok(())
@@ -851,7 +856,8 @@ impl Columns<'_> {
             let label = match label {
                 Ok(label) => label,
                 Err(column) => {
-                    fault(column, expected_label(&schema.label))?;
+                    let expected = expected_label(&schema.label, &self.value(place, column)?);
+                    fault(column, &expected)?;
                     continue;
                 }
             };
