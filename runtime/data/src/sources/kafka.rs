@@ -518,7 +518,7 @@ impl KafkaRows {
                 Err(row.describe(
                     &self.shared.name(self.part),
                     Place::Offset(offset),
-                    &self.encoder.schema.label,
+                    &self.shared.encoder.schema.label,
                     fault,
                 ))
             }
