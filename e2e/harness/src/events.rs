@@ -26,11 +26,12 @@ pub fn summary(output: &Output) -> Result<Value, HarnessError> {
 /// # Errors
 /// [`HarnessError::NotYet`] while the job runs; [`HarnessError::Json`].
 pub fn final_event(lines: &str) -> Result<Value, HarnessError> {
-    let last = lines.lines().rfind(|line| line.starts_with('{'));
-    let last = last.ok_or_else(|| not_yet("the job has printed no event"))?;
-    let event = parse("the job's last event", last)?;
-    match event["event"].as_str() {
-        Some("summary" | "failed") => Ok(event),
+    let mut events = lines.lines().rev().filter(|line| line.starts_with('{')).map(|line| parse("an event of the job", line));
+    // The log of a pod has records of `tracing` as well, which are no events.
+    let is_event = |line: &Result<Value, _>| line.as_ref().map_or(true, |line| line["event"].is_string());
+    let last = events.find(is_event).unwrap_or_else(|| Err(not_yet("the job has printed no event")))?;
+    match last["event"].as_str() {
+        Some("summary" | "failed") => Ok(last),
         _ => Err(not_yet(format!("the job's last event is {last}"))),
     }
 }
@@ -77,5 +78,8 @@ mod tests {
             final_event("starting\n{\"event\":\"progress\"}\n{\"event\":\"summary\",\"steps\":3}\nlog\n").unwrap();
         assert_eq!(ended["steps"], 3);
         assert_eq!(final_event("{\"event\":\"failed\"}").unwrap()["event"], "failed");
+        let logged = final_event("{\"event\":\"summary\"}\n{\"level\":\"INFO\",\"fields\":{}}\n").unwrap();
+        assert_eq!(logged["event"], "summary");
+        assert!(final_event("{\"event\":\"summ").unwrap_err().to_string().contains("an event of the job"));
     }
 }

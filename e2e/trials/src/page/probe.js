@@ -125,25 +125,26 @@ function note(found) {
 
 addEventListener("unhandledrejection", event => note({ error: String(event.reason?.stack ?? event.reason) }));
 
-/** Compares pairs of pictures, given as data URLs, after both are made small. Each result is the mean difference of a channel, from 0 to 1. */
-async function compare(pairs) {
-  const small = async url => {
-    const image = new Image();
-    image.src = url;
-    await image.decode();
-    const canvas = document.createElement("canvas");
-    [canvas.width, canvas.height] = [150, 150];
-    const context = canvas.getContext("2d");
-    context.imageSmoothingQuality = "high";
-    context.drawImage(image, 0, 0, 150, 150);
-    return context.getImageData(0, 0, 150, 150).data;
-  };
-  const results = [];
-  for (const [one, other] of pairs) {
-    const [a, b] = [await small(one), await small(other)];
-    let sum = 0;
-    for (let place = 0; place < a.length; place += 1) sum += Math.abs(a[place] - b[place]);
-    results.push(sum / a.length / 255);
-  }
-  note(results);
+/** The pixels of a picture after it is made small. */
+function small(image) {
+  const canvas = document.createElement("canvas");
+  [canvas.width, canvas.height] = [150, 150];
+  const context = canvas.getContext("2d");
+  context.imageSmoothingQuality = "high";
+  context.drawImage(image, 0, 0, 150, 150);
+  return context.getImageData(0, 0, 150, 150).data;
+}
+
+/** The mean difference of a channel between two pictures, from 0 to 1. */
+function difference(one, other) {
+  const [a, b] = [small(one), small(other)];
+  let sum = 0;
+  for (let place = 0; place < a.length; place += 1) sum += Math.abs(a[place] - b[place]);
+  return sum / a.length / 255;
+}
+
+/** Compares pairs of pictures, given as data URLs. The document has loaded only when its pictures have, and the browser prints it after that. */
+function compare(pairs) {
+  const images = pairs.map(pair => pair.map(url => Object.assign(new Image(), { decoding: "sync", src: url })));
+  addEventListener("load", () => note(images.map(([one, other]) => difference(one, other))));
 }
