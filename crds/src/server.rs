@@ -131,7 +131,7 @@ pub struct ServedModelSpec {
 pub enum ModelVersion {
     /// The checkpoint of this global step.
     Step(u64),
-    /// `latest`, for the newest checkpoint, or a step in quotes. The API server refuses other words.
+    /// `latest` for the newest checkpoint, or a step in quotes. The API server refuses other words.
     Word(String),
 }
 

@@ -1,5 +1,5 @@
-//! Events of jobs and model servers: one for each transition, none for a state that lasts. They are for
-//! `kubectl describe`. No program reads them, so an event that cannot be published is only logged.
+//! Events of jobs and model servers: one for each transition, none for a state that lasts. They are
+//! for `kubectl describe`. No program reads them, so an event that cannot be published is logged.
 
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;

@@ -25,7 +25,7 @@ const SECONDS: &[f64] = &[1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5
 /// - `counter` and `gauge`: a single value.
 /// - `counters` and `gauges`: one value per combination of labels.
 /// - `job`: a gauge of each job, with the labels `job_namespace` and `job_name`.
-/// - `server`: a gauge of each RecModelServer, with the labels `server_namespace` and `server_name`.
+/// - `server`: a gauge of each RecModelServer, with labels `server_namespace` and `server_name`.
 /// - `status`: the same as `job` for a value of the job's status. It is set at each scrape.
 macro_rules! metrics {
     ($($field:ident: $kind:ident = $name:literal $([$($label:literal),+])?, $help:literal;)*) => {

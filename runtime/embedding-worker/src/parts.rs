@@ -50,7 +50,7 @@ impl Asking<'_> {
     }
 
     /// Requests all keys, and then the keys that an early reply leaves out. The second request is
-    /// sent even if there are none: the server answers it when the steps before are applied, and no
+    /// sent even if there are none. The server answers it when the steps before are applied, and no
     /// dense worker may push the gradients of this step earlier. `None` if the server has the
     /// second part no longer.
     async fn in_parts(&self, keys: &[Vec<u64>]) -> Result<Option<Answer>, RoleError> {

@@ -39,8 +39,8 @@ pub(crate) struct Replies {
 impl Replies {
     pub(crate) fn of(plan: &JobPlan) -> Self {
         let staleness = plan.modes.iter().map(|mode| mode.staleness()).max().unwrap_or(0);
-        // Dense workers fetch staleness + 1 batches ahead of the one that they train, or look as far
-        // ahead as `sync` does. That batch may be ahead of the one that a replacement trains again.
+        // Dense workers fetch staleness + 1 batches ahead of the one that they train, or look as
+        // far ahead as `sync`. That batch may be ahead of the one that a replacement trains again.
         // A single dense worker is never replaced.
         let ahead = staleness.max(plan.look_ahead()).max(1);
         let keep = if plan.replicas.dense_worker > 1 { ahead + 3 } else { 0 };

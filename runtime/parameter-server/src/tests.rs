@@ -548,8 +548,8 @@ async fn in_sync_rows_that_no_step_between_changes_are_read_early() {
     assert_eq!(tried.look_up_part(1, None, &left_out).await.1, rows);
 }
 
-/// A piece without deferred keys gets an early reply, too. Its second look-up has no keys, and waits
-/// for the update.
+/// A piece without deferred keys gets an early reply, too. Its second look-up has no keys, and
+/// waits for the update.
 #[tokio::test(flavor = "multi_thread")]
 async fn in_sync_a_look_up_without_keys_waits_for_the_update() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,8 +1,8 @@
 //! The ids of an evaluation that have no row, because no training row had them.
 //!
-//! A parameter server reports its keys without a row as a [`KeySet`](crate::key_set::KeySet). The embedding worker
-//! counts them for each feature as [`LookUps`], and the dense workers add these up. The coordinator
-//! computes the shares.
+//! A parameter server reports its keys without a row as a
+//! [`KeySet`](crate::key_set::KeySet). The embedding worker counts them for each feature as
+//! [`LookUps`], and the dense workers add these up. The coordinator computes the shares.
 
 use std::ops::AddAssign;
 

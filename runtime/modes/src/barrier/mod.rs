@@ -4,7 +4,7 @@
 //!   applied.
 //! - [`StepGate`]: a parameter server's half. It decides when to answer a look-up, and when and in
 //!   which order to apply a step's gradients.
-//! - [`LookAhead`]: a parameter server's half in `sync`. It knows the keys that coming steps change.
+//! - [`LookAhead`]: a parameter server's half in `sync`. It knows the keys of coming steps.
 //! - [`StepWindow`]: how far a dense worker fetches and pushes ahead.
 //! - [`sum_by_key`]: how the ranks' gradients of one step become one update.
 //! - [`RingAllReduce`]: how dense workers sum their flat gradient buffers.
