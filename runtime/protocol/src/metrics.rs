@@ -236,7 +236,7 @@ metrics! {
         migration_time: seconds = "rectrain_coordinator_migration_seconds", "Time from the plan of a migration until its slot map was in force. Training continues meanwhile.";
         flip_time: seconds = "rectrain_coordinator_flip_seconds", "Time that training was paused to bring a new slot map into force.";
         stream_lag_records: gauge = "rectrain_coordinator_stream_lag_records", "Records of the stream that wait at the brokers. Gaps between offsets count, too.";
-        stream_lag: gauge = "rectrain_coordinator_stream_lag_milliseconds", "Age of the latest record of the stream that was read; 0 if no record waits.";
+        stream_lag: ratio = "rectrain_coordinator_stream_lag_seconds", "Age of the latest record of the stream that was read; 0 if no record waits.";
         stream_event_time: gauge = "rectrain_coordinator_stream_event_time", "Time of that record, in seconds since 1970 (UTC).";
         stream_lost_records: gauge = "rectrain_coordinator_stream_lost_records", "Records of the stream that the brokers deleted before they were trained.";
         window_auc: ratio = "rectrain_coordinator_window_auc", "AUC of the latest 100,000 predictions, each made before its row was learned.";
@@ -305,7 +305,7 @@ impl CoordinatorMetrics {
     pub fn set_stream_lag(&self, lag: &StreamLag) {
         let whole = |value: f64| value as i64;
         self.stream_lag_records.set(i64::try_from(lag.rows).unwrap_or(i64::MAX));
-        self.stream_lag.set(whole(lag.seconds * 1e3));
+        self.stream_lag.set(lag.seconds);
         self.stream_event_time.set(whole(lag.event_time.unwrap_or(0.0)));
         self.stream_lost_records.set(i64::try_from(lag.lost_records).unwrap_or(i64::MAX));
     }
