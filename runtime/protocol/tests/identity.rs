@@ -44,6 +44,19 @@ spec:
   training: {globalBatchSize: 24}
 ";
 
+/// The same job on the records of a topic.
+const KAFKA: &str = "
+apiVersion: rectrain.dev/v1alpha1
+kind: RecTrainingJob
+metadata: {name: test}
+spec:
+  model: {kind: deepfm, embeddingDim: 4, hidden: [8]}
+  features: {sparse: [{name: C1}], dense: [{name: I1}]}
+  data:
+    train: {kafka: {bootstrapServers: ['kafka:9092'], topics: [clicks], format: csv, csv: {columns: [label, C1, I1]}}}
+  training: {globalBatchSize: 24}
+";
+
 /// A field that is compared: the manifest, the settings of both runs, the change, and the path that
 /// an error names.
 struct Compared(&'static str, &'static str, &'static [&'static str], &'static [&'static str], &'static str);
@@ -276,6 +289,34 @@ const COMPARED: &[Compared] = &[
         "spec.data.csv.columns.1",
     ),
     Compared(
+        "spec.data.train.kafka.format",
+        KAFKA,
+        &[],
+        &["spec.data.train.kafka.format=json", "spec.data.train.kafka.csv=null"],
+        "spec.data.train.kafka",
+    ),
+    Compared(
+        "spec.data.train.kafka.csv.delimiter",
+        KAFKA,
+        &[],
+        &["spec.data.train.kafka.csv.delimiter=;"],
+        "spec.data.train.kafka.csv.delimiter",
+    ),
+    Compared(
+        "spec.data.train.kafka.csv.quoting",
+        KAFKA,
+        &[],
+        &["spec.data.train.kafka.csv.quoting=false"],
+        "spec.data.train.kafka.csv.quoting",
+    ),
+    Compared(
+        "spec.data.train.kafka.csv.columns",
+        KAFKA,
+        &[],
+        &["spec.data.train.kafka.csv.columns={label,I1,C1}"],
+        "spec.data.train.kafka.csv.columns.1",
+    ),
+    Compared(
         "spec.data.split.position.trainRows",
         SOURCE,
         &["spec.data.split.position.trainRows=500"],
@@ -480,6 +521,20 @@ const LEFT_OUT: &[(&str, &str)] = &[
     ("spec.data.shuffle.windowRows", "the coordinator's state in the checkpoint has it and is compared"),
     ("spec.data.train.paths", "the coordinator's state in the checkpoint has the list of files and is compared"),
     ("spec.data.source.paths", "the coordinator's state in the checkpoint has the list of files and is compared"),
+    ("spec.data.train.kafka.topics", "the coordinator's state in the checkpoint has the list and is compared"),
+    ("spec.data.train.kafka.bootstrapServers", "the access to the records changes no record"),
+    ("spec.data.train.kafka.security", "the access to the records changes no record"),
+    ("spec.data.train.kafka.schemaRegistry", "the access to the schemas, whose numbers are in the records"),
+    ("spec.data.train.kafka.csv.header", "records have no header, and a manifest with one is refused"),
+    ("spec.data.train.kafka.start", "it says where the first run begins; a later one continues at its offsets"),
+    (
+        "spec.data.train.kafka.startTimestamp",
+        "it says where the first run begins; a later one continues at its offsets",
+    ),
+    ("spec.data.train.kafka.until", "the length of training, as the guide says"),
+    ("spec.data.train.kafka.lingerMillis", "the size of the batches to come; it trains the same records"),
+    ("spec.data.train.kafka.lostRecords", "the treatment of records that no run can read"),
+    ("spec.data.train.kafka.deadLetterTopic", "where bad records are kept, not which are good"),
     ("spec.features.memory", "a budget may change: the next steps evict the rows beyond it"),
     (
         "spec.features.sparse.share",

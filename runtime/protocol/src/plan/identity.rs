@@ -70,15 +70,15 @@ impl JobPlan {
             Format::Auto => ("auto", Value::Null, Value::Null),
             Format::Files(FileFormat::Csv(format)) => ("csv", csv(format), Value::Null),
             Format::Files(FileFormat::Parquet) => ("parquet", Value::Null, Value::Null),
-            Format::Kafka(config) => match &config.format {
-                RecordFormat::Json => ("json records", Value::Null, Value::Null),
-                RecordFormat::Avro { .. } => ("avro records", Value::Null, Value::Null),
-                RecordFormat::Csv(format) => ("csv records", csv(format), Value::Null),
-            },
+            Format::Kafka(_) => ("kafka", Value::Null, Value::Null),
             // The test rows follow the training rows, so their number changes no training row.
             Format::Synthetic(config) => ("synthetic", Value::Null, without(json!(config), &["testRows"])),
         };
-        json!({ "format": format, "csv": csv, "synthetic": synthetic, "split": self.split() })
+        let mut identity = json!({ "format": format, "csv": csv, "synthetic": synthetic, "split": self.split() });
+        if let (Value::Object(identity), Format::Kafka(config)) = (&mut identity, &self.train.format) {
+            identity.insert("train".to_owned(), json!({ "kafka": records(&config.format) }));
+        }
+        identity
     }
 
     fn split(&self) -> Value {
@@ -162,6 +162,15 @@ fn csv(format: &CsvFormat) -> Value {
     json!({ "delimiter": delimiter, "header": header, "columns": columns, "quoting": quoting })
 }
 
+/// How the values of records become rows. The offsets in the coordinator's state tell which topics.
+fn records(format: &RecordFormat) -> Value {
+    match format {
+        RecordFormat::Json => json!({ "format": "json" }),
+        RecordFormat::Avro { .. } => json!({ "format": "avro" }),
+        RecordFormat::Csv(format) => json!({ "format": "csv", "csv": csv(format) }),
+    }
+}
+
 fn row_group(spec: &RowSpec) -> Value {
     let mut group = json!({
         "dim": spec.dim,
@@ -232,7 +241,7 @@ spec:
     fn the_model_may_not_change_but_training_settings_may() {
         let changed = |change| difference(&[change]).unwrap();
         assert_eq!(changed("spec.model.hidden={16,4}"), "model.hidden.1");
-        assert_eq!(changed("spec.model.kind=wideDeep"), "features.0.linear");
+        assert_eq!(changed("spec.model.kind=wideDeep"), "spec.model.kind");
         assert_eq!(changed("spec.model.embeddingDim=8"), "features.0.dim");
         assert_eq!(changed("spec.training.seed=5"), "rows.seed");
         for change in ["spec.training.globalBatchSize=48", "spec.training.epochs=5", "spec.training.mode=hybrid"] {
