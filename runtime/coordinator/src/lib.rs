@@ -68,7 +68,7 @@ use rectrain_protocol::metrics::CoordinatorMetrics;
 use rectrain_protocol::placement::Placement;
 use rectrain_protocol::plan::{CheckpointPlan, JobPlan};
 use rectrain_protocol::token_counts::TokenCounts;
-use rectrain_wire::Transport;
+use rectrain_wire::{BoxFuture, Transport};
 use tokio::sync::Notify;
 
 use self::checkpointing::CheckpointRequests;
@@ -147,7 +147,18 @@ impl Coordinator {
     ///   continues learns that in [`Self::run`].
     /// - [`RoleError::Checkpoint`] if the storage fails.
     /// - [`RoleError::System`] if the journal cannot be written.
-    pub async fn start(
+    pub fn start<'a>(
+        plan: Arc<JobPlan>,
+        run: &'a str,
+        journal: Option<JournalPlace<'a>>,
+        events: EventLog,
+        metrics: CoordinatorMetrics,
+    ) -> BoxFuture<'a, Result<Self, RoleError>> {
+        // Boxed here, so that no other crate compiles its code again.
+        Box::pin(Self::begin(plan, run, journal, events, metrics))
+    }
+
+    async fn begin(
         plan: Arc<JobPlan>,
         run: &str,
         journal: Option<JournalPlace<'_>>,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rectrain_wire::{Address, InProcess, InProcessConfig, Transport, WireCounters};
+use rectrain_wire::{Address, BoxFuture, InProcess, InProcessConfig, Transport, WireCounters};
 use tokio::task::JoinSet;
 
 use crate::member::Member;
@@ -21,20 +21,34 @@ use rectrain_protocol::watchdog::Watchdog;
 /// Trains the job and returns its summary. `events` gets the job's events. Dense workers in `slow`
 /// take that many times as long to compute. `run` names this run in its checkpoints. Dropping the
 /// future stops the job.
-pub async fn run_in_process(
+pub fn run_in_process<'a>(
     plan: Arc<JobPlan>,
-    run: &str,
-    slow: &BTreeMap<u32, f64>,
+    run: &'a str,
+    slow: &'a BTreeMap<u32, f64>,
     events: EventLog,
     metrics: RoleMetrics,
-) -> Result<Summary, RoleError> {
-    let coordinator =
-        Coordinator::start(Arc::clone(&plan), run, None, events, CoordinatorMetrics::of(&metrics, 0)).await?;
-    run_with(plan, slow, Arc::new(coordinator), metrics).await
+) -> BoxFuture<'a, Result<Summary, RoleError>> {
+    Box::pin(async move {
+        let coordinator =
+            Coordinator::start(Arc::clone(&plan), run, None, events, CoordinatorMetrics::of(&metrics, 0)).await?;
+        run_with(plan, slow, Arc::new(coordinator), metrics).await
+    })
 }
 
 /// As [`run_in_process`], with a coordinator that the caller has started and may command.
-pub async fn run_with(
+///
+/// The future is boxed in this crate. Otherwise every program that awaits it would compile the code
+/// of all roles again.
+pub fn run_with(
+    plan: Arc<JobPlan>,
+    slow: &BTreeMap<u32, f64>,
+    coordinator: Arc<Coordinator>,
+    metrics: RoleMetrics,
+) -> BoxFuture<'_, Result<Summary, RoleError>> {
+    Box::pin(train(plan, slow, coordinator, metrics))
+}
+
+async fn train(
     plan: Arc<JobPlan>,
     slow: &BTreeMap<u32, f64>,
     coordinator: Arc<Coordinator>,
