@@ -458,7 +458,7 @@ mod tests {
         let numbers = LabelField::of_numbers("y", None);
         assert!(expected_label(&numbers, "5").contains("label.positiveFrom"));
         assert!(expected_label(&numbers, " no ").contains("label.values, such as {'yes': 1, 'no': 0}"));
-        assert!(!expected_label(&numbers, "").contains("values"));
+        assert!(!expected_label(&numbers, "").contains("label.values"));
         let threshold = LabelField::of_numbers("y", Some(4.0));
         assert!(expected_label(&threshold, "good").contains("label.values instead of positiveFrom"));
         assert_eq!(expected_label(&threshold, "1e999"), "a number that 64-bit floats can hold");
