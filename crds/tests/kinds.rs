@@ -105,7 +105,7 @@ const KEY_DIVISORS: &str =
     "runtime/modes/tests/gba_paper.rs::b_an_embedding_gradient_averages_the_workers_that_met_the_key";
 /// Checks that each policy and priority becomes the store's own.
 const LIVES: &str = "runtime/protocol/src/plan/life.rs::every_policy_and_priority_becomes_the_stores_own";
-const POOLINGS: &str = "runtime/embedding-worker/src/prepared_ids.rs::pooling_equals_the_definition_sample_by_sample";
+const POOLINGS: &str = "runtime/pooling/src/prepared_ids.rs::pooling_equals_the_definition_sample_by_sample";
 /// Checks every optimizer and every type of stored values against loops over single numbers.
 const STORED_VALUES: &str = "runtime/embedding/tests/store.rs::the_store_behaves_to_the_bit_as_a_naive_map_does";
 const TRANSFORMS: &str = "runtime/data/src/schema.rs::transforms_are_their_formulas";

@@ -9,7 +9,6 @@
 mod parts;
 mod pieces;
 mod positions;
-mod prepared_ids;
 mod replies;
 mod rows;
 mod times;
@@ -18,6 +17,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rectrain_kinds::Compression;
+use rectrain_pooling::PreparedIds;
 use rectrain_proto::v1;
 use rectrain_protocol::batch::BatchKey;
 use rectrain_protocol::blocking::blocking;
@@ -35,7 +35,6 @@ use rectrain_wire::{BoxFuture, Frame, Peer, Refusal, Service, Tensor};
 use tokio::sync::Semaphore;
 
 use crate::pieces::{Piece, Pieces};
-pub use crate::prepared_ids::PreparedIds;
 use crate::rows::{LookedUp, RowGradients, Rows};
 use crate::times::ForwardTimes;
 

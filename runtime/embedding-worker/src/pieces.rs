@@ -14,6 +14,7 @@ use std::time::Duration;
 use parking_lot::{Mutex, MutexGuard};
 use prost::Message;
 use rectrain_modes::GlobalStep;
+use rectrain_pooling::PreparedIds;
 use rectrain_proto::v1;
 use rectrain_protocol::batch::{BatchKey, BatchPosition};
 use rectrain_protocol::error::RoleError;
@@ -25,7 +26,6 @@ use rectrain_wire::{BoxFuture, Frame, Refusal, Tensor, TensorData};
 use tokio::sync::Notify;
 
 use crate::positions::Positions;
-use crate::prepared_ids::PreparedIds;
 use crate::replies::Replies;
 
 /// A piece of a batch, with its ids prepared.

@@ -9,6 +9,7 @@ use parking_lot::{Mutex, MutexGuard};
 use rectrain_embedding::Examples;
 use rectrain_kinds::Compression;
 use rectrain_modes::migration::SlotMap;
+use rectrain_pooling::PreparedIds;
 use rectrain_proto::v1;
 use rectrain_protocol::batch::{BatchKey, BatchPosition};
 use rectrain_protocol::compression::TensorCodec;
@@ -25,7 +26,6 @@ use rectrain_wire::{Tensor, WireError};
 use tokio::sync::{Notify, OnceCell};
 
 use crate::parts::{Answer, Asking};
-use crate::prepared_ids::PreparedIds;
 use crate::times::ServerTime;
 
 /// How often a look-up retries after a change of the slot map, and the pause before a retry.
