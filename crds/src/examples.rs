@@ -132,6 +132,16 @@ roles:
 ",
     ),
     example(
+        "des",
+        "\
+model: {kind: fm, embeddingDim: 8}
+training:
+  mode: des
+roles:
+  ps: {replicas: 4}
+",
+    ),
+    example(
         "auto",
         "\
 training:

@@ -54,6 +54,7 @@ const TESTS: &[KindTest] = &[
     (MODE, "hopBw", "runtime/modes/tests/gba_paper.rs::s5_1_hop_bw_ignores_the_b3_slowest_gradients_of_each_step"),
     (MODE, "bsp", "runtime/modes/tests/gba_paper.rs::s5_1_bsp_aggregates_b2_gradients_whatever_their_version"),
     (MODE, "shadow", "runtime/modes/tests/shadow_paper.rs::algorithm_1_no_worker_waits_for_another"),
+    (MODE, "des", "runtime/member/tests/training.rs::des_with_one_server_equals_sync_to_the_bit"),
     (MODE, "auto", "crds/tests/manifest.rs::auto_starts_in_sync_and_autoscaling_takes_every_default"),
     (DIVISOR, "buffer", KEY_DIVISORS),
     (DIVISOR, "workers", KEY_DIVISORS),

@@ -27,6 +27,7 @@ use tokio::sync::Notify;
 
 use crate::positions::Positions;
 use crate::replies::Replies;
+use crate::sums::KeptCells;
 
 /// A piece of a batch, with its ids prepared.
 pub(crate) struct Piece {
@@ -38,6 +39,8 @@ pub(crate) struct Piece {
     pub(crate) rest: Vec<Tensor>,
     /// The loader that sent it.
     pub(crate) loader: u32,
+    /// In `des`: the cells that several servers hold.
+    pub(crate) cells: KeptCells,
     /// In an evaluation: whether a dense worker has fetched the piece. If the connection broke
     /// before the reply arrived, the dense worker fetches the piece again.
     is_evaluated: AtomicBool,
@@ -47,7 +50,8 @@ impl Piece {
     /// A piece that `request` brought.
     pub(crate) fn new(prepared: PreparedIds, request: &v1::PutBatch, rest: Vec<Tensor>) -> Self {
         let &v1::PutBatch { global_samples, moment, loader, .. } = request;
-        Self { prepared, global_samples, moment, rest, loader, is_evaluated: AtomicBool::new(false) }
+        let cells = KeptCells::default();
+        Self { prepared, global_samples, moment, rest, loader, cells, is_evaluated: AtomicBool::new(false) }
     }
 
     /// The labels of the rows.

@@ -82,7 +82,7 @@ impl Tried {
 
     async fn look_up(&self, keys: &[u64]) {
         let map_epoch = self.server.shared.slots.map().epoch().0;
-        let request = v1::Lookup { step: None, train: true, map_epoch, piece: None };
+        let request = v1::Lookup { train: true, map_epoch, ..v1::Lookup::default() };
         let groups = self.server.shared.group_dims().len();
         self.server.look_up(request, vec![Tensor::from(keys.to_vec()); groups]).await.unwrap();
     }
@@ -91,7 +91,7 @@ impl Tried {
     /// that the step is applied, and the rows.
     async fn look_up_for(&self, step: u64, keys: &[u64]) -> (bool, Vec<Tensor>) {
         let map_epoch = self.server.shared.slots.map().epoch().0;
-        let request = v1::Lookup { step: Some(step), train: true, map_epoch, piece: None };
+        let request = v1::Lookup { step: Some(step), train: true, map_epoch, ..v1::Lookup::default() };
         let groups = self.server.shared.group_dims().len();
         let tensors = vec![Tensor::from(keys.to_vec()); groups];
         let frame = Frame { kind: v1::Lookup::KIND, meta: prost::Message::encode_to_vec(&request).into(), tensors };
@@ -104,7 +104,7 @@ impl Tried {
     /// for keys that were left out.
     async fn look_up_part(&self, step: u64, piece: Option<u32>, keys: &[u64]) -> (v1::LookupReply, Vec<Tensor>) {
         let map_epoch = self.server.shared.slots.map().epoch().0;
-        let request = v1::Lookup { step: Some(step), train: true, map_epoch, piece };
+        let request = v1::Lookup { step: Some(step), train: true, map_epoch, piece, ..v1::Lookup::default() };
         let groups = self.server.shared.group_dims().len();
         let tensors = vec![Tensor::from(keys.to_vec()); groups];
         let frame = Frame { kind: v1::Lookup::KIND, meta: prost::Message::encode_to_vec(&request).into(), tensors };
@@ -668,7 +668,7 @@ async fn an_evaluation_learns_which_keys_have_no_row() {
     let rows = tried.server.shared.store.rows();
     let keys = [1_u64, 3, 4, 5, 9, 11, 12, 13, 1 << 59, 1 << 60];
     let map_epoch = tried.server.shared.slots.map().epoch().0;
-    let request = v1::Lookup { step: None, train: false, map_epoch, piece: None };
+    let request = v1::Lookup { train: false, map_epoch, ..v1::Lookup::default() };
     let groups = tried.server.shared.group_dims().len();
     let tensors = vec![Tensor::from(keys.to_vec()); groups];
     let reply = tried.server.look_up(request, tensors).await.unwrap();

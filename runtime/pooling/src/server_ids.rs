@@ -71,6 +71,12 @@ impl ServerIds {
         tensors
     }
 
+    /// The number of tensors of [`Self::to_tensors`].
+    #[must_use]
+    pub fn tensor_count(layout: &FeatureLayout) -> usize {
+        FEATURE_TENSORS * layout.features.len() + 1
+    }
+
     /// Reads the tensors of [`Self::to_tensors`] for a piece of `samples` samples.
     ///
     /// # Errors
@@ -82,7 +88,7 @@ impl ServerIds {
         samples: u32,
         layout: &FeatureLayout,
     ) -> Result<Self, RoleError> {
-        let (expected, found) = (FEATURE_TENSORS * layout.features.len() + 1, tensors.len());
+        let (expected, found) = (Self::tensor_count(layout), tensors.len());
         if expected != found {
             return Err(RoleError::Tensors { message: name, expected, found });
         }
@@ -139,7 +145,7 @@ impl PreparedServerIds {
 
     /// The gradients of the rows, `[keys, row dim]` by group. `gradients` has the gradient of the
     /// sum ⊕, and the whole embeddings of the shared cells. `rows` are the rows that
-    /// [`Self::reduce`] had.
+    /// [`Self::reduce`] had. They are not read for `lr`.
     #[must_use]
     pub fn gradients(
         &self,
@@ -148,7 +154,11 @@ impl PreparedServerIds {
         layout: &FeatureLayout,
         substitution: Substitution,
     ) -> Vec<Vec<f32>> {
-        let mut embeddings = self.ids.pool(rows, layout).embeddings;
+        // The gradients of first-order weights do not depend on the rows.
+        let mut embeddings = match substitution.dim {
+            0 => Vec::new(),
+            _ => self.ids.pool(rows, layout).embeddings,
+        };
         substitution.put_vectors(&self.cells, &gradients.vectors, &mut embeddings);
         let PooledGradients { linear, embeddings } = substitution.spread(&gradients.partial, &embeddings);
         self.ids.scatter(&Pooled { embeddings, linear }, layout)

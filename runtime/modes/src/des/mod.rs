@@ -66,7 +66,7 @@ impl Substitution {
     /// weights `[samples, features]` and its pooled embeddings `[samples, features · d]`.
     #[must_use]
     pub fn reduce(self, samples: usize, linear: &[f32], embeddings: &[f32]) -> Partial {
-        let first = match self.features {
+        let first: Vec<f32> = match self.features {
             0 => vec![0.0; samples],
             features => linear.chunks_exact(features).map(|weights| weights.iter().sum()).collect(),
         };
