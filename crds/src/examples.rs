@@ -50,7 +50,7 @@ pub const KIND_FIELDS: [KindField; 17] = [
     KindField { title: "priority of rows", field: "spec.features.sparse.priority", examples: &PRIORITIES },
 ];
 
-const MODES: [KindExample; 9] = [
+const MODES: [KindExample; 10] = [
     example(
         "sync",
         "\

@@ -803,7 +803,7 @@ mod tests {
 
     #[test]
     fn a_resumed_run_with_less_to_train_ends_at_once() {
-        for mode in ["sync", "hybrid", "async", "gba", "hopBs", "hopBw", "bsp", "shadow", "des"] {
+        for mode in ["sync", "hybrid", "async", "gba", "hopBs", "hopBw", "bsp", "shadow"] {
             for (pieces, total) in [(24, 8), (24, 5), (24, 1), (25, 8), (25, 5)] {
                 assert!(ends_at_once(mode, pieces * 8, total), "{mode}: {pieces} pieces, and {total} batches in all");
             }
