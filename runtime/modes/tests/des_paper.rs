@@ -173,12 +173,14 @@ fn algorithm_1_the_gradient_of_the_sum_is_enough_for_every_weight() {
                 let expected = factors[place / FEATURES];
                 assert!((f64::from(*found) - expected).abs() < 1e-6, "{found}, not {expected}");
             }
-            let held = |partition: &Partition, place: usize| partition.linear[server][place / dim] != 0.0;
-            for place in (0..partition.embeddings[server].len()).filter(|place| held(&partition, *place)) {
+            let held = |place: &usize| partition.linear[server][place / dim] != 0.0;
+            let places: Vec<usize> = (0..partition.embeddings[server].len()).filter(held).collect();
+            for place in places {
+                let value = partition.embeddings[server][place];
                 let mut moved = |by: f32| {
-                    partition.embeddings[server][place] += by;
+                    partition.embeddings[server][place] = value + by;
                     let loss = partition.naive(&factors);
-                    partition.embeddings[server][place] -= by;
+                    partition.embeddings[server][place] = value;
                     loss
                 };
                 // The operator is quadratic, so the central difference is exact but for rounding.
