@@ -44,8 +44,8 @@ named! {
         Shadow = "shadow",
         /// Distributed equivalent substitution (DES). As `sync`, but parameter servers compute
         /// partial results of the layers whose weights they hold. The results travel instead of
-        /// rows, and the gradient of their sum instead of gradients of rows. The trained model is
-        /// that of `sync` within rounding. Only for the models `lr` and `fm`.
+        /// rows, and the gradient of their sum instead of gradients of rows. The trained model
+        /// equals the model of `sync` within rounding. Only for the models `lr` and `fm`.
         Des = "des",
     }
 }

@@ -193,7 +193,7 @@ fn algorithm_1_the_gradient_of_the_sum_is_enough_for_every_weight() {
 }
 
 /// The mode is fully synchronous: the step, the barrier and the home of the dense parameters are
-/// those of `sync`.
+/// as in `sync`.
 #[test]
 fn s3_2_des_is_fully_synchronous() {
     assert_eq!(TrainingMode::Des.staleness(), 0);
