@@ -6,6 +6,7 @@
 //! barrier, the rank of a dense worker determines its pieces. In modes without one, the coordinator
 //! assigns them.
 
+mod partial;
 mod parts;
 mod pieces;
 mod positions;
@@ -36,9 +37,10 @@ use rectrain_wire::ids::UniqueIds;
 use rectrain_wire::{BoxFuture, Frame, Peer, Refusal, Service, Tensor};
 use tokio::sync::Semaphore;
 
+use crate::partial::SumGradients;
 use crate::pieces::{Piece, Pieces};
 use crate::rows::{Found, LookUp, LookedUp, RowGradients, Rows};
-use crate::sums::{SumGradients, Sums};
+use crate::sums::Sums;
 use crate::times::ForwardTimes;
 
 /// See the module documentation.

@@ -3,8 +3,8 @@
 //! network and in unit tests.
 //!
 //! - [`barrier`]: the modes with a barrier, `sync` and `hybrid`.
-//! - [`des`]: partial results of the mode whose parameter servers compute the layers with weights of
-//!   ids.
+//! - [`des`]: partial results of the mode whose parameter servers compute the layers with weights
+//!   of ids.
 //! - [`gba`]: the modes without a barrier, based on tokens.
 //! - [`shadow`]: the mode whose dense workers train replicas, synchronised beside training.
 //! - [`switch`]: the switch from one mode to another at a global-step boundary.

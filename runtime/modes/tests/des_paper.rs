@@ -1,16 +1,16 @@
 //! Follows Rong et al., *Distributed Equivalent Substitution Training for Large-Scale Recommender
 //! Systems*, in the order of the paper:
 //!
-//! - §3.2.2: a partition of the weights and partial results (algorithm 1), and a backward pass that
-//!   needs the gradient of their sum alone;
+//! - §3.2.2: a partition of the weights and partial results (algorithm 1), and a backward pass
+//!   that needs the gradient of their sum alone;
 //! - §3.2.3 and table 2: the bytes of the two orders of weights, and the ratio that they save;
 //! - §4.1: `lr`, equations 2 and 3;
 //! - §4.2: `fm`, equations 4 to 6, against a naive computation in 64 bits over pairs of features.
 //!   Planted bugs must deviate from it;
 //! - §4.3: cells whose ids several servers hold, which the paper avoids by whole fields.
 //!
-//! The embeddings and the first layer of `dnn`, and the cross layer of DCN (§4.3, figure 6), have no
-//! substitution yet.
+//! The embeddings and the first layer of `dnn`, and the cross layer of DCN (§4.3, figure 6), have
+//! no substitution yet.
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 

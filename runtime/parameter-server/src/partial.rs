@@ -131,7 +131,7 @@ impl ParameterServer {
         let compute = move || {
             let values = piece.ids.gradients(&piece.rows, &gradients, &shared.plan.layout, substitution);
             let of_group = |(keys, values): (&Vec<u64>, Vec<f32>)| SparseGradients { keys: keys.clone(), values };
-            piece.ids.keys().iter().zip(values).map(of_group).collect()
+            piece.ids.keys().iter().zip(values).map(of_group).collect::<Vec<_>>()
         };
         contribution.groups = blocking("gradients of rows", compute).await?;
         Ok(Some(contribution))

@@ -1,5 +1,6 @@
 //! Turns the ids of a batch into pooled embeddings, and gradients of the embeddings into gradients
-//! of rows. This is pure arithmetic. The embedding worker calls it, and in `des` the parameter server.
+//! of rows. This is pure arithmetic. The embedding worker calls it, and in `des` the parameter
+//! server.
 //!
 //! [`PreparedIds`] holds one piece of a batch. For each row group it has the keys to look up,
 //! ascending and without duplicates. Ascending keys mean ascending slots, so a parameter server's

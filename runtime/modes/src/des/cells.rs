@@ -1,10 +1,10 @@
 //! Cells whose ids several servers hold.
 //!
-//! The sub-operator Σ⟨vx, vx⟩ sums over embeddings. If a sample has several values of a feature, its
-//! embedding e of that feature is pooled over them, and ⟨e, e⟩ is not a sum over servers: with parts
-//! e₁ and e₂ on two servers, ⟨e, e⟩ = ⟨e₁, e₁⟩ + ⟨e₂, e₂⟩ + 2⟨e₁, e₂⟩. The paper avoids the last term
-//! by holding each field on one server (section 4.3). Here slots are ranges of hashed keys. So the
-//! servers also send the parts of such cells, and [`CellSums`] adds the terms.
+//! The sub-operator Σ⟨vx, vx⟩ sums over embeddings. If a sample has several values of a feature,
+//! its embedding e of that feature is pooled over them. Then ⟨e, e⟩ is not a sum over servers. With
+//! parts e₁ and e₂ on two servers it is ⟨e₁, e₁⟩ + ⟨e₂, e₂⟩ + 2⟨e₁, e₂⟩. The paper avoids the last
+//! term by holding each field on one server (section 4.3). Here slots are ranges of hashed keys. So
+//! the servers also send the parts of such cells, and [`CellSums`] adds the terms.
 
 use std::collections::HashMap;
 

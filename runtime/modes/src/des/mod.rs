@@ -3,8 +3,8 @@
 //! A layer with most of a model's weights is replaced by sub-operators. Each parameter server
 //! computes them over the weights that it holds. The sum ⊕ of these partial results replaces the
 //! rows on the wire. A last operator makes the layer's output of it (algorithm 1). On the way back,
-//! the servers get the gradient of the sum, which is also the gradient of each partial result. So no
-//! gradient of a partitioned weight travels, and its optimizer state stays on its server.
+//! the servers get the gradient of the sum, which is also the gradient of each partial result. So
+//! no gradient of a partitioned weight travels, and its optimizer state stays on its server.
 //!
 //! [`Substitution`] has the sub-operators of `lr` and `fm` (sections 4.1 and 4.2). Here x is the
 //! weight of an id in the pooling of its feature: 1, 1/n or 1/√n. [`cells`] has the correction for

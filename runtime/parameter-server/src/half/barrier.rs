@@ -1,7 +1,7 @@
 //! The half of a parameter server in modes with a barrier in each step. A gate delays look-ups
 //! until the steps before are applied. It applies a step once the gradients of all its pieces have
-//! arrived. In `sync` the rows that the steps before do not change are read earlier. In `des` look-ups
-//! return partial results, and their gradients come back ([`crate::partial`]).
+//! arrived. In `sync` the rows that the steps before do not change are read earlier. In `des`
+//! look-ups return partial results, and their gradients come back ([`crate::partial`]).
 
 use std::sync::Arc;
 use std::time::Instant;
