@@ -31,6 +31,7 @@ const EXAMPLES: &[&str] = &[
     include_str!("../../docs/examples/continual-criteo.yaml"),
     include_str!("../../docs/examples/straggler-job.yaml"),
     include_str!("../../docs/examples/shadow.yaml"),
+    include_str!("../../docs/examples/des.yaml"),
 ];
 
 fn examples() -> Vec<Vec<u8>> {

@@ -312,7 +312,7 @@ mod tests {
     fn an_unknown_action_is_kept_as_it_is() {
         let mut later = fields("ps", "eu", "us");
         later["action"] = json!("moveRegion");
-        for unknown in [later, fields("ps", "a few", "more"), fields("mode", "sync", "des")] {
+        for unknown in [later, fields("ps", "a few", "more"), fields("mode", "sync", "bmuf")] {
             let decision = read(&unknown);
             assert!(matches!(decision.action, DecisionAction::Unknown(_)), "{decision:?}");
             assert_eq!(serde_json::to_value(&decision).expect("it is written"), unknown);

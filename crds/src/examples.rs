@@ -50,7 +50,7 @@ pub const KIND_FIELDS: [KindField; 17] = [
     KindField { title: "priority of rows", field: "spec.features.sparse.priority", examples: &PRIORITIES },
 ];
 
-const MODES: [KindExample; 9] = [
+const MODES: [KindExample; 10] = [
     example(
         "sync",
         "\
@@ -129,6 +129,16 @@ training:
   shadow: {alpha: 0.5}
 roles:
   denseWorker: {replicas: 8}
+",
+    ),
+    example(
+        "des",
+        "\
+model: {kind: fm, embeddingDim: 8}
+training:
+  mode: des
+roles:
+  ps: {replicas: 4}
 ",
     ),
     example(

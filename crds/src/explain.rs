@@ -467,7 +467,7 @@ mod tests {
             ("spec.hidden", "did you mean `spec.model.hidden`?"),
             ("deepFM", "did you mean `deepfm`?"),
             ("rowwiseadagrad", "did you mean `rowWiseAdaGrad`?"),
-            ("des", "it runs sync, hybrid, async, gba"),
+            ("bmuf", "it runs sync, hybrid, async, gba"),
         ] {
             let error = explain(topic).unwrap_err().to_string();
             assert!(error.contains(topic) && error.contains(hint), "{error}");

@@ -33,6 +33,7 @@ pub(crate) fn resolve(job: &RecTrainingJob) -> Result<ResolvedJob, Vec<FieldErro
         suspend: spec.suspend.unwrap_or(false),
     };
     local_batches(&resolved, &mut errors);
+    substitutions(&resolved, &mut errors);
     slices(spec, &resolved, &mut errors);
     check_budget(&resolved, &mut errors);
     if errors.0.is_empty() { Ok(resolved) } else { Err(errors.0) }
@@ -973,6 +974,18 @@ fn local_batches(job: &ResolvedJob, errors: &mut Errors) {
     }
     if !training.switch_at.is_sorted_by_key(|switch| switch.step) {
         errors.add(at("spec.training.switchAt"), "expected switches in ascending order of `step`");
+    }
+}
+
+/// The mode `des` needs a model with a substitution.
+fn substitutions(job: &ResolvedJob, errors: &mut Errors) {
+    let Some(refusal) = job.model.settings.kind().refuses_substitution() else { return };
+    let training = &job.training;
+    if training.mode == Mode::Des {
+        errors.add(at("spec.training.mode"), refusal.clone());
+    }
+    for (index, _) in training.switch_at.iter().enumerate().filter(|(_, switch)| switch.mode == Mode::Des) {
+        errors.add(at("spec.training.switchAt").index(index).key("mode"), refusal.clone());
     }
 }
 

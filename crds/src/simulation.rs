@@ -268,7 +268,7 @@ pub struct SimulationSpec {
     pub workers: Vec<u32>,
 
     /// The training modes to compare.
-    #[schemars(length(min = 1, max = 8), extend("x-default" = "all eight"))]
+    #[schemars(length(min = 1, max = 9), extend("x-default" = "all nine"))]
     pub modes: Vec<Mode>,
 
     /// The simulated training time, in seconds.

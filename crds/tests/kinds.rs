@@ -54,6 +54,7 @@ const TESTS: &[KindTest] = &[
     (MODE, "hopBw", "runtime/modes/tests/gba_paper.rs::s5_1_hop_bw_ignores_the_b3_slowest_gradients_of_each_step"),
     (MODE, "bsp", "runtime/modes/tests/gba_paper.rs::s5_1_bsp_aggregates_b2_gradients_whatever_their_version"),
     (MODE, "shadow", "runtime/modes/tests/shadow_paper.rs::algorithm_1_no_worker_waits_for_another"),
+    (MODE, "des", "runtime/member/tests/training.rs::des_with_one_server_equals_sync_to_the_bit"),
     (MODE, "auto", "crds/tests/manifest.rs::auto_starts_in_sync_and_autoscaling_takes_every_default"),
     (DIVISOR, "buffer", KEY_DIVISORS),
     (DIVISOR, "workers", KEY_DIVISORS),
@@ -105,7 +106,7 @@ const KEY_DIVISORS: &str =
     "runtime/modes/tests/gba_paper.rs::b_an_embedding_gradient_averages_the_workers_that_met_the_key";
 /// Checks that each policy and priority becomes the store's own.
 const LIVES: &str = "runtime/protocol/src/plan/life.rs::every_policy_and_priority_becomes_the_stores_own";
-const POOLINGS: &str = "runtime/embedding-worker/src/prepared_ids.rs::pooling_equals_the_definition_sample_by_sample";
+const POOLINGS: &str = "runtime/pooling/src/prepared_ids.rs::pooling_equals_the_definition_sample_by_sample";
 /// Checks every optimizer and every type of stored values against loops over single numbers.
 const STORED_VALUES: &str = "runtime/embedding/tests/store.rs::the_store_behaves_to_the_bit_as_a_naive_map_does";
 const TRANSFORMS: &str = "runtime/data/src/schema.rs::transforms_are_their_formulas";

@@ -767,11 +767,21 @@ fn an_unknown_kind_is_answered_with_every_kind() {
 
 /// Overrides of BASE, the field of the only error and a part of its sentence. No single field shows
 /// these errors.
-const BAD_JOBS: [(&[&str], &str, &str); 70] = [
+const BAD_JOBS: [(&[&str], &str, &str); 72] = [
+    (
+        &["spec.training.mode=bmuf"],
+        "spec.training.mode",
+        "this version does not run the training mode `bmuf`; it runs one of `sync`, `hybrid`, `async`, `gba`",
+    ),
     (
         &["spec.training.mode=des"],
         "spec.training.mode",
-        "this version does not run the training mode `des`; it runs one of `sync`, `hybrid`, `async`, `gba`",
+        "mode des has no substitution for the model dnn: expected the model fm or lr, or another mode",
+    ),
+    (
+        &["spec.training.switchAt[0].step=9,spec.training.switchAt[0].mode=des"],
+        "spec.training.switchAt[0].mode",
+        "mode des has no substitution for the model dnn",
     ),
     (&["spec.training.mode=hybird"], "spec.training.mode", "did you mean `hybrid`?"),
     (&["spec.training.epochs=2,spec.training.steps=10"], "spec.training", "give one of them"),
@@ -1280,8 +1290,8 @@ fn files_of(expressions: &[&str]) -> FilePlan {
 #[test]
 fn an_error_that_an_override_causes_names_the_override() {
     let error =
-        load(BASE, "base.yaml", &sets(&["spec.training.seed=1", "spec.training.mode=des"])).unwrap_err().to_string();
-    assert!(error.starts_with("--set spec.training.mode=des: spec.training.mode: this version"), "{error}");
+        load(BASE, "base.yaml", &sets(&["spec.training.seed=1", "spec.training.mode=bmuf"])).unwrap_err().to_string();
+    assert!(error.starts_with("--set spec.training.mode=bmuf: spec.training.mode: this version"), "{error}");
     let error = load(BASE, "base.yaml", &sets(&["spec.training.mode"])).unwrap_err().to_string();
     assert!(error.starts_with("--set spec.training.mode: expected `spec.training.mode=VALUE`"), "{error}");
     let error =

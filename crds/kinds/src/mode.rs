@@ -42,6 +42,11 @@ named! {
         /// updated as in `async`. As fast as `async`, and faster where dense parameters are large.
         /// The trained model is the copy on the servers.
         Shadow = "shadow",
+        /// Distributed equivalent substitution (DES). As `sync`, but parameter servers compute
+        /// partial results of the layers whose weights they hold. The results travel instead of
+        /// rows, and the gradient of their sum instead of gradients of rows. The trained model
+        /// equals the model of `sync` within rounding. Only for the models `lr` and `fm`.
+        Des = "des",
     }
 }
 
@@ -63,7 +68,7 @@ impl Mode {
     #[must_use]
     pub const fn family(self) -> Family {
         match self {
-            Self::Sync | Self::Hybrid => Family::Barrier,
+            Self::Sync | Self::Hybrid | Self::Des => Family::Barrier,
             Self::Async | Self::Gba | Self::HopBs | Self::HopBw | Self::Bsp => Family::Tokens,
             Self::Shadow => Family::Replicas,
         }

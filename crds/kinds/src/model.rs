@@ -34,6 +34,25 @@ impl ModelKind {
         !matches!(self, Self::Lr)
     }
 
+    /// Whether the mode `des` can train the model: parameter servers then compute its layers with
+    /// weights of ids.
+    #[must_use]
+    pub const fn has_substitution(self) -> bool {
+        matches!(self, Self::Lr | Self::Fm)
+    }
+
+    /// The sentence that refuses the mode `des` for this model. `None` if the model has a
+    /// substitution.
+    #[must_use]
+    pub fn refuses_substitution(self) -> Option<String> {
+        if self.has_substitution() {
+            return None;
+        }
+        let names: Vec<_> = Self::ALL.into_iter().filter(|kind| kind.has_substitution()).map(Self::name).collect();
+        let names = names.join(" or ");
+        Some(format!("mode des has no substitution for the model {self}: expected the model {names}, or another mode"))
+    }
+
     /// Whether the embeddings of different features are multiplied, so that they need one width.
     #[must_use]
     pub const fn needs_one_width(self) -> bool {

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::defaults;
 
 /// Names of published modes that this version refuses.
-pub(crate) const REFUSED_MODES: [&str; 4] = ["des", "easgd", "ma", "bmuf"];
+pub(crate) const REFUSED_MODES: [&str; 3] = ["easgd", "ma", "bmuf"];
 
 /// The value of `spec.training.mode`: a fixed mode, or the automatic choice while training
 /// continues. The mode in use at any time is a [`Mode`].

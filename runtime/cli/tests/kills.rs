@@ -306,6 +306,18 @@ fn looking_far_ahead_killing_servers_and_workers_keeps_the_model() {
     }
 }
 
+/// A replacement of a server does not have the ids of pieces, and requests them again.
+#[test]
+#[cfg(target_os = "linux")]
+fn in_des_killing_servers_and_workers_keeps_the_model() {
+    let sets = "spec.training.mode=des,spec.model.kind=fm,spec.model.hidden=null";
+    for victims in [KILLS_OF_SERVERS, KILLS_OF_DENSE_WORKERS] {
+        let (last, alone) = run_with_kills(sets, &victims);
+        assert_eq!(last["parametersSha256"], alone["parametersSha256"], "{victims:?}");
+        assert_eq!((&last["test"], &last["rows"]), (&alone["test"], &alone["rows"]), "{victims:?}");
+    }
+}
+
 #[test]
 #[cfg(target_os = "linux")]
 fn in_hybrid_killing_parameter_servers_loses_no_row() {

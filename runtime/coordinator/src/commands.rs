@@ -1,5 +1,6 @@
 //! Commands of the operator and the command line: switch the training mode, and scale a role.
 
+use rectrain_modes::TrainingMode;
 use rectrain_protocol::Role;
 use rectrain_protocol::events::JobEvent;
 
@@ -58,6 +59,11 @@ impl Coordinator {
             let names: Vec<&str> = self.plan.modes.iter().map(|mode| mode.name()).collect();
             SwitchRefused::Mode(format!("there is no training mode `{name}`: expected one of {}", names.join(", ")))
         })?;
+        if mode == TrainingMode::Des
+            && let Some(refusal) = self.plan.model.settings.kind().refuses_substitution()
+        {
+            return Err(SwitchRefused::Mode(refusal));
+        }
         let from = {
             let mut state = self.lock();
             let from = state.training().request_mode(mode)?;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rectrain_dense::Features;
+use rectrain_kinds::Compression;
 use rectrain_proto::v1;
 use rectrain_wire::Tensor;
 use tokio::task::JoinHandle;
@@ -16,8 +17,7 @@ use rectrain_protocol::batch::BatchPosition;
 use rectrain_protocol::compression::TensorCodec;
 use rectrain_protocol::deadline::WHOLE_JOB;
 use rectrain_protocol::error::RoleError;
-use rectrain_protocol::layout::Pooled;
-use rectrain_protocol::layout::{decode_pooled, encode_pooled};
+use rectrain_protocol::layout::{Pooled, PooledWidths, decode_pooled, encode_pooled};
 use rectrain_protocol::long_wait::reporting_wait;
 use rectrain_protocol::message;
 use rectrain_protocol::plan::JobPlan;
@@ -137,9 +137,12 @@ impl Trainer {
             let (workers, plan) = (Arc::clone(&self.peers.embedding_workers), Arc::clone(&self.plan));
             let coordinator = self.peers.coordinator.clone();
             let waiting = self.waiting_for(v1::Role::EmbeddingWorker, piece.embedding_worker as u32);
+            // Evaluations have no step, and look rows up.
+            let partial = self.substitution.is_some() && step.is_some();
+            let form = if partial { self.form() } else { Form::of_rows(&self.plan) };
             self.spawn(async move {
                 let started = Instant::now();
-                let request = v1::Forward { batch: Some(piece.key.write()), step };
+                let request = v1::Forward { batch: Some(piece.key.write()), step, partial };
                 // In an evaluation this call may wait for hours, while a replaced dense worker
                 // predicts its share again. The embedding worker notices if the job makes no
                 // progress.
@@ -149,7 +152,7 @@ impl Trainer {
                 let replied = if is_evaluated { call.await } else { reporting_wait(call, &coordinator, waiting).await };
                 let (reply, tensors) = replied?;
                 let reply_time = ReplyTime::new(piece.embedding_worker, started.elapsed(), &reply);
-                Ok(LocalBatch { reply_time, ..read(piece, reply, tensors, &plan)? })
+                Ok(LocalBatch { reply_time, ..read(piece, reply, tensors, &plan, form)? })
             })
         };
         Fetching(pieces.map(fetch).collect())
@@ -175,17 +178,47 @@ impl Trainer {
         step: Option<u64>,
         push: Option<v1::TokenPush>,
     ) -> JoinHandle<Result<v1::BackwardReply, RoleError>> {
-        let (workers, plan) = (Arc::clone(&self.peers.embedding_workers), Arc::clone(&self.plan));
+        let workers = Arc::clone(&self.peers.embedding_workers);
+        let (Form { widths, compression }, partial) = (self.form(), self.substitution.is_some());
         self.spawn(async move {
-            let tensors =
-                encode_pooled(gradients, &plan.layout, |values, dim| plan.compression.encode_gradients(values, dim))?;
-            let request = v1::Backward { batch: Some(key.write()), step, push };
+            let tensors = encode_pooled(gradients, widths, |values, dim| compression.encode_gradients(values, dim))?;
+            let request = v1::Backward { batch: Some(key.write()), step, push, partial };
             Ok(workers.call(embedding_worker, request, tensors).await?.0)
         })
     }
 }
 
-fn read(piece: Piece, reply: v1::Forwarded, tensors: Vec<Tensor>, plan: &JobPlan) -> Result<LocalBatch, RoleError> {
+/// The columns and the compression of a piece's values in messages.
+#[derive(Clone, Copy)]
+struct Form {
+    widths: PooledWidths,
+    compression: Compression,
+}
+
+impl Form {
+    /// Pooled rows, and their gradients.
+    fn of_rows(plan: &JobPlan) -> Self {
+        Self { widths: plan.layout.pooled_widths(), compression: plan.compression }
+    }
+}
+
+impl Trainer {
+    /// The form of the order that is carried out.
+    fn form(&self) -> Form {
+        match self.substitution {
+            Some(substitution) => Form { widths: PooledWidths::of_sums(substitution), compression: Compression::None },
+            None => Form::of_rows(&self.plan),
+        }
+    }
+}
+
+fn read(
+    piece: Piece,
+    reply: v1::Forwarded,
+    tensors: Vec<Tensor>,
+    plan: &JobPlan,
+    Form { widths, compression }: Form,
+) -> Result<LocalBatch, RoleError> {
     let answered = usize::from(reply.answered);
     let is_applied = reply.is_applied;
     if (reply.answered || is_applied) && tensors.is_empty() {
@@ -193,7 +226,7 @@ fn read(piece: Piece, reply: v1::Forwarded, tensors: Vec<Tensor>, plan: &JobPlan
     }
     let samples = reply.samples as usize;
     let mut tensors = tensors.into_iter();
-    let pooled = decode_pooled("forward", &mut tensors, samples, &plan.layout, plan.compression)?;
+    let pooled = decode_pooled("forward", &mut tensors, samples, widths, compression)?;
     let dense = message::next("forward", &mut tensors)?.expect_f32("dense")?;
     let labels = message::next("forward", &mut tensors)?.expect_f32("labels")?;
     let groups = tensors.next().map(|groups| groups.expect_u64("groups")).transpose()?.unwrap_or_default();

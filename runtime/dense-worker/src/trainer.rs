@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use rectrain_dense::metrics::{RunningAuc, WindowPart};
 use rectrain_dense::{DenseError, StepOutput, Tower};
 use rectrain_modes::Rank;
+use rectrain_modes::des::Substitution;
 use rectrain_proto::v1;
 use rectrain_wire::Tensor;
 use tokio::runtime::Handle;
@@ -63,6 +64,8 @@ pub struct Trainer {
     /// In `shadow`, between two orders: this worker's replica. An evaluation overwrites the
     /// tower's parameters.
     pub(crate) replica: Option<KeptReplica>,
+    /// In `des`: the substitution. The parameter servers then send sums instead of rows.
+    pub(crate) substitution: Option<Substitution>,
     pub(crate) offer: Arc<Offer>,
     slow: f64,
     watchdog: Watchdog,
@@ -112,6 +115,7 @@ impl Trainer {
             applied: None,
             previous: Vec::new(),
             replica: None,
+            substitution: None,
             offer,
             waits: Waits { runtime: Handle::current(), stop },
             slow,
@@ -181,6 +185,19 @@ impl Trainer {
         self.metrics.compute.observe(started.elapsed().as_secs_f64());
         self.pace.computed(batch.samples, started.elapsed());
         Ok(output)
+    }
+
+    /// Trains over the sums of partial results from now on (`des`), or over rows again.
+    pub(crate) fn substitute(&mut self, is_on: bool) -> Result<(), RoleError> {
+        self.substitution = None;
+        let substitute = if is_on { self.plan.model.build_substitute()? } else { None };
+        if is_on && substitute.is_none() {
+            let reason = "the model has no substitution".to_owned();
+            return Err(RoleError::Inconsistent { message: "order", reason });
+        }
+        self.tower.train_substitute(substitute)?;
+        self.substitution = self.plan.substitution().filter(|_| is_on);
+        Ok(())
     }
 
     /// Counts a step of this worker, and reports progress every [`REPORT_EVERY`]. `at_batch` is the

@@ -6,24 +6,27 @@
 //! barrier, the rank of a dense worker determines its pieces. In modes without one, the coordinator
 //! assigns them.
 
+mod partial;
 mod parts;
 mod pieces;
 mod positions;
-mod prepared_ids;
 mod replies;
 mod rows;
+mod sums;
 mod times;
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use rectrain_kinds::Compression;
+use rectrain_modes::des::Partial;
+use rectrain_pooling::PreparedIds;
 use rectrain_proto::v1;
 use rectrain_protocol::batch::BatchKey;
 use rectrain_protocol::blocking::blocking;
 use rectrain_protocol::compression::TensorCodec;
 use rectrain_protocol::error::RoleError;
-use rectrain_protocol::layout::{FeatureLayout, decode_pooled, encode_pooled};
+use rectrain_protocol::layout::{FeatureLayout, Pooled, PooledWidths, decode_pooled, encode_pooled};
 use rectrain_protocol::message::{self, Request};
 use rectrain_protocol::metrics::EmbeddingWorkerMetrics;
 use rectrain_protocol::placement::{Directory, Placement};
@@ -34,9 +37,10 @@ use rectrain_wire::ids::UniqueIds;
 use rectrain_wire::{BoxFuture, Frame, Peer, Refusal, Service, Tensor};
 use tokio::sync::Semaphore;
 
+use crate::partial::SumGradients;
 use crate::pieces::{Piece, Pieces};
-pub use crate::prepared_ids::PreparedIds;
-use crate::rows::{LookedUp, RowGradients, Rows};
+use crate::rows::{Found, LookUp, LookedUp, RowGradients, Rows};
+use crate::sums::Sums;
 use crate::times::ForwardTimes;
 
 /// See the module documentation.
@@ -103,10 +107,10 @@ impl EmbeddingWorker {
         let arrived = Instant::now();
         let piece = self.pieces.fetch("forward", key).await?;
         let started = Instant::now();
-        let LookedUp { rows, steps, is_applied, missing, servers } =
-            self.rows.look_up(key, request.step, &piece.prepared).await?;
+        let look_up = LookUp { key, step: request.step, prepared: &piece.prepared, partial: request.partial };
+        let LookedUp { found, steps, is_applied, missing, servers } = self.rows.look_up(&look_up).await?;
         let looked_up = started.elapsed();
-        let Some(rows) = rows else {
+        let Some(found) = found else {
             let applied = v1::Forwarded { is_applied, ..v1::Forwarded::default() };
             return Ok(message::reply::<v1::Forward>(&applied, Vec::new()));
         };
@@ -118,11 +122,19 @@ impl EmbeddingWorker {
         let pool = move || {
             // In training the servers report no missing keys.
             let look_ups = if missing.is_empty() { Vec::new() } else { ids.prepared.count_unseen(&missing, &layout) };
-            (ids.prepared.pool(&rows, &layout), look_ups)
+            let pooled = match found {
+                Found::Rows(rows) => ids.prepared.pool(&rows, &layout),
+                Found::Sums(Sums { partial, cells }) => {
+                    ids.cells.keep(cells);
+                    Pooled { embeddings: partial.second, linear: partial.first }
+                }
+            };
+            (pooled, look_ups)
         };
         let (pooled, look_ups) = self.work("pooling", pool).await?;
         self.metrics.pool.observe(started.elapsed().as_secs_f64());
-        let mut tensors = encode_pooled(pooled, &self.layout, |values, dim| self.compression.encode(values, dim))?;
+        let (widths, compression) = self.form(request.partial)?;
+        let mut tensors = encode_pooled(pooled, widths, |values, dim| compression.encode(values, dim))?;
         tensors.extend(piece.rest.iter().cloned());
         let times = ForwardTimes { all: arrived.elapsed(), waited_for_piece, looked_up, loader: piece.loader, servers };
         let reply = v1::Forwarded {
@@ -146,7 +158,11 @@ impl EmbeddingWorker {
         let piece = self.pieces.fetch("backward", key).await?;
         let samples = piece.prepared.samples();
         let mut tensors = tensors.into_iter();
-        let gradients = decode_pooled("backward", &mut tensors, samples, &self.layout, self.compression)?;
+        let (widths, compression) = self.form(request.partial)?;
+        let gradients = decode_pooled("backward", &mut tensors, samples, widths, compression)?;
+        if request.partial {
+            return self.backward_sums(key, request, piece, gradients).await;
+        }
         let (layout, ids) = (Arc::clone(&self.layout), Arc::clone(&piece));
         let counted = Arc::clone(&self.counted);
         let scatter = move || -> Result<RowGradients, RoleError> {
@@ -162,6 +178,42 @@ impl EmbeddingWorker {
         let reply = self.rows.update(key, &request, &piece.prepared, gradients).await?;
         self.metrics.update.observe(started.elapsed().as_secs_f64());
         Ok(message::reply::<v1::Backward>(&reply, Vec::new()))
+    }
+
+    /// The backward pass of `des`: sends the gradient of the sums on.
+    async fn backward_sums(
+        &self,
+        key: BatchKey,
+        request: v1::Backward,
+        piece: Arc<Piece>,
+        gradients: Pooled,
+    ) -> Result<Frame, RoleError> {
+        let step = request
+            .step
+            .ok_or_else(|| RoleError::Inconsistent { message: "backward", reason: "the step is missing".to_owned() })?;
+        let (layout, counted, ids) = (Arc::clone(&self.layout), Arc::clone(&self.counted), Arc::clone(&piece));
+        let examples = match counted.contains(&true) {
+            true => {
+                let count = move || Ok::<_, RoleError>(ids.prepared.examples(ids.labels()?, &counted, &layout));
+                self.work("counting of examples", count).await??
+            }
+            false => vec![Vec::new(); counted.len()],
+        };
+        let partial = Partial { first: gradients.linear, second: gradients.embeddings };
+        let gradients = SumGradients { partial, examples, moment: piece.moment };
+        let started = Instant::now();
+        let reply = self.rows.update_sums(key, step, (&piece.prepared, &piece.cells), gradients).await?;
+        self.metrics.update.observe(started.elapsed().as_secs_f64());
+        Ok(message::reply::<v1::Backward>(&reply, Vec::new()))
+    }
+
+    /// The columns and the compression of a piece's values in messages of dense workers. Sums are
+    /// never compressed: the second-order term is a difference of large numbers.
+    fn form(&self, partial: bool) -> Result<(PooledWidths, Compression), RoleError> {
+        if partial {
+            return Ok((PooledWidths::of_sums(self.rows.substitution()?), Compression::None));
+        }
+        Ok((self.layout.pooled_widths(), self.compression))
     }
 
     /// Runs `work` on a blocking thread once a core is free.

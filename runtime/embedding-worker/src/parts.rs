@@ -11,11 +11,11 @@ use rectrain_protocol::key_set::KeySet;
 use rectrain_protocol::message;
 use rectrain_wire::{Channel, Tensor};
 
-/// The answer of one server.
-pub(crate) struct Answer {
+/// The answer of one server with its rows, or in `des` with its partial results.
+pub(crate) struct Answer<T = Vec<Vec<f32>>> {
     /// By row group: `[keys, row dim]`. `None` if the server has applied the step and no longer has
     /// the rows from before it.
-    pub(crate) rows: Option<Vec<Vec<f32>>>,
+    pub(crate) rows: Option<T>,
     /// In modes without a barrier: the step of the server.
     pub(crate) step: u64,
     pub(crate) is_applied: bool,

@@ -14,6 +14,7 @@ use std::time::Duration;
 use parking_lot::{Mutex, MutexGuard};
 use prost::Message;
 use rectrain_modes::GlobalStep;
+use rectrain_pooling::PreparedIds;
 use rectrain_proto::v1;
 use rectrain_protocol::batch::{BatchKey, BatchPosition};
 use rectrain_protocol::error::RoleError;
@@ -25,8 +26,8 @@ use rectrain_wire::{BoxFuture, Frame, Refusal, Tensor, TensorData};
 use tokio::sync::Notify;
 
 use crate::positions::Positions;
-use crate::prepared_ids::PreparedIds;
 use crate::replies::Replies;
+use crate::sums::KeptCells;
 
 /// A piece of a batch, with its ids prepared.
 pub(crate) struct Piece {
@@ -38,6 +39,8 @@ pub(crate) struct Piece {
     pub(crate) rest: Vec<Tensor>,
     /// The loader that sent it.
     pub(crate) loader: u32,
+    /// In `des`: the cells that several servers hold.
+    pub(crate) cells: KeptCells,
     /// In an evaluation: whether a dense worker has fetched the piece. If the connection broke
     /// before the reply arrived, the dense worker fetches the piece again.
     is_evaluated: AtomicBool,
@@ -47,7 +50,8 @@ impl Piece {
     /// A piece that `request` brought.
     pub(crate) fn new(prepared: PreparedIds, request: &v1::PutBatch, rest: Vec<Tensor>) -> Self {
         let &v1::PutBatch { global_samples, moment, loader, .. } = request;
-        Self { prepared, global_samples, moment, rest, loader, is_evaluated: AtomicBool::new(false) }
+        let cells = KeptCells::default();
+        Self { prepared, global_samples, moment, rest, loader, cells, is_evaluated: AtomicBool::new(false) }
     }
 
     /// The labels of the rows.

@@ -8,7 +8,9 @@ use futures::future::try_join_all;
 use parking_lot::{Mutex, MutexGuard};
 use rectrain_embedding::Examples;
 use rectrain_kinds::Compression;
+use rectrain_modes::des::Substitution;
 use rectrain_modes::migration::SlotMap;
+use rectrain_pooling::PreparedIds;
 use rectrain_proto::v1;
 use rectrain_protocol::batch::{BatchKey, BatchPosition};
 use rectrain_protocol::compression::TensorCodec;
@@ -25,18 +27,35 @@ use rectrain_wire::{Tensor, WireError};
 use tokio::sync::{Notify, OnceCell};
 
 use crate::parts::{Answer, Asking};
-use crate::prepared_ids::PreparedIds;
+use crate::sums::Sums;
 use crate::times::ServerTime;
 
 /// How often a look-up retries after a change of the slot map, and the pause before a retry.
 const MAP_ATTEMPTS: usize = 100;
 const MAP_PAUSE: Duration = Duration::from_millis(20);
 
-/// The rows of a piece as the parameter servers returned them.
+/// A look-up of a piece.
+pub(crate) struct LookUp<'p> {
+    pub(crate) key: BatchKey,
+    /// In a mode with a barrier: the step that trains the piece.
+    pub(crate) step: Option<u64>,
+    pub(crate) prepared: &'p PreparedIds,
+    /// In `des`: asks for partial results instead of rows.
+    pub(crate) partial: bool,
+}
+
+/// What the parameter servers returned for a piece.
+pub(crate) enum Found {
+    /// By row group: `[keys, row dim]`.
+    Rows(Vec<Vec<f32>>),
+    /// In `des`: the sums of the partial results.
+    Sums(Sums),
+}
+
+/// A piece as the parameter servers returned it.
 pub(crate) struct LookedUp {
-    /// By row group: `[keys, row dim]`. `None` if a server has applied the step and no longer has
-    /// the rows from before it.
-    pub(crate) rows: Option<Vec<Vec<f32>>>,
+    /// `None` if a server has applied the step and no longer has the rows from before it.
+    pub(crate) found: Option<Found>,
     /// In modes without a barrier: the step of each server.
     pub(crate) steps: Vec<u64>,
     /// In `sync`: whether every server has already applied the step.
@@ -61,17 +80,19 @@ pub(crate) struct RowGradients {
 pub(crate) struct Rows {
     /// The index of this embedding worker.
     index: u32,
-    layout: Arc<FeatureLayout>,
+    pub(crate) layout: Arc<FeatureLayout>,
     /// By row group: whether gradients carry the examples of each key.
-    counted: Vec<bool>,
+    pub(crate) counted: Vec<bool>,
     compression: Compression,
-    patience: Duration,
+    pub(crate) patience: Duration,
+    /// For the mode `des`.
+    pub(crate) substitution: Option<Substitution>,
     /// Whether servers may answer look-ups of `sync` in two parts.
     looks_ahead: bool,
     directory: OnceCell<Directory>,
     placement: Mutex<Option<Arc<Placement>>>,
     connected: Notify,
-    metrics: EmbeddingWorkerMetrics,
+    pub(crate) metrics: EmbeddingWorkerMetrics,
 }
 
 impl Rows {
@@ -82,6 +103,7 @@ impl Rows {
             counted: plan.counts_examples(),
             compression: plan.compression,
             patience: plan.patience(),
+            substitution: plan.substitution(),
             looks_ahead: plan.look_ahead() > 0,
             directory: OnceCell::new(),
             placement: Mutex::default(),
@@ -100,18 +122,12 @@ impl Rows {
         self.connected.notify_waiters();
     }
 
-    /// Looks up the rows of a piece. Fetches the slot map again while servers refuse it as stale.
-    /// In a mode with a barrier, `step` is the step that trains the piece.
-    pub(crate) async fn look_up(
-        &self,
-        key: BatchKey,
-        step: Option<u64>,
-        prepared: &PreparedIds,
-    ) -> Result<LookedUp, RoleError> {
+    /// Looks up a piece. Fetches the slot map again while servers refuse it as stale.
+    pub(crate) async fn look_up(&self, look_up: &LookUp<'_>) -> Result<LookedUp, RoleError> {
         let started = Instant::now();
         for _attempt in 0..MAP_ATTEMPTS {
             let placement = self.placement().await?;
-            match self.look_up_at(&placement, key, step, prepared).await {
+            match self.look_up_at(&placement, look_up).await {
                 Err(error) if is_stale(&error) => self.fetch_placement(&placement).await?,
                 // A server exits once it has handed over its slots, perhaps before this worker gets
                 // the new map.
@@ -124,7 +140,11 @@ impl Rows {
             }
         }
         let placement = self.placement().await?;
-        self.look_up_at(&placement, key, step, prepared).await
+        self.look_up_at(&placement, look_up).await
+    }
+
+    async fn look_up_at(&self, placement: &Placement, look_up: &LookUp<'_>) -> Result<LookedUp, RoleError> {
+        if look_up.partial { self.sums_at(placement, look_up).await } else { self.rows_at(placement, look_up).await }
     }
 
     /// Sends the look-up to every parameter server, even if it has none of the keys. In a mode with
@@ -135,17 +155,13 @@ impl Rows {
     /// Some servers have applied the step and others have not. One that has applied it no longer
     /// has its earlier reply. The gradients that the other servers still need can then no longer be
     /// computed.
-    async fn look_up_at(
-        &self,
-        placement: &Placement,
-        key: BatchKey,
-        step: Option<u64>,
-        prepared: &PreparedIds,
-    ) -> Result<LookedUp, RoleError> {
+    async fn rows_at(&self, placement: &Placement, look_up: &LookUp<'_>) -> Result<LookedUp, RoleError> {
+        let &LookUp { key, step, prepared, .. } = look_up;
         let runs = runs(&placement.map, prepared);
         let train = matches!(key.position, BatchPosition::Train(_));
         let piece = (train && self.looks_ahead && step.is_some()).then_some(key.piece);
-        let request = v1::Lookup { step, train, map_epoch: placement.epoch().0, piece };
+        let map_epoch = placement.epoch().0;
+        let request = v1::Lookup { step, train, map_epoch, piece, partial_samples: None };
         let calls = placement.servers.iter().enumerate().map(|(server, channel)| {
             let keys = prepared.keys().iter().zip(&runs).map(|(keys, runs)| gather(keys, &runs[server], 1));
             let keys: Vec<Vec<u64>> = keys.collect();
@@ -161,8 +177,7 @@ impl Rows {
         let (rows, missing): (Vec<_>, Vec<_>) = answers.into_iter().map(|answer| (answer.rows, answer.missing)).unzip();
         let count = rows.len();
         let Some(of_servers) = rows.into_iter().collect::<Option<Vec<_>>>() else {
-            let nothing = LookedUp { rows: None, steps: Vec::new(), is_applied, missing: Vec::new(), servers };
-            return if is_applied { Ok(nothing) } else { Err(applied_by_some(applied, count)) };
+            return applied_already(applied, count, servers);
         };
         let mut of_servers: Vec<_> = of_servers.into_iter().map(Vec::into_iter).collect();
         let mut rows = Vec::with_capacity(runs.len());
@@ -171,16 +186,16 @@ impl Rows {
             rows.push(merge(parts, &runs[group], prepared.keys()[group].len(), *dim)?);
         }
         let missing = if train { Vec::new() } else { missing_keys(missing, &runs, prepared)? };
-        Ok(LookedUp { rows: Some(rows), steps, is_applied, missing, servers })
+        Ok(LookedUp { found: Some(Found::Rows(rows)), steps, is_applied, missing, servers })
     }
 
     /// Measures a look-up on one server. A long wait in training is reported to the coordinator.
-    async fn timed(
+    pub(crate) async fn timed<T>(
         &self,
-        call: impl Future<Output = Result<Answer, RoleError>>,
+        call: impl Future<Output = Result<Answer<T>, RoleError>>,
         server: u32,
         train: bool,
-    ) -> Result<(Answer, ServerTime), RoleError> {
+    ) -> Result<(Answer<T>, ServerTime), RoleError> {
         let started = Instant::now();
         let answer = match self.directory.get().filter(|_| train) {
             Some(directory) => {
@@ -220,7 +235,7 @@ impl Rows {
         for (server, channel) in placement.servers.iter().enumerate() {
             let push = request.push.as_ref().map(|push| token_push_to(push, server)).transpose()?;
             let step = request.step.unwrap_or_default();
-            let update = v1::Update { step, piece: key.piece, push, map_epoch, moment };
+            let update = v1::Update { step, piece: key.piece, push, map_epoch, moment, ..v1::Update::default() };
             let (rows, examples, runs) = (&rows, &examples, &runs);
             let tensors = move || {
                 let mut tensors = Vec::with_capacity(4 * rows.len());
@@ -247,7 +262,7 @@ impl Rows {
         Ok(all)
     }
 
-    async fn placement(&self) -> Result<Arc<Placement>, RoleError> {
+    pub(crate) async fn placement(&self) -> Result<Arc<Placement>, RoleError> {
         let known = async {
             loop {
                 let connected = self.connected.notified();
@@ -302,7 +317,18 @@ impl Rows {
     }
 }
 
-/// The error of [`Rows::look_up_at`]. It occurs in `sync` after three processes died together: an
+/// The look-up of a step that `applied` of `servers` parameter servers have applied, without rows.
+///
+/// # Errors
+/// Not all servers have applied it.
+pub(crate) fn applied_already(applied: usize, servers: usize, times: Vec<ServerTime>) -> Result<LookedUp, RoleError> {
+    if applied < servers {
+        return Err(applied_by_some(applied, servers));
+    }
+    Ok(LookedUp { found: None, steps: Vec::new(), is_applied: true, missing: Vec::new(), servers: times })
+}
+
+/// The error of [`Rows::look_up`]. It occurs in `sync` after three processes died together: an
 /// embedding worker, a dense worker, and a parameter server that had answered their look-up.
 fn applied_by_some(some: usize, servers: usize) -> RoleError {
     let reason = format!(
@@ -312,12 +338,12 @@ fn applied_by_some(some: usize, servers: usize) -> RoleError {
 }
 
 /// The number of the server at a position of the slot map.
-fn server_number(placement: &Placement, position: usize) -> u32 {
+pub(crate) fn server_number(placement: &Placement, position: usize) -> u32 {
     placement.map.servers().get(position).copied().map_or(position as u32, u32::from)
 }
 
 /// The runs of each group's keys by server: `[group][server]`.
-fn runs(map: &SlotMap, prepared: &PreparedIds) -> Vec<Vec<Vec<Range<usize>>>> {
+pub(crate) fn runs(map: &SlotMap, prepared: &PreparedIds) -> Vec<Vec<Vec<Range<usize>>>> {
     prepared.keys().iter().map(|keys| map.split(keys)).collect()
 }
 
@@ -351,7 +377,7 @@ fn token_push_to(push: &v1::TokenPush, server: usize) -> Result<v1::TokenPush, R
 }
 
 /// Concatenates the runs of `values` (`[n, dim]`).
-fn gather<T: Copy>(values: &[T], runs: &[Range<usize>], dim: usize) -> Vec<T> {
+pub(crate) fn gather<T: Copy>(values: &[T], runs: &[Range<usize>], dim: usize) -> Vec<T> {
     let mut gathered = Vec::with_capacity(runs.iter().map(Range::len).sum::<usize>() * dim);
     for run in runs {
         gathered.extend_from_slice(&values[run.start * dim..run.end * dim]);

@@ -74,7 +74,7 @@ async fn widths(server: &Channel) -> Result<Vec<usize>, Failure> {
 
 /// Looks up the rows of these keys in each group, which creates them.
 async fn look_up(server: &Channel, keys: &[u64], groups: usize) -> Result<Vec<Tensor>, Failure> {
-    let request = v1::Lookup { step: None, train: true, map_epoch: 0, piece: None };
+    let request = v1::Lookup { train: true, ..v1::Lookup::default() };
     call(server, "lookup", &request, vec![Tensor::from(keys.to_vec()); groups]).await
 }
 

@@ -212,6 +212,52 @@ fn sync_equals_a_plain_loop_to_the_bit() {
     }
 }
 
+/// A model with a substitution, in place of the job's.
+fn substitutable(kind: &str) -> String {
+    let dim = if kind == "lr" { "null" } else { "4" };
+    format!("spec.model.kind={kind},spec.model.hidden=null,spec.model.embeddingDim={dim}")
+}
+
+#[test]
+fn des_with_one_server_equals_sync_to_the_bit() {
+    for kind in ["lr", "fm"] {
+        let model = substitutable(kind);
+        for workers in ["spec.roles.denseWorker.replicas=1", "spec.roles.denseWorker.replicas=3"] {
+            let sync = digest_of(&[&model, workers]);
+            assert_eq!(digest_of(&[&model, workers, "spec.training.mode=des"]), sync, "{kind}, {workers}");
+        }
+    }
+}
+
+#[test]
+fn des_with_several_servers_repeats_to_the_bit_and_equals_sync_within_rounding() {
+    for kind in ["lr", "fm"] {
+        let model = substitutable(kind);
+        let job = [model.as_str(), "spec.roles.ps.replicas=3", "spec.roles.denseWorker.replicas=2"];
+        let des = [&job[..], &["spec.training.mode=des"]].concat();
+        let (summary, _) = train(plan(&des)).unwrap();
+        let (sync, _) = train(plan(&job)).unwrap();
+        let other = [&des[..], &["spec.roles.embeddingWorker.replicas=2", "spec.roles.loader.replicas=2"]].concat();
+        assert_eq!(digest_of(&other), summary.parameters_sha256, "{kind}: repeated");
+        assert_eq!((summary.trained_rows, summary.rows), (sync.trained_rows, sync.rows), "{kind}");
+        let loss = |summary: &Summary| summary.test.as_ref().unwrap().log_loss.unwrap();
+        let (found, expected) = (loss(&summary), loss(&sync));
+        assert!((found - expected).abs() <= 1e-4 * expected, "{kind}: {found}, in sync {expected}");
+        let auc = |summary: &Summary| summary.test.as_ref().unwrap().auc.unwrap();
+        assert!((auc(&summary) - auc(&sync)).abs() < 5e-4, "{kind}: {} and {}", auc(&summary), auc(&sync));
+    }
+}
+
+#[test]
+fn a_switch_to_des_and_back_equals_sync_to_the_bit() {
+    let model = substitutable("fm");
+    let switches = switches(&[(5, "des"), (17, "sync"), (20, "gba"), (25, "des")]);
+    let there = train(plan(&[&model, &switches])).unwrap().0;
+    let without = self::switches(&[(20, "gba"), (25, "sync")]);
+    assert_eq!(there.parameters_sha256, train(plan(&[&model, &without])).unwrap().0.parameters_sha256);
+    assert_eq!((there.mode_switches, there.trained_rows), (4, 4000));
+}
+
 /// `shadow` in the foreground, with one dense worker: an exchange after each batch.
 const FOREGROUND: [&str; 2] = ["spec.training.shadow.everySteps=1", "spec.training.shadow.alpha=0.3"];
 

@@ -3,6 +3,8 @@
 //! network and in unit tests.
 //!
 //! - [`barrier`]: the modes with a barrier, `sync` and `hybrid`.
+//! - [`des`]: partial results of the mode whose parameter servers compute the layers with weights
+//!   of ids.
 //! - [`gba`]: the modes without a barrier, based on tokens.
 //! - [`shadow`]: the mode whose dense workers train replicas, synchronised beside training.
 //! - [`switch`]: the switch from one mode to another at a global-step boundary.
@@ -18,6 +20,7 @@ pub mod barrier;
 mod chunks;
 mod coordinator_half;
 mod data_ledger;
+pub mod des;
 mod evaluation;
 pub mod gba;
 pub mod migration;

@@ -2,7 +2,7 @@
 //!
 //! The state machines of a mode are its halves. Each half is in the module of the mode's family:
 //!
-//! | half | `barrier` (`sync`, `hybrid`) | `gba` (`gba`, `async`, `bsp`, `hopBs`, `hopBw`) |
+//! | half | `barrier` (`sync`, `hybrid`, `des`) | `gba` (`gba`, `async`, `bsp`, `hopBs`, `hopBw`) |
 //! |---|---|---|
 //! | coordinator: which worker trains which rows, and when | [`BarrierCoordinator`](crate::barrier::BarrierCoordinator) | [`Dispatcher`](crate::gba::Dispatcher) |
 //! | parameter server: when it answers a look-up and applies a gradient | [`StepGate`](crate::barrier::StepGate) | [`GradientServer`](crate::gba::GradientServer) |
@@ -31,6 +31,8 @@ pub enum TrainingMode {
         /// τ, in global steps.
         staleness: u64,
     },
+    /// As `sync`, but the parameter servers send partial results instead of rows.
+    Des,
     /// No barrier: dense parameters on the parameter servers, gradients with tokens.
     Tokens(TokenMode),
     /// No barrier: each dense worker trains a replica, and exchanges it with the parameter servers.
@@ -75,6 +77,7 @@ impl TrainingMode {
             Mode::HopBw => Self::Tokens(TokenMode::HopBw { backups: settings.hop_bw_backups }),
             Mode::Bsp => Self::Tokens(TokenMode::Bsp { aggregate: settings.bsp_aggregate }),
             Mode::Shadow => Self::Shadow(settings.shadow),
+            Mode::Des => Self::Des,
         }
     }
 
@@ -86,6 +89,7 @@ impl TrainingMode {
             Self::Hybrid { .. } => Mode::Hybrid,
             Self::Tokens(mode) => mode.kind(),
             Self::Shadow(_) => Mode::Shadow,
+            Self::Des => Mode::Des,
         }
     }
 
@@ -116,7 +120,7 @@ impl TrainingMode {
     pub const fn staleness(self) -> u64 {
         match self {
             Self::Hybrid { staleness } => staleness,
-            Self::Sync | Self::Tokens(_) | Self::Shadow(_) => 0,
+            Self::Sync | Self::Des | Self::Tokens(_) | Self::Shadow(_) => 0,
         }
     }
 
@@ -127,7 +131,7 @@ impl TrainingMode {
         match self {
             Self::Tokens(mode) => Some(mode),
             Self::Shadow(_) => Some(TokenMode::Async),
-            Self::Sync | Self::Hybrid { .. } => None,
+            Self::Sync | Self::Hybrid { .. } | Self::Des => None,
         }
     }
 

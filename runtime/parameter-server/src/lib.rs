@@ -15,6 +15,7 @@ mod journal_copy;
 mod kept;
 mod look_up_replies;
 mod memory_room;
+mod partial;
 mod partition;
 mod shared;
 mod slots;
@@ -57,6 +58,7 @@ pub use self::kept::Rows;
 use self::kept::{Left, Standing};
 use self::look_up_replies::LookUpReplies;
 use self::memory_room::memory_room;
+use self::partial::PartialPieces;
 use self::partition::Replica;
 use self::shared::{Shared, TrackedStore, as_keys};
 use self::slots::Slots;
@@ -70,6 +72,8 @@ pub struct ParameterServer {
     shared: Arc<Shared>,
     half: Arc<CurrentHalf>,
     replies: Arc<LookUpReplies>,
+    /// In `des`: the pieces whose gradients have not arrived.
+    partial: PartialPieces,
     /// The address at which other roles reach the server.
     address: OnceLock<String>,
     /// Whether no mode has begun here and no rows were restored. Such a process may replace a dead
@@ -107,6 +111,7 @@ impl ParameterServer {
             saving: Saving::new(plan, index, &slots),
             replies: Arc::new(LookUpReplies::new(plan, Arc::clone(&half))),
             half,
+            partial: PartialPieces::default(),
             address: OnceLock::new(),
             is_new: AtomicBool::new(true),
             readiness: Readiness::default(),
@@ -169,9 +174,9 @@ impl ParameterServer {
                 Arc::new(TokenHalf::recover(&self.shared.plan, mode, at, tokens, &self.shared)?)
             }
             TrainingMode::Shadow(mode) => Arc::new(ShadowHalf::recover(mode, at, tokens, &self.shared)?),
-            TrainingMode::Sync | TrainingMode::Hybrid { .. } => {
+            TrainingMode::Sync | TrainingMode::Hybrid { .. } | TrainingMode::Des => {
                 let first_piece = if next == at.step { begin.first_piece } else { 0 };
-                let half = BarrierHalf::new(&self.shared, mode.staleness(), next, first_piece)?;
+                let half = BarrierHalf::new(&self.shared, mode, next, first_piece)?;
                 half.recover(gradients)?;
                 Arc::new(half)
             }
@@ -215,6 +220,7 @@ impl ParameterServer {
         }
         self.is_new.store(false, Ordering::Release);
         self.replies.clear();
+        self.partial.clear();
         self.half.set(half);
         *began = Some((mode, at));
         self.readiness.set_ready();
@@ -226,6 +232,9 @@ impl ParameterServer {
     }
 
     async fn look_up(&self, request: v1::Lookup, tensors: Vec<Tensor>) -> Result<Frame, RoleError> {
+        if let Some(samples) = request.partial_samples {
+            return self.look_up_partial(request, samples, tensors).await;
+        }
         let keys = Arc::new(self.keys_of("lookup", tensors)?);
         // A replacement whose slots were handed over begins with the first slot map, which a caller
         // may still use.
@@ -265,7 +274,14 @@ impl ParameterServer {
     }
 
     async fn update(&self, request: v1::Update, tensors: Vec<Tensor>) -> Result<Frame, RoleError> {
-        let contribution = self.gradients_of(tensors, request.moment)?;
+        let contribution = match request.partial_samples {
+            None => Some(self.gradients_of(tensors, request.moment)?),
+            Some(samples) => self.partial_gradients(&request, samples, tensors).await?,
+        };
+        let Some(contribution) = contribution else {
+            let reply = v1::UpdateReply { needs_ids: true, ..v1::UpdateReply::default() };
+            return Ok(message::reply::<v1::Update>(&reply, Vec::new()));
+        };
         self.shared.slots.admit_update(request.map_epoch, contribution.groups.iter().map(|group| &*group.keys))?;
         let v1::Update { step, piece, push, .. } = request;
         let half = self.half_or_refuse("update")?;

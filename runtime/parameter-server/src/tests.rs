@@ -7,8 +7,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use prometheus::Registry;
-use rectrain_embedding::{Examples, FeatureKey, GroupId, Missing};
+use rectrain_embedding::{Examples, FeatureKey, GroupId, Missing, Slot};
+use rectrain_modes::des::Partial;
+use rectrain_pooling::{PreparedIds, ServerIds, ServerResults};
 use rectrain_proto::v1;
+use rectrain_wire::ids::{Scratch, UniqueIds};
 use rectrain_wire::{Address, Frame, InProcess, InProcessConfig, Peer, Service, Tensor, Transport, WireCounters};
 use sha2::{Digest, Sha256};
 
@@ -82,7 +85,7 @@ impl Tried {
 
     async fn look_up(&self, keys: &[u64]) {
         let map_epoch = self.server.shared.slots.map().epoch().0;
-        let request = v1::Lookup { step: None, train: true, map_epoch, piece: None };
+        let request = v1::Lookup { train: true, map_epoch, ..v1::Lookup::default() };
         let groups = self.server.shared.group_dims().len();
         self.server.look_up(request, vec![Tensor::from(keys.to_vec()); groups]).await.unwrap();
     }
@@ -91,7 +94,7 @@ impl Tried {
     /// that the step is applied, and the rows.
     async fn look_up_for(&self, step: u64, keys: &[u64]) -> (bool, Vec<Tensor>) {
         let map_epoch = self.server.shared.slots.map().epoch().0;
-        let request = v1::Lookup { step: Some(step), train: true, map_epoch, piece: None };
+        let request = v1::Lookup { step: Some(step), train: true, map_epoch, ..v1::Lookup::default() };
         let groups = self.server.shared.group_dims().len();
         let tensors = vec![Tensor::from(keys.to_vec()); groups];
         let frame = Frame { kind: v1::Lookup::KIND, meta: prost::Message::encode_to_vec(&request).into(), tensors };
@@ -104,7 +107,7 @@ impl Tried {
     /// for keys that were left out.
     async fn look_up_part(&self, step: u64, piece: Option<u32>, keys: &[u64]) -> (v1::LookupReply, Vec<Tensor>) {
         let map_epoch = self.server.shared.slots.map().epoch().0;
-        let request = v1::Lookup { step: Some(step), train: true, map_epoch, piece };
+        let request = v1::Lookup { step: Some(step), train: true, map_epoch, piece, ..v1::Lookup::default() };
         let groups = self.server.shared.group_dims().len();
         let tensors = vec![Tensor::from(keys.to_vec()); groups];
         let frame = Frame { kind: v1::Lookup::KIND, meta: prost::Message::encode_to_vec(&request).into(), tensors };
@@ -498,6 +501,57 @@ async fn in_sync_a_server_repeats_the_rows_of_the_last_step() {
     assert_eq!((look_up(1, &keys).await, look_up(0, &keys).await), ((true, second), (true, Vec::new())));
 }
 
+/// The ids of a piece of four samples in `des`, with keys of every feature.
+fn piece_of(plan: &JobPlan, keys: [u64; 4]) -> ServerIds {
+    let of_feature = |_| UniqueIds::from_column(&keys, None, 4, &mut Scratch::default()).unwrap();
+    let unique = plan.layout.features.iter().map(of_feature).collect();
+    let piece = PreparedIds::new(4, unique, &plan.layout);
+    ServerIds::divide(&piece, &plan.slot_map(), &plan.layout, plan.substitution().unwrap()).remove(0)
+}
+
+/// A killed server has no ids. It then takes them with the gradients, and updates the rows as a
+/// server that lives.
+#[tokio::test(flavor = "multi_thread")]
+async fn in_des_a_replacement_takes_the_ids_with_the_gradients() {
+    let mut digests = Vec::new();
+    for is_killed in [false, true] {
+        let folder = tempfile::tempdir().unwrap();
+        let changes = ["spec.model.kind=fm", "spec.model.hidden=null", "spec.roles.ps.replicas=1"];
+        let mut tried = Tried::begin_with("des", &changes, folder.path()).await;
+        let substitution = tried.plan.substitution().unwrap();
+        let map_epoch = tried.server.shared.slots.map().epoch().0;
+        for piece in 0..tried.plan.pieces() {
+            let ids = piece_of(&tried.plan, [1, 1 << 60, u64::from(piece) << 50, 1]);
+            let (piece, partial_samples) = (Some(piece), Some(4));
+            let request = v1::Lookup { step: Some(0), train: true, map_epoch, piece, partial_samples };
+            let reply = tried.server.look_up(request, ids.to_tensors()).await.unwrap();
+            assert_eq!(reply.tensors.len(), 3, "sums of both orders, and the vectors of no cells");
+        }
+        if is_killed {
+            tried.is_killed(folder.path());
+        }
+        for piece in 0..tried.plan.pieces() {
+            let ids = piece_of(&tried.plan, [1, 1 << 60, u64::from(piece) << 50, 1]);
+            let second = numbers(9, 4 * substitution.second_columns());
+            let partial = Partial { first: numbers(u64::from(piece), 4), second };
+            let tensors = ServerResults { partial, vectors: Vec::new() }.into_tensors(substitution);
+            let partial_samples = Some(4);
+            let update = v1::Update { step: 0, piece, map_epoch, partial_samples, ..v1::Update::default() };
+            let reply = tried.server.update(update.clone(), tensors.clone()).await.unwrap();
+            let reply: v1::UpdateReply = prost::Message::decode(reply.meta).unwrap();
+            assert_eq!(reply.needs_ids, is_killed);
+            if is_killed {
+                let update = v1::Update { has_ids: true, ..update };
+                tried.server.update(update, [tensors, ids.to_tensors()].concat()).await.unwrap();
+            }
+        }
+        let slots = tried.plan.store.slots;
+        let digest = |slot| tried.server.shared.store.slot_digest(Slot(slot)).unwrap();
+        digests.push((0..slots).map(digest).collect::<Vec<_>>());
+    }
+    assert_eq!(digests[0], digests[1]);
+}
+
 /// Steps 1 and 2 are looked up while step 0 is open. Keys of a step between are left out, and read
 /// after its update.
 #[tokio::test(flavor = "multi_thread")]
@@ -668,7 +722,7 @@ async fn an_evaluation_learns_which_keys_have_no_row() {
     let rows = tried.server.shared.store.rows();
     let keys = [1_u64, 3, 4, 5, 9, 11, 12, 13, 1 << 59, 1 << 60];
     let map_epoch = tried.server.shared.slots.map().epoch().0;
-    let request = v1::Lookup { step: None, train: false, map_epoch, piece: None };
+    let request = v1::Lookup { train: false, map_epoch, ..v1::Lookup::default() };
     let groups = tried.server.shared.group_dims().len();
     let tensors = vec![Tensor::from(keys.to_vec()); groups];
     let reply = tried.server.look_up(request, tensors).await.unwrap();

@@ -1,6 +1,7 @@
 //! The position of each feature in rows, in pooled embeddings, and in their messages.
 
 use rectrain_kinds::{Compression, Pooling};
+use rectrain_modes::des::Substitution;
 use rectrain_wire::Tensor;
 
 use crate::compression::TensorCodec;
@@ -38,14 +39,39 @@ impl FeatureLayout {
     pub fn first_embedding_column(&self) -> usize {
         usize::from(self.linear)
     }
+
+    /// The columns of a piece's pooled embeddings.
+    #[must_use]
+    pub fn pooled_widths(&self) -> PooledWidths {
+        let linear = if self.linear { self.features.len() } else { 0 };
+        PooledWidths { embeddings: self.embedding_width, linear }
+    }
 }
 
-/// Pooled embeddings of a piece, or their gradients.
+/// The columns of a piece's tensors in a message. A message has no tensor of 0 columns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PooledWidths {
+    /// Columns of [`Pooled::embeddings`].
+    pub embeddings: usize,
+    /// Columns of [`Pooled::linear`].
+    pub linear: usize,
+}
+
+impl PooledWidths {
+    /// The columns of sums in the mode `des`, in place of pooled embeddings.
+    #[must_use]
+    pub const fn of_sums(substitution: Substitution) -> Self {
+        Self { embeddings: substitution.second_columns(), linear: 1 }
+    }
+}
+
+/// Pooled embeddings of a piece, or their gradients. In the mode `des`: sums, or their gradients.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Pooled {
-    /// [samples, Σ dims]
+    /// [samples, Σ dims], or second-order sums [samples, d + 1].
     pub embeddings: Vec<f32>,
-    /// [samples, features]; empty if the model has no first-order weights.
+    /// [samples, features], or first-order sums [samples, 1]. Empty if the model has no first-order
+    /// weights.
     pub linear: Vec<f32>,
 }
 
@@ -53,15 +79,15 @@ pub struct Pooled {
 /// workers.
 pub fn encode_pooled(
     pooled: Pooled,
-    layout: &FeatureLayout,
+    widths: PooledWidths,
     encode: impl Fn(Vec<f32>, usize) -> Result<Vec<Tensor>, RoleError>,
 ) -> Result<Vec<Tensor>, RoleError> {
     let mut tensors = Vec::with_capacity(4);
-    if layout.embedding_width > 0 {
-        tensors.extend(encode(pooled.embeddings, layout.embedding_width)?);
+    if widths.embeddings > 0 {
+        tensors.extend(encode(pooled.embeddings, widths.embeddings)?);
     }
-    if layout.linear {
-        tensors.extend(encode(pooled.linear, layout.features.len())?);
+    if widths.linear > 0 {
+        tensors.extend(encode(pooled.linear, widths.linear)?);
     }
     Ok(tensors)
 }
@@ -71,7 +97,7 @@ pub fn decode_pooled(
     what: &'static str,
     tensors: &mut impl Iterator<Item = Tensor>,
     samples: usize,
-    layout: &FeatureLayout,
+    widths: PooledWidths,
     compression: Compression,
 ) -> Result<Pooled, RoleError> {
     let mut part = |columns: usize| {
@@ -85,7 +111,7 @@ pub fn decode_pooled(
         let reason = format!("expected {samples} samples of {columns} columns, found {} values", values.len());
         Err(RoleError::Inconsistent { message: what, reason })
     };
-    let embeddings = part(layout.embedding_width)?;
-    let linear = part(if layout.linear { layout.features.len() } else { 0 })?;
+    let embeddings = part(widths.embeddings)?;
+    let linear = part(widths.linear)?;
     Ok(Pooled { embeddings, linear })
 }

@@ -5,7 +5,7 @@ use rectrain_data::Batch;
 use rectrain_dense::tasks::BinaryCrossEntropy;
 use rectrain_dense::{ComputeDevice, DenseOptimizer, Features, Precision, Tasks, Tower, TowerOptions};
 use rectrain_embedding::{FeatureKey, GroupId, Store};
-use rectrain_embedding_worker::PreparedIds;
+use rectrain_pooling::PreparedIds;
 use rectrain_protocol::unseen::LookUps;
 use rectrain_wire::ids::{Scratch, UniqueIds};
 

@@ -3,6 +3,8 @@
 //! index takes two bytes instead of the id's eight. In batches of more than 65,536 samples an index
 //! takes four bytes: no index is ever cut off. Embedding workers and loaders are the callers.
 
+use std::ops::Range;
+
 use crate::error::WireError;
 use crate::tensor::{Tensor, TensorData};
 
@@ -173,6 +175,27 @@ impl UniqueIds {
         })
     }
 
+    /// The ids at the positions that `keeps` chooses, with all their occurrences. Positions count
+    /// the keys.
+    #[must_use]
+    pub fn keeping(&self, mut keeps: impl FnMut(usize) -> bool) -> Self {
+        let (mut keys, mut starts, mut ranges) = (Vec::new(), vec![0], Vec::new());
+        let mut total = 0;
+        for (position, (key, bounds)) in self.keys.iter().zip(self.starts.windows(2)).enumerate() {
+            if keeps(position) {
+                keys.push(*key);
+                total += bounds[1] - bounds[0];
+                starts.push(total);
+                ranges.push(bounds[0] as usize..bounds[1] as usize);
+            }
+        }
+        let samples = match &self.samples {
+            SampleIndices::U16(indices) => SampleIndices::U16(concatenated(indices, &ranges)),
+            SampleIndices::U32(indices) => SampleIndices::U32(concatenated(indices, &ranges)),
+        };
+        Self { keys, starts, samples, sample_count: self.sample_count }
+    }
+
     /// Three tensors: keys (`U64`), starts (`U32`), samples (`U16` or `U32`). The caller sends the
     /// number of samples with the batch.
     pub fn into_tensors(self) -> [Tensor; 3] {
@@ -222,6 +245,11 @@ impl UniqueIds {
         }
         Ok(())
     }
+}
+
+/// The values of all ranges, one after the other.
+fn concatenated<T: Copy>(values: &[T], ranges: &[Range<usize>]) -> Vec<T> {
+    ranges.iter().flat_map(|range| values[range.clone()].iter().copied()).collect()
 }
 
 /// The unique keys, and how often each occurs, with a 0 at the end. Leaves the index of each
@@ -473,6 +501,20 @@ mod tests {
         refused(Some(&[1, 3]), 1);
         refused(Some(&[0, 2, 1, 3]), 3);
         refused(Some(&[]), 0);
+    }
+
+    #[test]
+    fn chosen_ids_keep_their_order_and_all_their_occurrences() {
+        let keys = [9u64, 4, 9, 7, 4, 9, 1];
+        let ids = UniqueIds::from_column(&keys, Some(&[0, 3, 3, 7]), 3, &mut Scratch::default()).unwrap();
+        for bits in 0..16 {
+            let keeps = |position: usize| (bits >> position) & 1 == 1;
+            let whole = collected(&ids).into_iter().enumerate();
+            let expected: Vec<_> = whole.filter(|(at, _)| keeps(*at)).map(|(_, id)| id).collect();
+            let chosen = ids.keeping(keeps);
+            assert_eq!(collected(&chosen), expected);
+            assert_eq!(UniqueIds::from_tensors(chosen.clone().into_tensors(), 3).unwrap(), chosen);
+        }
     }
 
     #[test]

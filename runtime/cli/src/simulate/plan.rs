@@ -192,7 +192,7 @@ mod tests {
             .iter()
             .map(|simulation| (simulation.cluster.workers.len(), simulation.mode.name()))
             .collect();
-        let modes = ["sync", "hybrid", "async", "gba", "hopBs", "hopBw", "bsp", "shadow"];
+        let modes = ["sync", "hybrid", "async", "gba", "hopBs", "hopBw", "bsp", "shadow", "des"];
         assert_eq!(names, [4, 8].iter().flat_map(|n| modes.map(|mode| (*n, mode))).collect::<Vec<_>>());
     }
 

@@ -31,6 +31,7 @@ fn colour(mode: &str) -> &'static str {
         "hopBs" => "#009e73",
         "hopBw" => "#cc79a7",
         "shadow" => "#000000",
+        "des" => "#f0e442",
         _ => "#555555",
     }
 }

@@ -1,6 +1,6 @@
 // The charts, drawn by uPlot: one for each metric, all with the same x axis, zoom and cursor.
 
-const MODE_COLOURS = { sync: "#3b6fb6", hybrid: "#7d4fc4", gba: "#a86400", async: "#bd3232", bsp: "#0f7f86", hopBs: "#2f7d32", hopBw: "#86513f", shadow: "#56606b" };
+const MODE_COLOURS = { sync: "#3b6fb6", hybrid: "#7d4fc4", gba: "#a86400", async: "#bd3232", bsp: "#0f7f86", hopBs: "#2f7d32", hopBw: "#86513f", shadow: "#56606b", des: "#8a3d6b" };
 const RUN_COLOURS = { light: ["#2563eb", "#c2410c", "#15803d", "#9333ea", "#be123c", "#0e7490", "#854d0e", "#4b5563"],
   dark: ["#6cb0ff", "#ff9e5e", "#56d364", "#c297ff", "#ff7b9c", "#39c5cf", "#e3b341", "#a8b1bb"] };
 

@@ -1,7 +1,7 @@
 //! Training with a barrier: dense workers train the batches that the coordinator grants, one global
 //! batch a step, until the batch at which the order ends.
 
-use rectrain_modes::{GlobalStep, Rank};
+use rectrain_modes::{GlobalStep, Rank, TrainingMode};
 use rectrain_proto::v1;
 use rectrain_proto::v1::order::Order as Kind;
 use rectrain_protocol::error::RoleError;
@@ -18,7 +18,8 @@ const ON_THEIR_WAY: u64 = 2;
 
 impl Driver for Barrier {
     fn begin(&self, training: &mut Training) -> Kind {
-        Kind::Barrier(v1::Barrier { staleness: training.modes.current.staleness() })
+        let mode = training.modes.current;
+        Kind::Barrier(v1::Barrier { staleness: mode.staleness(), substitutes: mode == TrainingMode::Des })
     }
 
     fn advance(&self, training: &mut Training) -> Result<bool, RoleError> {

@@ -1,6 +1,6 @@
-//! Trains with a barrier in each step (`sync`, `hybrid`). A step fetches embeddings, sends their
-//! gradients, sums the dense gradients over all dense workers, and applies one update. The worker
-//! requests the embeddings of later steps ahead of time. The parameter servers reply when the
+//! Trains with a barrier in each step (`sync`, `hybrid`, `des`). A step fetches embeddings, sends
+//! their gradients, sums the dense gradients over all dense workers, and applies one update. The
+//! worker requests the embeddings of later steps ahead of time. The parameter servers reply when the
 //! mode's staleness allows it.
 
 use std::collections::VecDeque;
@@ -26,12 +26,16 @@ use rectrain_protocol::long_wait::reporting_wait;
 /// Training with a barrier in each step.
 pub(super) struct Barrier {
     pub(crate) window: StepWindow,
+    /// In `des`: the parameter servers send sums instead of rows.
+    pub(crate) substitutes: bool,
 }
 
 impl WorkerHalf for Barrier {
     fn train(&self, trainer: &mut Trainer, order: &v1::Order) -> Result<(), RoleError> {
-        let window = self.window.looking_ahead(trainer.plan.look_ahead());
-        trainer.train_with_barrier(order, window)
+        let steps = if self.substitutes { 0 } else { trainer.plan.look_ahead() };
+        trainer.substitute(self.substitutes)?;
+        trainer.train_with_barrier(order, self.window.looking_ahead(steps))?;
+        trainer.substitute(false)
     }
 }
 

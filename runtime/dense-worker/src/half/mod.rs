@@ -28,7 +28,9 @@ pub(crate) trait WorkerHalf {
 /// The half that carries out an order. `None` if the order is not to train.
 pub(crate) fn half_of(order: &Kind) -> Option<Box<dyn WorkerHalf>> {
     match order {
-        Kind::Barrier(barrier) => Some(Box::new(Barrier { window: StepWindow::new(barrier.staleness) })),
+        Kind::Barrier(v1::Barrier { staleness, substitutes }) => {
+            Some(Box::new(Barrier { window: StepWindow::new(*staleness), substitutes: *substitutes }))
+        }
         Kind::Tokens(_) => Some(Box::new(Tokens)),
         Kind::Shadow(shadow) => Some(Box::new(Shadow(*shadow))),
         _ => None,

@@ -40,6 +40,35 @@ impl FactorizationMachine {
     }
 }
 
+/// [`FactorizationMachine`] over sums that other processes have computed: `Σ_f v_f` and
+/// `Σ_f ‖v_f‖²`, side by side (Rong et al. 2020, equation 6).
+#[derive(Debug, Clone, Copy)]
+pub struct SummedFactorizationMachine {
+    /// Dimension of an embedding.
+    pub dim: usize,
+}
+
+impl SummedFactorizationMachine {
+    /// `[B, d + 1]` to `[B, 1]`.
+    pub fn forward(&self, sums: Tensor<2>) -> Tensor<2> {
+        let sum = sums.clone().narrow(1, 0, self.dim);
+        let sum_of_squares = sums.narrow(1, self.dim, 1);
+        let square_of_sum = (sum.clone() * sum).sum_dim(1);
+        (square_of_sum - sum_of_squares).mul_scalar(0.5)
+    }
+
+    /// [`SummedFactorizationMachine::forward`] in a graph.
+    pub fn onnx(&self, graph: &mut Graph<'_>, sums: &Value) -> Value {
+        let sum = graph.columns(sums, 0..self.dim);
+        let sum_of_squares = graph.columns(sums, self.dim..self.dim + 1);
+        let square = graph.op("Mul", &[&sum, &sum]);
+        let square_of_sum = graph.sum_columns(&square);
+        let difference = graph.op("Sub", &[&square_of_sum, &sum_of_squares]);
+        let half = graph.float("half", 0.5);
+        graph.op("Mul", &[&difference, &half])
+    }
+}
+
 /// Dot products of all pairs of vectors (Naumov et al. 2019, section 2.1.3), in the order (1,0),
 /// (2,0), (2,1), (3,0), ….
 ///

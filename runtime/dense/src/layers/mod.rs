@@ -12,6 +12,6 @@ pub use self::context::{Context, Dropout};
 pub(crate) use self::context::{Masks, Products, matrix};
 pub use self::cross::Cross;
 pub use self::first_order::FirstOrder;
-pub use self::interaction::{FactorizationMachine, PairwiseDots};
+pub use self::interaction::{FactorizationMachine, PairwiseDots, SummedFactorizationMachine};
 pub(crate) use self::linear::hidden_sizes;
 pub use self::linear::{Linear, Mlp, MlpLogit, MlpShape};

@@ -14,6 +14,7 @@ mod fm;
 mod lr;
 #[cfg(test)]
 pub(crate) mod reference;
+mod substitutes;
 #[cfg(test)]
 mod tests;
 mod wide_deep;
@@ -25,6 +26,7 @@ use burn::tensor::Tensor;
 use rectrain_kinds::ModelSettings;
 use serde::{Deserialize, Serialize};
 
+use self::substitutes::Substitute;
 use crate::DenseError;
 use crate::inputs::{InputWidths, Inputs};
 use crate::layers::{Context, FactorizationMachine, MlpLogit, MlpShape};
@@ -173,6 +175,25 @@ impl ModelConfig {
             }
             ModelSettings::Fm => Arc::new(fm::Fm::new(self)?),
             ModelSettings::Lr => Arc::new(lr::Lr::new(self)?),
+        })
+    }
+
+    /// The model that takes the summed partial results of parameter servers in the mode `des`. Its
+    /// parameters have the layout of [`ModelConfig::build`]. `None` if the model has no
+    /// substitution.
+    ///
+    /// # Errors
+    /// As [`ModelConfig::build`].
+    pub fn build_substitute(&self) -> Result<Option<Arc<dyn Model>>, DenseError> {
+        checks::inputs(self)?;
+        Ok(match &self.settings {
+            ModelSettings::Lr => Some(Arc::new(Substitute::of_lr(self)?)),
+            ModelSettings::Fm => Some(Arc::new(Substitute::of_fm(self)?)),
+            ModelSettings::Dlrm { .. }
+            | ModelSettings::DeepFm { .. }
+            | ModelSettings::Dnn { .. }
+            | ModelSettings::WideDeep { .. }
+            | ModelSettings::DcnV2 { .. } => None,
         })
     }
 

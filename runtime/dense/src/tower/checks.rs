@@ -4,16 +4,17 @@ use super::{Compute, Tower};
 use crate::DenseError;
 use crate::batch::{Features, StepOutput};
 use crate::finite::first_not_finite;
+use crate::inputs::InputWidths;
 use crate::pass::Passed;
 
 impl Tower {
-    /// The inputs of a batch: as many values as the model takes, all of them finite.
+    /// The inputs of a batch: as many values as the trained model takes, all of them finite.
     pub(super) fn check_features(
         &self,
+        widths: InputWidths,
         features: &Features<'_>,
         during: &dyn Fn() -> String,
     ) -> Result<(), DenseError> {
-        let widths = self.model.input_widths();
         for (input, values, columns) in [
             ("dense", features.dense, widths.dense),
             ("embeddings", features.embeddings, widths.embeddings),
@@ -49,9 +50,13 @@ impl Tower {
     }
 
     /// The output of a step, if the step found finite values only.
-    pub(super) fn check_step(&self, passed: Passed, during: &dyn Fn() -> String) -> Result<StepOutput, DenseError> {
+    pub(super) fn check_step(
+        &self,
+        widths: InputWidths,
+        passed: Passed,
+        during: &dyn Fn() -> String,
+    ) -> Result<StepOutput, DenseError> {
         let Passed { output, broken } = passed;
-        let widths = self.model.input_widths();
         self.check_finite("the prediction", &output.predictions, self.tasks.columns(), during)?;
         if output.loss_sums.iter().any(|sum| !sum.is_finite()) {
             return Err(DenseError::NonFinite { what: "the loss".into(), during: during() });

@@ -69,6 +69,8 @@ pub struct TowerOptions {
 #[derive(Debug, Clone)]
 pub struct Tower {
     model: Arc<dyn Model>,
+    /// The model that is trained instead, on the same parameters.
+    substitute: Option<Arc<dyn Model>>,
     tasks: Tasks,
     optimizer: DenseOptimizer,
     seed: u64,
@@ -108,7 +110,21 @@ impl Tower {
                 Compute::Accelerator(Box::new(Accelerator::new(device, precision, model.layout(), parameters, state)))
             }
         };
-        Ok(Self { model, tasks, optimizer, seed: options.seed, rank: options.rank, compute })
+        Ok(Self { model, substitute: None, tasks, optimizer, seed: options.seed, rank: options.rank, compute })
+    }
+
+    /// Trains `substitute` from now on, which has the model's parameters and other inputs. `None`
+    /// trains the model again. Predictions always use the model.
+    ///
+    /// # Errors
+    /// [`DenseError::InvalidModel`] if the substitute has other parameters than the model.
+    pub fn train_substitute(&mut self, substitute: Option<Arc<dyn Model>>) -> Result<(), DenseError> {
+        if substitute.as_ref().is_some_and(|substitute| substitute.layout() != self.model.layout()) {
+            let reason = "its substitute has other parameters".to_owned();
+            return Err(DenseError::InvalidModel { model: self.model.name().to_owned(), reason });
+        }
+        self.substitute = substitute;
+        Ok(())
     }
 
     /// The model.
@@ -161,16 +177,18 @@ impl Tower {
         step: u64,
     ) -> Result<StepOutput, DenseError> {
         let during = || format!("training step {step}");
-        self.check_features(&features, &during)?;
+        let model = Arc::clone(self.substitute.as_ref().unwrap_or(&self.model));
+        let widths = model.input_widths();
+        self.check_features(widths, &features, &during)?;
         self.tasks.check_labels(labels, features.samples, step)?;
 
         let masks = Masks { seed: self.seed, step, rank: self.rank, first_sample: 0 };
-        let pass = Pass { model: &*self.model, tasks: &self.tasks, features, labels, scale, masks };
+        let pass = Pass { model: &*model, tasks: &self.tasks, features, labels, scale, masks };
         let passed = match &mut self.compute {
             Compute::Host(host) => host.forward_backward(&pass),
             Compute::Accelerator(device) => device.forward_backward(&pass, &during())?,
         };
-        self.check_step(passed, &during)
+        self.check_step(widths, passed, &during)
     }
 
     /// Predictions, `[samples, tasks]`, without recording gradients or dropping activations.
@@ -179,7 +197,7 @@ impl Tower {
     /// [`DenseError::InputLength`], [`DenseError::NonFinite`] and [`DenseError::Device`].
     pub fn predict(&mut self, features: Features<'_>) -> Result<Vec<f32>, DenseError> {
         let during = || "prediction".to_string();
-        self.check_features(&features, &during)?;
+        self.check_features(self.model.input_widths(), &features, &during)?;
         let logits = match &mut self.compute {
             Compute::Host(host) => host.logits(&*self.model, &features),
             Compute::Accelerator(device) => device.logits(&*self.model, &features, &during())?,

@@ -1,6 +1,7 @@
 //! The half of a parameter server in modes with a barrier in each step. A gate delays look-ups
 //! until the steps before are applied. It applies a step once the gradients of all its pieces have
-//! arrived. In `sync` the rows that the steps before do not change are read earlier.
+//! arrived. In `sync` the rows that the steps before do not change are read earlier. In `des`
+//! look-ups return partial results, and their gradients come back ([`crate::partial`]).
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -8,7 +9,7 @@ use std::time::Instant;
 use parking_lot::{Mutex, MutexGuard};
 use rectrain_embedding::{GroupId, Moment, UpdateLog};
 use rectrain_modes::barrier::{GateError, LookAhead, StepGate, sum_by_key};
-use rectrain_modes::{GlobalStep, Rank};
+use rectrain_modes::{GlobalStep, Rank, TrainingMode};
 use rectrain_proto::v1;
 use rectrain_protocol::blocking::blocking;
 use rectrain_protocol::error::RoleError;
@@ -34,9 +35,14 @@ pub(crate) struct BarrierHalf {
 impl BarrierHalf {
     /// Creates a gate before step `first`. The mode before has already trained the pieces of that
     /// step before `first_piece`, so they contribute no gradients.
-    pub(crate) fn new(shared: &Shared, staleness: u64, first: GlobalStep, first_piece: u32) -> Result<Self, RoleError> {
-        let mut gate = Gate::new(shared.plan.pieces(), staleness, first);
-        let window = if staleness == 0 { shared.plan.look_ahead() } else { 0 };
+    pub(crate) fn new(
+        shared: &Shared,
+        mode: TrainingMode,
+        first: GlobalStep,
+        first_piece: u32,
+    ) -> Result<Self, RoleError> {
+        let mut gate = Gate::new(shared.plan.pieces(), mode.staleness(), first);
+        let window = if mode == TrainingMode::Sync { shared.plan.look_ahead() } else { 0 };
         let mut ahead = LookAhead::new(shared.plan.pieces(), window);
         for piece in 0..first_piece {
             gate.push(first, Rank(piece), Contribution::nothing(shared.group_dims().len()))?;

@@ -125,8 +125,8 @@ pub(crate) fn half_of(
     Ok(match mode {
         TrainingMode::Tokens(mode) => Arc::new(TokenHalf::new(&shared.plan, mode, at)),
         TrainingMode::Shadow(mode) => Arc::new(ShadowHalf::new(&shared.plan, mode, at)),
-        TrainingMode::Sync | TrainingMode::Hybrid { .. } => {
-            Arc::new(BarrierHalf::new(shared, mode.staleness(), at.step, first_piece)?)
+        TrainingMode::Sync | TrainingMode::Hybrid { .. } | TrainingMode::Des => {
+            Arc::new(BarrierHalf::new(shared, mode, at.step, first_piece)?)
         }
     })
 }

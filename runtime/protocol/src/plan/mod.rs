@@ -19,6 +19,7 @@ use rectrain_dense::{
 };
 use rectrain_embedding::StoreConfig;
 use rectrain_kinds::{Compression, KafkaConfig, KeyDivisor};
+use rectrain_modes::des::Substitution;
 use rectrain_modes::migration::SlotMap;
 use rectrain_modes::{EvaluationPoints, Rank, StreamPlan, TrainingLength, TrainingMode, share_of_batch};
 use rectrain_policy::ModePolicy;
@@ -207,6 +208,15 @@ impl JobPlan {
     #[must_use]
     pub fn mode_named(&self, name: &str) -> Option<TrainingMode> {
         self.modes.iter().copied().find(|mode| mode.name() == name)
+    }
+
+    /// The substitution of the model's layers with weights of ids, for the mode `des`. `None` if the
+    /// model has none.
+    #[must_use]
+    pub fn substitution(&self) -> Option<Substitution> {
+        // Models with a substitution have one width.
+        let dim = self.layout.features.first().map_or(0, |place| place.dim);
+        Substitution::of(self.model.settings.kind(), self.layout.features.len(), dim)
     }
 
     /// The dense part of the model before step 0, on the dense worker of this rank.

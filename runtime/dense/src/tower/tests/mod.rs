@@ -6,6 +6,7 @@ mod gradients;
 mod refusals;
 mod repeatability;
 mod state;
+mod substitution;
 mod tasks;
 mod training;
 
@@ -91,7 +92,8 @@ fn on_device_with(config: ModelConfig, optimizer: DenseOptimizer, precision: Pre
     let parameters = model.layout().initialize(SEED);
     let state = optimizer.initial_state(parameters.len());
     let device = Accelerator::new((device(), "device".into()), precision, model.layout(), parameters, state);
-    Tower { model, tasks: clicks(), optimizer, seed: SEED, rank: RANK, compute: Compute::Accelerator(Box::new(device)) }
+    let compute = Compute::Accelerator(Box::new(device));
+    Tower { model, substitute: None, tasks: clicks(), optimizer, seed: SEED, rank: RANK, compute }
 }
 
 /// Moves every parameter away from 0, because a weight at 0 hides errors in its factor.

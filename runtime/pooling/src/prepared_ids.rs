@@ -1,5 +1,6 @@
 //! Turns the ids of a batch into pooled embeddings, and gradients of the embeddings into gradients
-//! of rows. This is pure arithmetic, which the embedding worker calls.
+//! of rows. This is pure arithmetic. The embedding worker calls it, and in `des` the parameter
+//! server.
 //!
 //! [`PreparedIds`] holds one piece of a batch. For each row group it has the keys to look up,
 //! ascending and without duplicates. Ascending keys mean ascending slots, so a parameter server's
@@ -17,13 +18,22 @@ use rectrain_wire::ids::{SampleIndices, UniqueIds};
 /// A sample is a positive example if its label is at least this number.
 const POSITIVE: f32 = 0.5;
 
+/// The ids of a feature, with the weights of its samples.
+#[derive(Clone, Debug, PartialEq)]
+pub struct WeightedIds {
+    /// The ids with their samples.
+    pub unique: UniqueIds,
+    /// The weight of the rows of each sample, `[samples]`. `None` if every weight is 1.
+    pub weights: Option<Vec<f32>>,
+}
+
 #[derive(Debug)]
-struct FeatureIds {
-    unique: UniqueIds,
+pub(crate) struct FeatureIds {
+    pub(crate) unique: UniqueIds,
     /// The row of each unique id, as an index into the group's keys.
-    rows: Vec<u32>,
+    pub(crate) rows: Vec<u32>,
     /// The weight of the rows of each sample. `None` if every weight is 1.
-    weights: Option<Vec<f32>>,
+    pub(crate) weights: Option<Vec<f32>>,
 }
 
 /// See the module documentation.
@@ -31,7 +41,7 @@ struct FeatureIds {
 pub struct PreparedIds {
     samples: usize,
     keys: Vec<Vec<u64>>,
-    features: Vec<FeatureIds>,
+    pub(crate) features: Vec<FeatureIds>,
 }
 
 impl PreparedIds {
@@ -39,19 +49,25 @@ impl PreparedIds {
     /// `layout.features`.
     #[must_use]
     pub fn new(samples: usize, unique: Vec<UniqueIds>, layout: &FeatureLayout) -> Self {
+        let weighted = |(unique, place): (UniqueIds, &FeaturePlace)| WeightedIds {
+            weights: weights(&unique, samples, place.pooling),
+            unique,
+        };
+        Self::weighted(samples, unique.into_iter().zip(&layout.features).map(weighted).collect(), layout)
+    }
+
+    /// As [`Self::new`], with the weights of each feature's samples. The ids may be a part of the
+    /// piece's ids, whose weights count all values of a sample.
+    #[must_use]
+    pub fn weighted(samples: usize, ids: Vec<WeightedIds>, layout: &FeatureLayout) -> Self {
         let mut order: Vec<Vec<(u64, u32, u32)>> = vec![Vec::new(); layout.group_dims.len()];
-        for (index, (ids, place)) in unique.iter().zip(&layout.features).enumerate() {
+        for (index, (ids, place)) in ids.iter().zip(&layout.features).enumerate() {
             let group = &mut order[place.group];
-            group.extend(ids.keys().iter().enumerate().map(|(i, key)| (*key, index as u32, i as u32)));
+            group.extend(ids.unique.keys().iter().enumerate().map(|(i, key)| (*key, index as u32, i as u32)));
         }
-        let mut features: Vec<FeatureIds> = unique
+        let mut features: Vec<FeatureIds> = ids
             .into_iter()
-            .zip(&layout.features)
-            .map(|(unique, place)| FeatureIds {
-                rows: vec![0; unique.keys().len()],
-                weights: weights(&unique, samples, place.pooling),
-                unique,
-            })
+            .map(|WeightedIds { unique, weights }| FeatureIds { rows: vec![0; unique.keys().len()], weights, unique })
             .collect();
         let keys = order.into_iter().map(|group| rank_keys(group, &mut features)).collect();
         Self { samples, keys, features }
@@ -159,7 +175,7 @@ impl PreparedIds {
 impl FeatureIds {
     /// Calls `f(row, sample, weight)` for every occurrence, unique id by unique id.
     #[inline]
-    fn for_each(&self, f: impl FnMut(usize, usize, f32)) {
+    pub(crate) fn for_each(&self, f: impl FnMut(usize, usize, f32)) {
         match self.unique.samples() {
             SampleIndices::U16(samples) => self.for_each_in(samples, f),
             SampleIndices::U32(samples) => self.for_each_in(samples, f),

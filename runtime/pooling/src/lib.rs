@@ -1,0 +1,18 @@
+//! The ids of a piece of a batch, and what is computed of them and their rows: pooled embeddings,
+//! and in the mode `des` the partial results of one parameter server. Pure arithmetic, without
+//! network and threads.
+//!
+//! - [`PreparedIds`]: the whole piece, as an embedding worker has it.
+//! - [`ServerIds`]: the part of the piece that one parameter server holds.
+//! - [`ServerResults`]: the results of that part on their way between the two.
+
+mod prepared_ids;
+mod server_ids;
+mod server_results;
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
+mod tests;
+
+pub use self::prepared_ids::{PreparedIds, WeightedIds};
+pub use self::server_ids::{PreparedServerIds, ServerIds};
+pub use self::server_results::ServerResults;
