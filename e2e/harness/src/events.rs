@@ -26,7 +26,8 @@ pub fn summary(output: &Output) -> Result<Value, HarnessError> {
 /// # Errors
 /// [`HarnessError::NotYet`] while the job runs; [`HarnessError::Json`].
 pub fn final_event(lines: &str) -> Result<Value, HarnessError> {
-    let mut events = lines.lines().rev().filter(|line| line.starts_with('{')).map(|line| parse("an event of the job", line));
+    let mut events =
+        lines.lines().rev().filter(|line| line.starts_with('{')).map(|line| parse("an event of the job", line));
     // The log of a pod has records of `tracing` as well, which are no events.
     let is_event = |line: &Result<Value, _>| line.as_ref().map_or(true, |line| line["event"].is_string());
     let last = events.find(is_event).unwrap_or_else(|| Err(not_yet("the job has printed no event")))?;

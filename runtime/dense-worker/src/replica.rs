@@ -23,6 +23,10 @@ use rectrain_protocol::plan::dense_partition;
 /// The state of the replica in one order. Its parameters are in the tower.
 pub(crate) struct Replica {
     order: u64,
+    /// The number of dense workers that train in the order.
+    workers: u32,
+    /// Whether the copy follows the mean of the replicas.
+    averages: bool,
     /// α, above 0 and at most 1.
     alpha: f32,
     sync: ReplicaSync,
@@ -40,6 +44,8 @@ impl Replica {
         let updates = trainer.begin_replica(order)?;
         Ok(Self {
             order: order.number,
+            workers: shadow.workers,
+            averages: shadow.averages,
             alpha: shadow.alpha,
             sync: ReplicaSync::new(NonZeroU32::new(shadow.every_steps)),
             exchanges: 0,
@@ -67,7 +73,8 @@ impl Replica {
         self.sync.begin();
         self.exchanges += 1;
         let (rank, caller) = (trainer.rank.0, trainer.peers.coordinator.caller_id());
-        trainer.snapshot(v1::Exchange { rank, order: self.order, number: self.exchanges, last, caller })
+        let Self { order, exchanges: number, workers, .. } = *self;
+        trainer.snapshot(v1::Exchange { rank, order, number, last, caller, workers })
     }
 
     /// Moves the replica towards the copy: w⁽ⁱ⁾ ← (1 − α) w⁽ⁱ⁾ + α w̃ (algorithm 2, second line).
@@ -85,10 +92,10 @@ impl Replica {
         Ok(())
     }
 
-    /// Makes the last exchange of the order, unless the replica trained nothing in it. Then keeps
-    /// the replica for the next order.
+    /// Makes the last exchange of the order. If the replica trained nothing in it, only a mean of
+    /// all replicas needs this exchange. Then keeps the replica for the next order.
     pub(crate) fn finish(mut self, trainer: &mut Trainer) -> Result<(), RoleError> {
-        if self.has_trained {
+        if self.has_trained || self.averages {
             let started = Instant::now();
             let call = self.begin_exchange(trainer, true)?;
             let copy = trainer.wait(call)?;
