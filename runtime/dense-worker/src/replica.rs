@@ -34,6 +34,8 @@ pub(crate) struct Replica {
     exchanges: u64,
     /// Updates of the optimizer's state.
     updates: u64,
+    /// The exchanges that have ended since the last report, and the batches between them.
+    unreported: (u64, u64),
     /// Whether the replica has trained a batch of this order.
     has_trained: bool,
 }
@@ -50,6 +52,7 @@ impl Replica {
             sync: ReplicaSync::new(NonZeroU32::new(shadow.every_steps)),
             exchanges: 0,
             updates,
+            unreported: (0, 0),
             has_trained: false,
         })
     }
@@ -65,6 +68,11 @@ impl Replica {
     /// The exchanges of this replica.
     pub(crate) fn sync(&self) -> &ReplicaSync {
         &self.sync
+    }
+
+    /// The exchanges that have ended since the last call, and the batches between them.
+    pub(crate) fn take_gaps(&mut self) -> (u64, u64) {
+        std::mem::take(&mut self.unreported)
     }
 
     /// Takes a snapshot, and returns the call that sends it to all servers. The call's result is
@@ -88,6 +96,7 @@ impl Replica {
         trainer.metrics.exchange.observe(took.as_secs_f64());
         if let Some(gap) = self.sync.end().filter(|gap| *gap > 0) {
             trainer.metrics.sync_gap.observe(gap as f64);
+            self.unreported = (self.unreported.0 + 1, self.unreported.1 + gap);
         }
         Ok(())
     }

@@ -330,7 +330,9 @@ fn in_the_foreground_the_sync_gap_is_every_steps() {
         let algorithm = format!("spec.training.shadow.algorithm={algorithm}");
         let foreground = ["spec.training.mode=shadow", "spec.training.shadow.everySteps=8"];
         let job = [&foreground[..], &["spec.roles.ps.replicas=2", algorithm.as_str()]].concat();
-        train_measured(plan(&job), &metrics).unwrap();
+        let (summary, _) = train_measured(plan(&job), &metrics).unwrap();
+        // A pause requires the last exchange, so the summary leaves it out.
+        assert_eq!(summary.average_sync_gap, Some(8.0), "{algorithm}");
         // 42 batches: five gaps of 8, and the last exchange with 2. Each server has seen all of
         // them.
         assert_eq!(total(&metrics, "rectrain_dense_worker_sync_gap_steps_count"), 6.0, "{algorithm}");

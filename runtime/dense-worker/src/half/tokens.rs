@@ -340,6 +340,7 @@ impl<'a> Run<'a> {
     /// Reports a batch to the coordinator, without waiting.
     fn report(&mut self, batch: Batch, outcome: Outcome) -> Result<(), RoleError> {
         let in_hand = self.in_hand.remove(&batch).ok_or_else(|| unknown(batch))?;
+        let (exchanges, exchanged_batches) = self.replica.as_mut().map_or((0, 0), Replica::take_gaps);
         let report = v1::BatchReport {
             rank: self.trainer.rank.0,
             first_row: batch.first_row,
@@ -348,6 +349,8 @@ impl<'a> Run<'a> {
             dense_steps: in_hand.dense_steps,
             embedding_steps: in_hand.embedding_steps,
             unseen: self.replica.as_ref().map_or(0, |replica| replica.sync().unseen()),
+            exchanges,
+            exchanged_batches,
         };
         let coordinator = self.trainer.peers.coordinator.clone();
         self.reports.push_back(
