@@ -70,6 +70,10 @@ pub const HOP_BS_BOUND: u32 = 2;
 pub const HOP_BW_BACKUPS: u32 = 1;
 /// `spec.training.shadow.alpha`
 pub const SHADOW_ALPHA: f64 = 0.5;
+/// `spec.training.shadow.eta`
+pub const SHADOW_ETA: f64 = 0.5;
+/// `spec.training.shadow.momentum`
+pub const SHADOW_MOMENTUM: f64 = 0.0;
 /// `spec.training.divergenceFactor`
 pub const DIVERGENCE_FACTOR: f64 = 1_000.0;
 /// `spec.training.auto.margin`

@@ -155,14 +155,32 @@ roles:
     ),
 ];
 
-const SHADOW_ALGORITHMS: [KindExample; 1] = [example(
-    "easgd",
-    "\
+const SHADOW_ALGORITHMS: [KindExample; 3] = [
+    example(
+        "easgd",
+        "\
 training:
   mode: shadow
   shadow: {algorithm: easgd}
 ",
-)];
+    ),
+    example(
+        "ma",
+        "\
+training:
+  mode: shadow
+  shadow: {algorithm: ma}
+",
+    ),
+    example(
+        "bmuf",
+        "\
+training:
+  mode: shadow
+  shadow: {algorithm: bmuf, eta: 0.7, momentum: 0.9, nesterov: true}
+",
+    ),
+];
 
 const KEY_DIVISORS: [KindExample; 3] = [
     example(

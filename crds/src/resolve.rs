@@ -839,6 +839,9 @@ fn shadow(given: &ShadowSpec) -> ResolvedShadow {
         algorithm: given.algorithm.unwrap_or_default(),
         alpha: given.alpha.unwrap_or(d::SHADOW_ALPHA),
         every_steps: given.every_steps,
+        eta: given.eta.unwrap_or(d::SHADOW_ETA),
+        momentum: given.momentum.unwrap_or(d::SHADOW_MOMENTUM),
+        nesterov: given.nesterov.unwrap_or_default(),
     }
 }
 

@@ -329,6 +329,12 @@ pub struct ResolvedShadow {
     /// Local batches between two exchanges that training waits for; `None` means that exchanges
     /// take place in the background.
     pub every_steps: Option<u32>,
+    /// η of `bmuf`, from 0.001 to 2.
+    pub eta: f64,
+    /// The block momentum of `bmuf`, from 0 to 0.99.
+    pub momentum: f64,
+    /// Whether the momentum of `bmuf` is Nesterov's.
+    pub nesterov: bool,
 }
 
 /// The sensitivity of the mode `auto`.

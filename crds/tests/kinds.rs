@@ -60,6 +60,8 @@ const TESTS: &[KindTest] = &[
     (DIVISOR, "workers", KEY_DIVISORS),
     (DIVISOR, "batches", KEY_DIVISORS),
     (SHADOW, "easgd", "runtime/modes/tests/shadow_paper.rs::algorithm_2_equals_a_naive_computation_of_the_paper"),
+    (SHADOW, "ma", "runtime/modes/tests/shadow_paper.rs::algorithm_3_equals_a_naive_computation_of_the_paper"),
+    (SHADOW, "bmuf", "runtime/modes/tests/shadow_paper.rs::algorithm_4_equals_a_naive_computation_of_the_paper"),
     (MODEL, EVERY, MODELS),
     (CROSS, "parallel", MODELS),
     (CROSS, "stacked", MODELS),

@@ -149,7 +149,9 @@ fn a_ten_line_manifest_is_enough_and_takes_every_default() {
         "training": {
             "mode": "sync", "auto": null, "globalBatchSize": 4096, "length": {"epochs": 1}, "seed": 42, "staleness": 4, "lookAhead": 1,
             "localBatchSize": null, "barrierWorkers": null, "gbaStaleness": 4, "gbaKeyDivisor": "buffer", "hopBsBound": 2, "hopBwBackups": 1,
-            "bspAggregate": null, "shadow": {"algorithm": "easgd", "alpha": 0.5, "everySteps": null}, "switchAt": [],
+            "bspAggregate": null, "shadow": {
+                "algorithm": "easgd", "alpha": 0.5, "everySteps": null, "eta": 0.5, "momentum": 0.0, "nesterov": false,
+            }, "switchAt": [],
             "denseOptimizer": {
                 "kind": "adam", "learningRate": 0.001, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "weightDecay": 0.0,
             },
@@ -198,6 +200,9 @@ fn the_manual_documents_the_actual_defaults() {
         ("spec.training.hopBw.backups", "/training/hopBwBackups"),
         ("spec.training.shadow.algorithm", "/training/shadow/algorithm"),
         ("spec.training.shadow.alpha", "/training/shadow/alpha"),
+        ("spec.training.shadow.eta", "/training/shadow/eta"),
+        ("spec.training.shadow.momentum", "/training/shadow/momentum"),
+        ("spec.training.shadow.nesterov", "/training/shadow/nesterov"),
         ("spec.training.optimizer.dense.beta1", "/training/denseOptimizer/beta1"),
         ("spec.training.optimizer.dense.beta2", "/training/denseOptimizer/beta2"),
         ("spec.training.optimizer.sparse.beta1", "/training/sparseOptimizer/beta1"),
@@ -865,7 +870,13 @@ const BAD_JOBS: [(&[&str], &str, &str); 72] = [
     (&["spec.training.mode=hopBw"], "spec.training.hopBw.backups", "expected fewer than there are"),
     (&["spec.training.shadow.alpha=0"], "spec.training.shadow.alpha", "expected a number from 0.001 to 1, found 0"),
     (&["spec.training.shadow.alpha=1.5"], "spec.training.shadow.alpha", "expected a number from 0.001 to 1, found 1.5"),
-    (&["spec.training.shadow.algorithm=ma"], "spec.training.shadow.algorithm", "expected `easgd`"),
+    (&["spec.training.shadow.algorithm=adpsgd"], "spec.training.shadow.algorithm", "expected one of"),
+    (&["spec.training.shadow.eta=2.1"], "spec.training.shadow.eta", "expected a number from 0.001 to 2, found 2.1"),
+    (
+        &["spec.training.shadow.momentum=1"],
+        "spec.training.shadow.momentum",
+        "expected a number from 0 to 0.99, found 1",
+    ),
     (
         &["spec.training.shadow.everySteps=0"],
         "spec.training.shadow.everySteps",

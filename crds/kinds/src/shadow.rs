@@ -9,5 +9,12 @@ named! {
         /// the replica by `alpha` of their difference, and the replica then moves towards the copy.
         #[default]
         Easgd = "easgd",
+        /// Model averaging (ShadowSync, algorithm 3). The parameter servers collect the replicas of
+        /// all dense workers in rounds. The copy becomes their mean, and each replica moves towards
+        /// the copy by `alpha` of their difference. A worker that is late does not stop the others.
+        Ma = "ma",
+        /// Blockwise model-update filtering (ShadowSync, algorithm 4). As `ma`, but the copy only
+        /// makes a step of `eta` towards the mean. With `momentum`, the steps before also count.
+        Bmuf = "bmuf",
     }
 }

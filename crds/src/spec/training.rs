@@ -214,8 +214,8 @@ pub struct ShadowSpec {
     #[schemars(extend("x-default" = ShadowAlgorithm::Easgd))]
     pub algorithm: Option<ShadowAlgorithm>,
 
-    /// α: in an exchange, the copy on the parameter servers moves towards the replica by this share
-    /// of their difference. The replica then moves towards the copy in the same way.
+    /// α: in an exchange, the replica moves towards the copy on the parameter servers by this share
+    /// of their difference. In `easgd`, the copy first moves towards the replica in the same way.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0.001, max = 1.0), extend("x-default" = defaults::SHADOW_ALPHA))]
     pub alpha: Option<f64>,
@@ -226,6 +226,23 @@ pub struct ShadowSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1_000_000), extend("x-default" = "in the background"))]
     pub every_steps: Option<u32>,
+
+    /// η of `bmuf`: the copy moves towards the mean of the replicas by this share of their
+    /// difference. Other algorithms ignore it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.001, max = 2.0), extend("x-default" = defaults::SHADOW_ETA))]
+    pub eta: Option<f64>,
+
+    /// The block momentum of `bmuf`: the share of the last step that the next one repeats. Other
+    /// algorithms ignore it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.0, max = 0.99), extend("x-default" = defaults::SHADOW_MOMENTUM))]
+    pub momentum: Option<f64>,
+
+    /// The momentum of `bmuf` is Nesterov's. Without `momentum` it changes nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-default" = false))]
+    pub nesterov: Option<bool>,
 }
 
 /// A scheduled switch of the training mode.

@@ -13,6 +13,7 @@ pub mod movielens;
 pub mod page;
 pub mod peers;
 pub mod quality;
+pub mod shadow;
 pub mod stragglers;
 pub mod suite;
 pub mod workers;

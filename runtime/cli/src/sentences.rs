@@ -216,6 +216,9 @@ fn course(summary: &Summary) -> Vec<(&'static str, String)> {
             ("batches dropped", thousands(summary.dropped_batches)),
         ]);
     }
+    if let Some(gap) = summary.average_sync_gap {
+        rows.push(("batches between exchanges", format!("{gap:.2}")));
+    }
     if summary.lost_replica_batches > 0 {
         rows.push(("batches of lost replicas", thousands(summary.lost_replica_batches)));
     }

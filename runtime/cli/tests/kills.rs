@@ -470,6 +470,15 @@ fn in_shadow_killing_dense_workers_loses_no_row() {
 }
 
 #[test]
+fn in_shadow_ma_a_killed_dense_worker_does_not_stop_the_other() {
+    let sets = "spec.training.mode=shadow,spec.training.shadow.algorithm=ma";
+    let (last, alone) = run_with_kills(sets, &KILLS_OF_DENSE_WORKERS[..2]);
+    assert_eq!((&last["trainedRows"], &last["droppedBatches"]), (&alone["trainedRows"], &Value::from(0)), "{last}");
+    let (auc, expected) = (last["test"]["auc"].as_f64().unwrap(), alone["test"]["auc"].as_f64().unwrap());
+    assert!((auc - expected).abs() < 0.03, "{auc} and {expected}");
+}
+
+#[test]
 fn in_shadow_a_killed_dense_worker_loses_its_last_gap() {
     // No exchange is due before the end.
     let sets = "spec.training.mode=shadow,spec.training.shadow.everySteps=1000000";

@@ -23,6 +23,10 @@ use rectrain_protocol::plan::dense_partition;
 /// The state of the replica in one order. Its parameters are in the tower.
 pub(crate) struct Replica {
     order: u64,
+    /// The number of dense workers that train in the order.
+    workers: u32,
+    /// Whether the copy follows the mean of the replicas.
+    averages: bool,
     /// α, above 0 and at most 1.
     alpha: f32,
     sync: ReplicaSync,
@@ -30,6 +34,8 @@ pub(crate) struct Replica {
     exchanges: u64,
     /// Updates of the optimizer's state.
     updates: u64,
+    /// The exchanges that have ended since the last report, and the batches between them.
+    unreported: (u64, u64),
     /// Whether the replica has trained a batch of this order.
     has_trained: bool,
 }
@@ -40,10 +46,13 @@ impl Replica {
         let updates = trainer.begin_replica(order)?;
         Ok(Self {
             order: order.number,
+            workers: shadow.workers,
+            averages: shadow.averages,
             alpha: shadow.alpha,
             sync: ReplicaSync::new(NonZeroU32::new(shadow.every_steps)),
             exchanges: 0,
             updates,
+            unreported: (0, 0),
             has_trained: false,
         })
     }
@@ -61,13 +70,19 @@ impl Replica {
         &self.sync
     }
 
+    /// The exchanges that have ended since the last call, and the batches between them.
+    pub(crate) fn take_gaps(&mut self) -> (u64, u64) {
+        std::mem::take(&mut self.unreported)
+    }
+
     /// Takes a snapshot, and returns the call that sends it to all servers. The call's result is
     /// the copy. `last`: the snapshot includes the optimizer's state.
     pub(crate) fn begin_exchange(&mut self, trainer: &mut Trainer, last: bool) -> Result<Exchanging, RoleError> {
         self.sync.begin();
         self.exchanges += 1;
         let (rank, caller) = (trainer.rank.0, trainer.peers.coordinator.caller_id());
-        trainer.snapshot(v1::Exchange { rank, order: self.order, number: self.exchanges, last, caller })
+        let Self { order, exchanges: number, workers, .. } = *self;
+        trainer.snapshot(v1::Exchange { rank, order, number, last, caller, workers })
     }
 
     /// Moves the replica towards the copy: w⁽ⁱ⁾ ← (1 − α) w⁽ⁱ⁾ + α w̃ (algorithm 2, second line).
@@ -81,14 +96,15 @@ impl Replica {
         trainer.metrics.exchange.observe(took.as_secs_f64());
         if let Some(gap) = self.sync.end().filter(|gap| *gap > 0) {
             trainer.metrics.sync_gap.observe(gap as f64);
+            self.unreported = (self.unreported.0 + 1, self.unreported.1 + gap);
         }
         Ok(())
     }
 
-    /// Makes the last exchange of the order, unless the replica trained nothing in it. Then keeps
-    /// the replica for the next order.
+    /// Makes the last exchange of the order. If the replica trained nothing in it, only a mean of
+    /// all replicas needs this exchange. Then keeps the replica for the next order.
     pub(crate) fn finish(mut self, trainer: &mut Trainer) -> Result<(), RoleError> {
-        if self.has_trained {
+        if self.has_trained || self.averages {
             let started = Instant::now();
             let call = self.begin_exchange(trainer, true)?;
             let copy = trainer.wait(call)?;

@@ -5,6 +5,7 @@
 
 mod common;
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -75,14 +76,26 @@ fn sync_with_several_dense_workers_repeats_to_the_bit() {
 struct Shadowed {
     batches: Range<u64>,
     alpha: f32,
+    /// η, the block momentum, and its state. `None`: elastic averaging.
+    block: Option<(f32, f32, RefCell<Vec<f32>>)>,
     /// The batches before which training pauses for an evaluation.
     pauses: &'static [u64],
 }
 
 impl Shadowed {
-    /// Algorithm 2 of ShadowSync.
+    /// Algorithm 2 of ShadowSync, or algorithm 4 with Nesterov's momentum and one replica.
     fn exchange(&self, copy: &mut [f32], replica: &mut [f32]) {
-        copy.iter_mut().zip(&*replica).for_each(|(copy, own)| *copy += self.alpha * (*own - *copy));
+        if let Some((eta, momentum, velocity)) = &self.block {
+            let mut velocity = velocity.borrow_mut();
+            velocity.resize(copy.len(), 0.0);
+            for ((copy, velocity), own) in copy.iter_mut().zip(&mut *velocity).zip(&*replica) {
+                let descent = *own - *copy;
+                *velocity = momentum * *velocity + descent;
+                *copy += eta * (descent + momentum * *velocity);
+            }
+        } else {
+            copy.iter_mut().zip(&*replica).for_each(|(copy, own)| *copy += self.alpha * (*own - *copy));
+        }
         replica.iter_mut().zip(&*copy).for_each(|(own, copy)| *own += self.alpha * (*copy - *own));
     }
 
@@ -264,7 +277,7 @@ const FOREGROUND: [&str; 2] = ["spec.training.shadow.everySteps=1", "spec.traini
 #[test]
 fn shadow_with_one_worker_equals_a_plain_loop_to_the_bit() {
     let job = [&FOREGROUND[..], &["spec.training.mode=shadow"]].concat();
-    let shadowed = |pauses| Shadowed { batches: 0..u64::MAX, alpha: 0.3, pauses };
+    let shadowed = |pauses| Shadowed { batches: 0..u64::MAX, alpha: 0.3, block: None, pauses };
     let whole = plain_loop(&plan(&job), Some(&shadowed(&[])));
     assert_ne!(whole, digest_of(&[]), "the copy lags behind the replica");
     for replicas in ["spec.roles.ps.replicas=1", "spec.roles.ps.replicas=3"] {
@@ -277,11 +290,42 @@ fn shadow_with_one_worker_equals_a_plain_loop_to_the_bit() {
     assert_eq!(digest_of(&[&job[..], &[evaluation]].concat()), paused);
 }
 
+/// The momentum's state outlives the pause.
+#[test]
+fn bmuf_with_one_worker_equals_a_plain_loop_to_the_bit() {
+    let settings = ["algorithm=bmuf", "eta=0.6", "momentum=0.4", "nesterov=true"];
+    let settings = settings.map(|setting| format!("spec.training.shadow.{setting}")).join(",");
+    let evaluation = "spec.training.evaluation.every=steps,spec.training.evaluation.steps=10";
+    let job = [&FOREGROUND[..], &["spec.training.mode=shadow", settings.as_str(), evaluation]].concat();
+    let block = Some((0.6, 0.4, RefCell::default()));
+    let shadowed = Shadowed { batches: 0..u64::MAX, alpha: 0.3, block, pauses: &[10, 20, 30, 40] };
+    let expected = plain_loop(&plan(&job), Some(&shadowed));
+    for replicas in ["spec.roles.ps.replicas=1", "spec.roles.ps.replicas=3"] {
+        assert_eq!(digest_of(&[&job[..], &[replicas]].concat()), expected, "{replicas}");
+    }
+}
+
+/// The mean of one replica is this replica, so that an exchange changes nothing.
+#[test]
+fn ma_with_one_worker_in_the_foreground_equals_sync_to_the_bit() {
+    let sync = digest_of(&[]);
+    for every in [1, 8] {
+        let every = format!("spec.training.shadow.everySteps={every}");
+        let ma = [
+            "spec.training.mode=shadow",
+            "spec.training.shadow.algorithm=ma",
+            every.as_str(),
+            "spec.roles.ps.replicas=2",
+        ];
+        assert_eq!(digest_of(&ma), sync, "{every}");
+    }
+}
+
 #[test]
 fn a_switch_to_shadow_and_back_equals_a_plain_loop_to_the_bit() {
     let switches = switches(&[(5, "shadow"), (17, "sync")]);
     let job = [&FOREGROUND[..], &[switches.as_str()]].concat();
-    let expected = plain_loop(&plan(&job), Some(&Shadowed { batches: 5..17, alpha: 0.3, pauses: &[] }));
+    let expected = plain_loop(&plan(&job), Some(&Shadowed { batches: 5..17, alpha: 0.3, block: None, pauses: &[] }));
     let (summary, _) = train(plan(&[&job[..], &["spec.roles.ps.replicas=2"]].concat())).unwrap();
     assert_eq!(summary.parameters_sha256, expected);
     assert_eq!((summary.trained_rows, summary.samples, summary.mode_switches), (4000, 4000, 2));
@@ -308,28 +352,39 @@ fn shadow_learns_nearly_as_well_as_sync_and_every_batch_reaches_the_copy() {
         assert_eq!((summary.trained_rows, summary.lost_replica_batches), (12_000, 0), "{mode}");
         summary.test.unwrap().auc.unwrap()
     };
-    let metrics = RoleMetrics::new(Registry::new()).unwrap();
     let sync = learned("spec.training.mode=sync", &RoleMetrics::new(Registry::new()).unwrap());
-    let shadow = learned("spec.training.mode=shadow", &metrics);
-    assert!(sync > 0.6 && shadow > sync - 0.05, "sync {sync}, shadow {shadow}");
-    // 250 local batches of 48 rows. Each is in one gap of its replica.
-    let (gaps, batches) = (
-        total(&metrics, "rectrain_dense_worker_sync_gap_steps_count"),
-        total(&metrics, "rectrain_dense_worker_sync_gap_steps_sum"),
-    );
-    assert_eq!(batches, 250.0);
-    assert!((1.0..=250.0).contains(&gaps) && total(&metrics, "rectrain_ps_exchanges_total") >= gaps, "{gaps}");
+    for algorithm in ["easgd", "ma", "bmuf"] {
+        let metrics = RoleMetrics::new(Registry::new()).unwrap();
+        let mode = format!("spec.training.mode=shadow,spec.training.shadow.algorithm={algorithm}");
+        let shadow = learned(&mode, &metrics);
+        assert!(sync > 0.6 && shadow > sync - 0.05, "sync {sync}, {algorithm} {shadow}");
+        // 250 local batches of 48 rows. Each is in one gap of its replica.
+        let (gaps, batches) = (
+            total(&metrics, "rectrain_dense_worker_sync_gap_steps_count"),
+            total(&metrics, "rectrain_dense_worker_sync_gap_steps_sum"),
+        );
+        assert_eq!(batches, 250.0, "{algorithm}");
+        assert!((1.0..=250.0).contains(&gaps), "{algorithm}: {gaps}");
+        assert!(total(&metrics, "rectrain_ps_exchanges_total") >= gaps, "{algorithm}");
+    }
 }
 
 #[test]
 fn in_the_foreground_the_sync_gap_is_every_steps() {
-    let metrics = RoleMetrics::new(Registry::new()).unwrap();
-    let job = ["spec.training.mode=shadow", "spec.training.shadow.everySteps=8", "spec.roles.ps.replicas=2"];
-    train_measured(plan(&job), &metrics).unwrap();
-    // 42 batches: five gaps of 8, and the last exchange with 2. Each server has seen all of them.
-    assert_eq!(total(&metrics, "rectrain_dense_worker_sync_gap_steps_count"), 6.0);
-    assert_eq!(total(&metrics, "rectrain_dense_worker_sync_gap_steps_sum"), 42.0);
-    assert_eq!(total(&metrics, "rectrain_ps_exchanges_total"), 12.0);
+    for algorithm in ["easgd", "ma", "bmuf"] {
+        let metrics = RoleMetrics::new(Registry::new()).unwrap();
+        let algorithm = format!("spec.training.shadow.algorithm={algorithm}");
+        let foreground = ["spec.training.mode=shadow", "spec.training.shadow.everySteps=8"];
+        let job = [&foreground[..], &["spec.roles.ps.replicas=2", algorithm.as_str()]].concat();
+        let (summary, _) = train_measured(plan(&job), &metrics).unwrap();
+        // A pause requires the last exchange, so the summary leaves it out.
+        assert_eq!(summary.average_sync_gap, Some(8.0), "{algorithm}");
+        // 42 batches: five gaps of 8, and the last exchange with 2. Each server has seen all of
+        // them.
+        assert_eq!(total(&metrics, "rectrain_dense_worker_sync_gap_steps_count"), 6.0, "{algorithm}");
+        assert_eq!(total(&metrics, "rectrain_dense_worker_sync_gap_steps_sum"), 42.0, "{algorithm}");
+        assert_eq!(total(&metrics, "rectrain_ps_exchanges_total"), 12.0, "{algorithm}");
+    }
 }
 
 /// `spec.training.switchAt` as an override.

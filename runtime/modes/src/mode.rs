@@ -10,7 +10,8 @@
 //!
 //! The mode `shadow` takes the halves of `gba` for its rows, as `async` has them. For its dense
 //! parameters, the dense worker's half is [`ReplicaSync`](crate::shadow::ReplicaSync), and the
-//! server's half is [`interpolate`](crate::shadow::interpolate).
+//! server's half is [`interpolate`](crate::shadow::interpolate), or
+//! [`Rounds`](crate::shadow::Rounds) and [`Average`](crate::shadow::Average).
 //!
 //! [`TrainingRun`](crate::switch::TrainingRun) switches between the coordinator halves, through the
 //! trait [`CoordinatorHalf`](crate::CoordinatorHalf).

@@ -7,6 +7,7 @@
 //! servers ([`slots`]) and collects the digests at the end. The server's state outlives its process
 //! ([`kept`]). It also keeps a copy of the coordinator's journal ([`journal_copy`]).
 
+mod averages;
 mod checkpoint;
 mod contribution;
 mod early;

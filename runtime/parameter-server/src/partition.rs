@@ -6,11 +6,13 @@ use std::sync::Arc;
 use rectrain_dense::{DenseOptimizer, FlatOptimizer};
 use rectrain_modes::GlobalStep;
 use rectrain_modes::gba::{Update, staleness};
-use rectrain_modes::shadow::{add_to_mean, interpolate};
+use rectrain_modes::shadow::{Average, add_to_mean, interpolate};
 use rectrain_proto::v1;
 use rectrain_protocol::error::RoleError;
 use rectrain_protocol::metrics::PsMetrics;
 use serde::{Deserialize, Serialize};
+
+use crate::averages::{Averages, RoundMember};
 
 /// A server's partition of the dense parameters with its optimizer state. It persists across
 /// switches of the mode.
@@ -20,6 +22,7 @@ pub(crate) struct Partition {
     state: Vec<f32>,
     applied: v1::Applied,
     exchanges: SeenExchanges,
+    averages: Averages,
 }
 
 /// A dense worker's replica of a partition, in `shadow`.
@@ -42,6 +45,11 @@ pub(crate) struct SeenExchanges {
 }
 
 impl SeenExchanges {
+    /// Whether this is the last exchange of its rank.
+    pub(crate) fn has(&self, exchange: &v1::Exchange) -> bool {
+        self.last.get(&exchange.rank) == Some(&(exchange.caller, exchange.order, exchange.number))
+    }
+
     /// Notes an exchange. Returns false if it is a repetition.
     fn note(&mut self, exchange: &v1::Exchange) -> bool {
         let this = (exchange.caller, exchange.order, exchange.number);
@@ -83,13 +91,19 @@ impl Partition {
         step: Option<GlobalStep>,
         applied: v1::Applied,
         exchanges: SeenExchanges,
+        averages: Averages,
     ) -> Self {
-        Self { parameters: Snapshot { values: Arc::new(values), step }, state, applied, exchanges }
+        Self { parameters: Snapshot { values: Arc::new(values), step }, state, applied, exchanges, averages }
     }
 
     /// The exchanges of replicas so far.
     pub(crate) fn exchanges(&self) -> &SeenExchanges {
         &self.exchanges
+    }
+
+    /// The memory of the rounds with a mean.
+    pub(crate) fn averages(&self) -> &Averages {
+        &self.averages
     }
 
     /// Moves the parameters, which are the copy w̃, towards a replica: w̃ ← (1 − α) w̃ + α w⁽ⁱ⁾
@@ -114,15 +128,39 @@ impl Partition {
         // Copies only while a reply still holds the copy after the exchange before.
         let copy: &mut Vec<f32> = Arc::make_mut(&mut self.parameters.values);
         interpolate(copy, &replica.parameters, alpha);
-        if let Some(state) = &replica.state
+        self.take_state(exchange, replica.state.as_deref());
+        Ok(true)
+    }
+
+    /// Moves the parameters, which are the copy, by a round of replicas that [`Self::check_size`]
+    /// accepts (ShadowSync §3.3, algorithms 3 and 4). States of optimizers are treated as in
+    /// [`Self::exchange`]. All exchanges belong to one order.
+    pub(crate) fn average(&mut self, members: impl IntoIterator<Item = (v1::Exchange, Replica)>, average: &Average) {
+        let (mut order, mut round) = (self.averages.order(), Vec::new());
+        for (exchange, Replica { parameters, state }) in members {
+            self.exchanges.note(&exchange);
+            self.take_state(&exchange, state.as_deref());
+            order = exchange.order;
+            round.push(RoundMember { rank: exchange.rank, parameters, last: exchange.last });
+        }
+        let copy: &mut Vec<f32> = Arc::make_mut(&mut self.parameters.values);
+        self.averages.apply(copy, order, round, average);
+    }
+
+    /// Adds the state of a replica's optimizer to the mean of the order, once for each rank.
+    fn take_state(&mut self, exchange: &v1::Exchange, state: Option<&[f32]>) {
+        if let Some(state) = state
             && let Some(count) = self.exchanges.hand_over(exchange)
         {
             add_to_mean(&mut self.state, state, count);
         }
-        Ok(true)
     }
 
-    fn check_size(&self, replica: &Replica, slots: usize) -> Result<(), RoleError> {
+    /// Checks the size of a replica. `slots` is as in [`Self::exchange`].
+    ///
+    /// # Errors
+    /// [`RoleError::Inconsistent`] if the replica has another size than the partition.
+    pub(crate) fn check_size(&self, replica: &Replica, slots: usize) -> Result<(), RoleError> {
         let (expected, found) = (self.len(), replica.parameters.len());
         let state = replica.state.as_ref().map_or(expected * slots, Vec::len);
         if found == expected && state == expected * slots {
@@ -145,6 +183,7 @@ impl Partition {
         self.parameters = Snapshot { values: Arc::new(parameters), step: None };
         self.state = state;
         self.exchanges = SeenExchanges::default();
+        self.averages = Averages::default();
     }
 
     pub(crate) fn parameters(&self) -> Snapshot {

@@ -293,7 +293,8 @@ async fn in_shadow_a_server_killed_between_calls_ends_like_one_that_lives() {
         let outcome = lives.push_rows(&push, &keys).await;
         assert_eq!(dies.push_rows(&push, &keys).await, outcome, "{number}");
         // Each order ends with the last exchanges of all three ranks.
-        let exchange = v1::Exchange { rank: push.rank, order: number / 10, number, last: number % 10 >= 7, caller: 7 };
+        let exchange =
+            v1::Exchange { rank: push.rank, order: number / 10, number, last: number % 10 >= 7, caller: 7, workers: 3 };
         let copy = lives.exchange(exchange).await;
         assert_eq!(dies.exchange(exchange).await, copy, "{number}");
         if number % 3 == 0 {
@@ -325,7 +326,8 @@ async fn in_shadow_the_copy_moves_towards_each_replica() {
             && found.iter().zip(expected).all(|(found, expected)| (f64::from(*found) - expected).abs() < 1e-5)
     };
     for number in 0..6_u64 {
-        let exchange = v1::Exchange { rank: number as u32 % 3, order: 1, number, last: number >= 3, caller: 7 };
+        let exchange =
+            v1::Exchange { rank: number as u32 % 3, order: 1, number, last: number >= 3, caller: 7, workers: 3 };
         for (copy, own) in copy.iter_mut().zip(numbers(number, PARAMETERS)) {
             *copy = 0.7 * *copy + 0.3 * f64::from(own);
         }
@@ -342,17 +344,84 @@ async fn in_shadow_the_copy_moves_towards_each_replica() {
     assert!(is_close(&parameters.expect_f32("parameters").unwrap(), &copy), "evaluations read the copy");
     assert!(is_close(&state.expect_f32("state").unwrap(), &mean));
     // The replacement of rank 2 counts its exchanges anew.
-    let last = v1::Exchange { rank: 2, order: 1, number: 5, last: true, caller: 7 };
+    let last = v1::Exchange { rank: 2, order: 1, number: 5, last: true, caller: 7, workers: 3 };
     let before = tried.exchange(last).await;
     assert!(is_close(&before, &copy), "it was the last exchange of rank 2");
     assert_ne!(tried.exchange(v1::Exchange { caller: 8, ..last }).await, before);
+}
+
+/// The replies to a round of ranks 0 to 2 in an order. `first` is the number of rank 0's exchange.
+async fn round(tried: &Tried, order: u64, first: u64, last: [bool; 3]) -> Vec<Vec<f32>> {
+    let exchanges = (0..3_u32).map(|rank| v1::Exchange {
+        rank,
+        order,
+        number: first + u64::from(rank),
+        last: last[rank as usize],
+        caller: 7,
+        workers: 3,
+    });
+    futures::future::join_all(exchanges.map(|exchange| tried.exchange(exchange))).await
+}
+
+/// ShadowSync §3.3, algorithm 3, second line.
+#[tokio::test(flavor = "multi_thread")]
+async fn in_shadow_ma_the_copy_is_the_mean_of_each_round() {
+    let folder = tempfile::tempdir().unwrap();
+    let tried = Tried::begin_with("shadow", &["spec.training.shadow.algorithm=ma"], folder.path()).await;
+    for number in 0..6_u64 {
+        let replies = round(&tried, 1, 3 * number, [number == 5; 3]).await;
+        for (place, found) in replies[0].iter().enumerate() {
+            let sum: f64 = (0..3).map(|rank| f64::from(numbers(3 * number + rank, PARAMETERS)[place])).sum();
+            assert!((f64::from(*found) - sum / 3.0).abs() < 1e-6, "{number}, {place}: {found}, not {}", sum / 3.0);
+        }
+        assert!(replies.iter().all(|reply| *reply == replies[0]), "{number}: one mean for all");
+        let again = v1::Exchange { rank: 1, order: 1, number: 3 * number + 1, last: false, caller: 7, workers: 3 };
+        assert_eq!(tried.exchange(again).await, replies[1], "a repeated exchange joins no round");
+    }
+    let partition = tried.server.get_partition(v1::GetPartition { state: true }).await.unwrap();
+    let [_, state] = message::take("get_partition", partition.tensors).unwrap();
+    let states = [15, 16, 17].map(|number| tried.replica_state(number));
+    for (place, found) in state.expect_f32("state").unwrap().iter().enumerate() {
+        let mean = states.iter().map(|state| f64::from(state[place])).sum::<f64>() / 3.0;
+        assert!((f64::from(*found) - mean).abs() < 1e-6, "{found}, not {mean}");
+    }
+}
+
+/// A replacement knows the block momentum, and the replicas of workers that have ended the order.
+#[tokio::test(flavor = "multi_thread")]
+async fn in_shadow_bmuf_a_server_killed_between_rounds_ends_like_one_that_lives() {
+    let changes = ["algorithm=bmuf", "momentum=0.9", "nesterov=true"].map(|set| format!("spec.training.shadow.{set}"));
+    let changes: Vec<&str> = changes.iter().map(String::as_str).collect();
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let lives = Tried::begin_with("shadow", &changes, folders[0].path()).await;
+    let mut dies = Tried::begin_with("shadow", &changes, folders[1].path()).await;
+    for number in 0..12_u64 {
+        // Rank 2 ends each order one round before the others.
+        let (order, place) = (1 + number / 4, number % 4);
+        if place < 3 {
+            let last = [false, false, place == 2];
+            let copies = round(&lives, order, 3 * number, last).await;
+            assert_eq!(round(&dies, order, 3 * number, last).await, copies, "{number}");
+            dies.is_killed(folders[1].path());
+            assert_eq!(round(&dies, order, 3 * number, last).await, copies, "{number}: no reply was received");
+        } else {
+            let ends = |rank: u32| {
+                let number = 3 * number + u64::from(rank);
+                v1::Exchange { rank, order, number, last: true, caller: 7, workers: 3 }
+            };
+            let copies = tokio::join!(lives.exchange(ends(0)), lives.exchange(ends(1)));
+            assert_eq!(tokio::join!(dies.exchange(ends(0)), dies.exchange(ends(1))), copies, "{number}");
+            dies.is_killed(folders[1].path());
+        }
+    }
+    assert_eq!(lives.standing().await, dies.standing().await);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_wrong_exchange_is_explained() {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let shadow = Tried::begin("shadow", folders[0].path()).await;
-    let exchange = |last| v1::Exchange { rank: 0, order: 1, number: 1, last, caller: 7 };
+    let exchange = |last| v1::Exchange { rank: 0, order: 1, number: 1, last, caller: 7, workers: 3 };
     let refused = async |tried: &Tried, last: bool, tensors: &[usize]| {
         let tensors = tensors.iter().map(|values| Tensor::from(vec![0.0_f32; *values])).collect();
         tried.server.exchange(exchange(last), tensors).await.err().unwrap().to_string()

@@ -349,6 +349,11 @@ pub struct Summary {
     /// seen them (`shadow`). The servers have their updates of rows.
     #[serde(default)]
     pub lost_replica_batches: u64,
+    /// The average sync gap of `shadow` (ShadowSync §4.1.1): the mean number of local batches of a
+    /// worker between two exchanges. Exchanges that a pause requires do not count. Absent without
+    /// an exchange.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub average_sync_gap: Option<f64>,
     /// Dense gradients applied without a barrier by the parameter server that applied the fewest.
     /// Gradients excluded for their staleness count as applied. Without losses, every server
     /// applies `tokensIssued` less `tokensLost`.

@@ -178,6 +178,7 @@ metrics! {
         excluded_gradients: counter = "rectrain_ps_excluded_gradients_total", "Dense gradients excluded for their staleness. They count as applied too.";
         late_gradients: counter = "rectrain_ps_late_gradients_total", "Dense gradients dropped because their step was already applied (hopBw).";
         exchanges: counter = "rectrain_ps_exchanges_total", "Replicas of dense workers that this server's copy has moved towards (shadow).";
+        incomplete_rounds: counter = "rectrain_ps_incomplete_rounds_total", "Rounds of the mean of replicas that this server closed without a late or dead dense worker (shadow with ma or bmuf).";
         repeated_gradients: counter = "rectrain_ps_repeated_gradients_total", "Gradients with a barrier that arrived twice because an embedding worker died. They were applied once.";
         rows_held: gauge = "rectrain_ps_rows", "Rows in the embedding store of this server.";
         bytes: gauge = metric_names::PS_BYTES, "Bytes of the embedding store, including its index.";

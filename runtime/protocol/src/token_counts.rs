@@ -18,5 +18,21 @@ pub struct TokenCounts {
     /// Batches of replicas that died before the parameter servers had seen them (`shadow`).
     #[serde(default, skip_serializing_if = "is_zero")]
     pub lost_replica_batches: u64,
+    /// Exchanges of replicas with the parameter servers, without the ones that a pause requires
+    /// (`shadow`).
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub exchanges: u64,
+    /// The batches between these exchanges.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub exchanged_batches: u64,
     pub switches: u64,
+}
+
+impl TokenCounts {
+    /// The average sync gap: the batches of a worker between two exchanges (ShadowSync §4.1.1).
+    /// `None` before the first exchange.
+    #[must_use]
+    pub fn average_sync_gap(&self) -> Option<f64> {
+        (self.exchanges > 0).then(|| self.exchanged_batches as f64 / self.exchanges as f64)
+    }
 }

@@ -166,6 +166,8 @@ struct Job {
     /// From the last evaluation: the share of unseen test ids, by feature.
     unseen: BTreeMap<String, f64>,
     all_reduce_seconds: Option<f64>,
+    /// In `shadow`: the mean number of batches of a worker between two exchanges.
+    average_sync_gap: Option<f64>,
     /// The member that slows training the most.
     slowest: Option<Slowest>,
     /// Seconds without a step, while training makes none for longer than usual.
@@ -257,6 +259,7 @@ impl Attached {
             wanted: status.replicas.iter().filter_map(|role| Some((member_role(role.role())?, role.wanted))).collect(),
             last_checkpoint: some(status.last_checkpoint),
             unseen: status.unseen.into_iter().collect(),
+            average_sync_gap: status.average_sync_gap,
             all_reduce_seconds: Some(status.all_reduce_seconds).filter(|seconds| *seconds > 0.0),
             plan: PlanFacts::of(&coordinator.plan),
             version: env!("CARGO_PKG_VERSION"),

@@ -193,6 +193,7 @@ function facts(run) {
   const { record, summary } = run, { plan = {}, state = {} } = record;
   const stale = summary?.tokensIssued ? `mean ${fixed(summary.meanStaleness, 2)}, most ${count(summary.maxStaleness)} steps`
     : isKnown(state.meanStaleness) ? `mean ${fixed(state.meanStaleness, 2)} steps` : null;
+  const gap = summary?.averageSyncGap ?? record.averageSyncGap;
   const rate = optimizer => isKnown(optimizer?.learningRate) ? `${significant(optimizer.learningRate, 4)} (${optimizer.kind})` : null;
   return [
     ["model", plan.model], ["global batch", plan.globalBatchRows && `${count(plan.globalBatchRows)} rows`],
@@ -202,6 +203,7 @@ function facts(run) {
     ["embedding memory", within(bytes, state.bytes ?? summary?.storeBytes, state.budgetBytes)],
     ["rows evicted", count(summary?.table?.evicted ?? state.evictedRows)],
     ["staleness", stale], ["all-reduce", record.allReduceSeconds ? duration(record.allReduceSeconds) : null],
+    ["average sync gap", isKnown(gap) ? `${fixed(gap, 2)} batches` : null],
     ["last checkpoint", record.lastCheckpoint], ["started", isKnown(run.startedAt) ? day(run.startedAt) : null],
     ["version", record.version], ["run", record.title], ["command", record.command],
   ].filter(([, value]) => value && value !== "–");

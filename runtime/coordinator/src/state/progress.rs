@@ -234,6 +234,7 @@ impl State {
             trained_rows: self.training.trained_rows(),
             dropped_batches: self.training.counts().dropped_batches,
             lost_replica_batches: self.training.counts().lost_replica_batches,
+            average_sync_gap: self.training.counts().average_sync_gap(),
             tokens_issued: self.training.counts().issued,
             tokens_lost: self.training.counts().lost,
             skipped_rows: self.data.skipped_rows,
@@ -285,6 +286,7 @@ impl State {
             slowest: self.slowest().filter(|_| phase == v1::Phase::Training),
             no_step: self.no_step(now).filter(|_| phase == v1::Phase::Training),
             stream: self.stream_lag().map(write_lag),
+            average_sync_gap: self.training.counts().average_sync_gap(),
         }
     }
 

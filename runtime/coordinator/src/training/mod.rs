@@ -491,6 +491,8 @@ impl Training {
         }
         self.queue_answers(answers);
         self.workers.unseen.insert(Rank(report.rank), report.unseen);
+        self.counts.exchanges += report.exchanges;
+        self.counts.exchanged_batches += report.exchanged_batches;
         self.counts.repeated_batches += u64::from(outcome == Outcome::Repeated);
         self.advance()
     }

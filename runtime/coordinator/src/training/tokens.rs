@@ -27,9 +27,7 @@ impl Driver for Tokens {
             .map_or_else(Vec::new, |dispatcher| (0..workers).flat_map(|rank| dispatcher.join(Rank(rank))).collect());
         training.queue_answers(answers);
         match training.modes.current {
-            TrainingMode::Shadow(Shadow { alpha, every_steps, .. }) => {
-                Kind::Shadow(v1::Shadow { alpha, every_steps: every_steps.map_or(0, NonZeroU32::get) })
-            }
+            TrainingMode::Shadow(shadow) => Kind::Shadow(replicas(shadow, workers)),
             _ => Kind::Tokens(v1::Tokens {}),
         }
     }
@@ -69,6 +67,16 @@ impl Driver for Tokens {
         training.workers.answers.remove(&rank);
         let answers = training.run.dispatcher().map(|dispatcher| dispatcher.join(rank));
         training.queue_answers(answers.unwrap_or_default());
+    }
+}
+
+/// The order to train replicas on this many dense workers.
+fn replicas(shadow: Shadow, workers: u32) -> v1::Shadow {
+    v1::Shadow {
+        alpha: shadow.alpha,
+        every_steps: shadow.every_steps.map_or(0, NonZeroU32::get),
+        workers,
+        averages: shadow.average().is_some(),
     }
 }
 

@@ -77,6 +77,8 @@ pub(super) struct Run<'a> {
     reports: VecDeque<JoinHandle<Result<(), RoleError>>>,
     /// In `shadow`: the worker's replica. Other modes pull the dense parameters for each batch.
     replica: Option<Replica>,
+    /// In the foreground form of `shadow`: the next pull waits for the end of an exchange.
+    holds_pull: bool,
 }
 
 /// Training without a barrier.
@@ -109,6 +111,7 @@ impl<'a> Run<'a> {
             happened,
             reports: VecDeque::new(),
             replica,
+            holds_pull: false,
         }
     }
 
@@ -117,6 +120,7 @@ impl<'a> Run<'a> {
         loop {
             while let Some(action) = actions.pop_front() {
                 match action {
+                    WorkerAction::Pull if self.is_held() => self.holds_pull = true,
                     WorkerAction::Pull => self.pull(),
                     WorkerAction::Compute(assignment) => {
                         self.compute(assignment)?;
@@ -180,6 +184,9 @@ impl<'a> Run<'a> {
             Event::Exchanged(copy, took) => {
                 if let Some(replica) = &mut self.replica {
                     replica.end_exchange(self.trainer, &copy, took)?;
+                }
+                if std::mem::take(&mut self.holds_pull) {
+                    self.pull();
                 }
                 self.exchange()?;
                 Ok(Vec::new())
@@ -250,8 +257,14 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// In `shadow`: begins an exchange of the replica if one is due. Waits for its end only in the
-    /// foreground form.
+    /// Whether training waits for an exchange under way (`shadow`, foreground form). The worker
+    /// holds no batch meanwhile. So other workers can train the last batches, and end the order.
+    fn is_held(&self) -> bool {
+        let sync = self.replica.as_ref().map(Replica::sync);
+        sync.is_some_and(|sync| sync.is_foreground() && sync.is_under_way())
+    }
+
+    /// In `shadow`: begins an exchange of the replica if one is due.
     fn exchange(&mut self) -> Result<(), RoleError> {
         let Some(replica) = &mut self.replica else { return Ok(()) };
         if !replica.sync().is_due() {
@@ -259,10 +272,6 @@ impl<'a> Run<'a> {
         }
         let started = Instant::now();
         let exchanging = replica.begin_exchange(self.trainer, false)?;
-        if replica.sync().is_foreground() {
-            let copy = self.trainer.wait(exchanging)?;
-            return replica.end_exchange(self.trainer, &copy, started.elapsed());
-        }
         let events = self.events.clone();
         self.trainer.spawn(async move {
             let event = match exchanging.await {
@@ -331,6 +340,7 @@ impl<'a> Run<'a> {
     /// Reports a batch to the coordinator, without waiting.
     fn report(&mut self, batch: Batch, outcome: Outcome) -> Result<(), RoleError> {
         let in_hand = self.in_hand.remove(&batch).ok_or_else(|| unknown(batch))?;
+        let (exchanges, exchanged_batches) = self.replica.as_mut().map_or((0, 0), Replica::take_gaps);
         let report = v1::BatchReport {
             rank: self.trainer.rank.0,
             first_row: batch.first_row,
@@ -339,6 +349,8 @@ impl<'a> Run<'a> {
             dense_steps: in_hand.dense_steps,
             embedding_steps: in_hand.embedding_steps,
             unseen: self.replica.as_ref().map_or(0, |replica| replica.sync().unseen()),
+            exchanges,
+            exchanged_batches,
         };
         let coordinator = self.trainer.peers.coordinator.clone();
         self.reports.push_back(

@@ -5,11 +5,14 @@
 //! Scalable Distributed Training*, 2020 (sections 3 and 4.1).
 //!
 //! Each dense worker trains its own replica w⁽ⁱ⁾ of the dense parameters, with an optimizer state
-//! of its own. The parameter servers hold the auxiliary copy w̃ (w_PS in the paper), each server a
-//! partition of it. The mode has three parts:
+//! of its own. The parameter servers hold the auxiliary copy w̃ (w_PS in the paper, w_global in
+//! algorithms 3 and 4), each server a partition of it. The mode has these parts:
 //!
-//! - [`interpolate`]: both lines of algorithm 2. A server moves w̃ towards the replica, and the
-//!   dense worker then moves its replica towards w̃.
+//! - [`interpolate`]: both lines of algorithm 2 (`easgd`). A server moves w̃ towards the replica,
+//!   and the dense worker then moves its replica towards w̃.
+//! - [`average`]: algorithm 3 (`ma`). w̃ becomes the mean of the replicas.
+//! - [`BlockUpdate`]: algorithm 4 (`bmuf`). w̃ makes a step towards the mean of the replicas.
+//! - [`Rounds`]: decides which replicas are in a mean, for `ma` and `bmuf`.
 //! - [`ReplicaSync`]: decides when a dense worker begins an exchange, and counts the sync gap.
 //! - [`add_to_mean`]: the optimizer state that belongs to w̃ when training pauses.
 //!
@@ -25,8 +28,14 @@
 //! 2. The trained model is w̃, and not the replica of the first worker (§4, experimental setup).
 //!    The copy has seen the replicas of all workers. It survives the death of every worker.
 //! 3. When training pauses, every worker makes one more exchange. So w̃ has seen every batch.
+//! 4. In `ma` and `bmuf`, the parameter servers form the mean, and not an AllReduce among the
+//!    workers. A round of the mean waits for a worker for a bounded time only. w_global is on the
+//!    servers once, and not on each worker.
 
+mod bmuf;
 mod elastic;
+mod ma;
+mod rounds;
 mod sync;
 
 use std::num::NonZeroU32;
@@ -34,7 +43,10 @@ use std::num::NonZeroU32;
 use rectrain_kinds::ShadowAlgorithm;
 use serde::{Deserialize, Serialize};
 
+pub use bmuf::BlockUpdate;
 pub use elastic::{add_to_mean, interpolate};
+pub use ma::average;
+pub use rounds::{Joined, Rounds};
 pub use sync::ReplicaSync;
 
 /// The settings of the mode `shadow`.
@@ -47,11 +59,61 @@ pub struct Shadow {
     /// Local batches of a worker between two exchanges that training waits for. `None`: exchanges
     /// take place in the background.
     pub every_steps: Option<NonZeroU32>,
+    /// η of `bmuf`, from 0.001 to 2.
+    pub eta: f32,
+    /// The block momentum of `bmuf`, from 0 to 0.99.
+    pub momentum: f32,
+    /// Whether the momentum of `bmuf` is Nesterov's.
+    pub nesterov: bool,
 }
 
 impl Default for Shadow {
     /// Elastic averaging in the background, with α = 0.5.
     fn default() -> Self {
-        Self { algorithm: ShadowAlgorithm::Easgd, alpha: 0.5, every_steps: None }
+        Self {
+            algorithm: ShadowAlgorithm::Easgd,
+            alpha: 0.5,
+            every_steps: None,
+            eta: 0.5,
+            momentum: 0.0,
+            nesterov: false,
+        }
+    }
+}
+
+/// How the copy follows the mean of the replicas.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Average {
+    /// The copy becomes the mean (algorithm 3).
+    Mean,
+    /// The copy makes a step towards the mean (algorithm 4).
+    Block(BlockUpdate),
+}
+
+impl Shadow {
+    /// How the copy follows the mean of the replicas. `None` in `easgd`, which forms no mean.
+    #[must_use]
+    pub const fn average(&self) -> Option<Average> {
+        let Self { eta, momentum, nesterov, .. } = *self;
+        match self.algorithm {
+            ShadowAlgorithm::Easgd => None,
+            ShadowAlgorithm::Ma => Some(Average::Mean),
+            ShadowAlgorithm::Bmuf => Some(Average::Block(BlockUpdate { eta, momentum, nesterov })),
+        }
+    }
+}
+
+impl Average {
+    /// Moves `global`, the copy, by the replicas, which are in the order of their ranks. `velocity`
+    /// is the momentum's state: as long as `global`, and 0 before the first round.
+    pub fn apply<'a>(&self, global: &mut [f32], velocity: &mut [f32], replicas: impl IntoIterator<Item = &'a [f32]>) {
+        match self {
+            Self::Mean => average(global, replicas),
+            Self::Block(update) => {
+                let mut mean = global.to_vec();
+                average(&mut mean, replicas);
+                update.apply(global, velocity, &mean);
+            }
+        }
     }
 }

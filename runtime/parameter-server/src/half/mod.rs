@@ -1,6 +1,7 @@
 //! A parameter server's half of a training mode: it decides when rows may be read and when
 //! gradients are applied. Each family of modes has a file.
 
+mod averaging;
 mod barrier;
 mod buffer;
 mod shadow;

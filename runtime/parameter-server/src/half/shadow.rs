@@ -7,7 +7,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use rectrain_modes::GlobalStep;
 use rectrain_modes::gba::TokenMode;
-use rectrain_modes::shadow::Shadow;
+use rectrain_modes::shadow::{Rounds, Shadow};
 use rectrain_modes::switch::Boundary;
 use rectrain_proto::v1;
 use rectrain_protocol::blocking::blocking;
@@ -15,6 +15,7 @@ use rectrain_protocol::error::RoleError;
 use rectrain_protocol::plan::JobPlan;
 use rectrain_wire::BoxFuture;
 
+use super::averaging::Averaging;
 use super::{BufferStanding, ModeHalf, RowGradients, Snapshot, TokenHalf, not_this_mode};
 use crate::early::{EarlyLookUp, PieceKeys};
 use crate::kept::LeftTokens;
@@ -27,26 +28,44 @@ const ROWS: TokenMode = TokenMode::Async;
 /// See the module documentation.
 pub(crate) struct ShadowHalf {
     rows: TokenHalf,
-    /// α.
-    alpha: f32,
-    /// Held from the change of the copy until the change is durable. So an older copy never
-    /// replaces a newer one.
-    exchanging: Arc<Mutex<()>>,
+    rule: CopyRule,
+}
+
+/// How the copy follows the replicas.
+enum CopyRule {
+    /// By one replica at a time (`easgd`).
+    Elastic {
+        /// α.
+        alpha: f32,
+        /// Held from the change of the copy until the change is durable. So an older copy never
+        /// replaces a newer one.
+        exchanging: Arc<Mutex<()>>,
+    },
+    /// By the mean of all replicas (`ma`, `bmuf`).
+    Average(Arc<Averaging>),
 }
 
 impl ShadowHalf {
     /// The half of a mode that begins at this boundary.
     pub(crate) fn new(plan: &JobPlan, mode: Shadow, at: Boundary) -> Self {
-        Self::with_rows(TokenHalf::new(plan, ROWS, at), mode)
+        Self::with_rows(TokenHalf::new(plan, ROWS, at), mode, Rounds::default())
     }
 
     /// Resumes from the durable state of the server that this one replaces.
     pub(crate) fn recover(mode: Shadow, at: Boundary, left: LeftTokens, shared: &Shared) -> Result<Self, RoleError> {
-        Ok(Self::with_rows(TokenHalf::recover(&shared.plan, ROWS, at, left, shared)?, mode))
+        let rows = TokenHalf::recover(&shared.plan, ROWS, at, left, shared)?;
+        let partition = shared.read_partition();
+        let averages = partition.averages();
+        let rounds = Rounds::resume(averages.order(), averages.rested().keys().copied());
+        Ok(Self::with_rows(rows, mode, rounds))
     }
 
-    fn with_rows(rows: TokenHalf, mode: Shadow) -> Self {
-        Self { rows, alpha: mode.alpha, exchanging: Arc::default() }
+    fn with_rows(rows: TokenHalf, mode: Shadow, rounds: Rounds) -> Self {
+        let rule = match mode.average() {
+            None => CopyRule::Elastic { alpha: mode.alpha, exchanging: Arc::default() },
+            Some(average) => CopyRule::Average(Arc::new(Averaging::new(average, rounds))),
+        };
+        Self { rows, rule }
     }
 }
 
@@ -96,13 +115,18 @@ impl ModeHalf for ShadowHalf {
     ) -> BoxFuture<'a, Result<Arc<Vec<f32>>, RoleError>> {
         Box::pin(async move {
             shared.give_up_where_memory_is_full();
-            let (server, buffer, alpha) = (Arc::clone(shared), self.rows.dense_standing(), self.alpha);
-            let exchanging = Arc::clone(&self.exchanging);
-            let work = move || {
-                let _held = exchanging.lock();
-                move_copy(&server, &exchange, &replica, alpha, buffer.as_ref())
-            };
-            blocking("exchange", work).await?
+            let buffer = self.rows.dense_standing();
+            match &self.rule {
+                CopyRule::Average(averaging) => averaging.exchange(shared, exchange, replica, buffer).await,
+                CopyRule::Elastic { alpha, exchanging } => {
+                    let (server, alpha, exchanging) = (Arc::clone(shared), *alpha, Arc::clone(exchanging));
+                    let work = move || {
+                        let _held = exchanging.lock();
+                        move_copy(&server, &exchange, &replica, alpha, buffer.as_ref())
+                    };
+                    blocking("exchange", work).await?
+                }
+            }
         })
     }
 

@@ -7,13 +7,14 @@
 //!            ├─ dense-pushes/NUMBER  likewise
 //!            ├─ row-steps/STEP       position of the rows' buffer after the step, and changed keys
 //!            └─ partition            parameters, optimizer state, counts, position of its buffer,
-//!                                    exchanges with replicas
+//!                                    exchanges with replicas, memory of the rounds with a mean
 //! ```
 //!
 //! A step of the rows is applied once the update log says so. Its file in `row-steps` is written
 //! before that. A step of the partition is applied once its file is renamed. Recovery replays all
 //! later pushes in the same order, and so arrives at the same steps.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -24,6 +25,7 @@ use serde::{Deserialize, Serialize};
 
 use super::contents::{Reader, Writer, write_contribution, write_message, write_numbers, write_value};
 use super::{Kept, failed, remove_file};
+use crate::averages::Averages;
 use crate::contribution::Contribution;
 use crate::half::BufferStanding;
 use crate::partition::Partition;
@@ -147,7 +149,8 @@ impl Kept {
                 write_value(file, &(partition.step(), buffer, partition.exchanges()))?;
                 write_message(file, &partition.applied())?;
                 write_numbers(file, &partition.parameters().values)?;
-                write_numbers(file, partition.state())
+                write_numbers(file, partition.state())?;
+                write_averages(file, partition.averages())
             })?;
             self.name(&written, PARTITION)
         });
@@ -177,10 +180,26 @@ pub(crate) fn read_partition(directory: &Path) -> Result<(Partition, Option<Buff
     let read = |mut reader: Reader<'_>| {
         let (step, buffer, exchanges) = reader.value()?;
         let (applied, values, state) = (reader.message()?, reader.numbers()?, reader.numbers()?);
+        let averages = read_averages(&mut reader)?;
         reader.end()?;
-        Some((Partition::found((values, state), step, applied, exchanges), buffer))
+        Some((Partition::found((values, state), step, applied, exchanges, averages), buffer))
     };
     read_file(&path, read)
+}
+
+fn write_averages(file: &mut Writer, averages: &Averages) -> std::io::Result<()> {
+    let ranks: Vec<u32> = averages.rested().keys().copied().collect();
+    write_value(file, &(averages.order(), ranks))?;
+    write_numbers(file, averages.velocity())?;
+    averages.rested().values().try_for_each(|parameters| write_numbers(file, parameters))
+}
+
+fn read_averages(reader: &mut Reader<'_>) -> Option<Averages> {
+    let (order, ranks): (u64, Vec<u32>) = reader.value()?;
+    let velocity = reader.numbers()?;
+    let rested: Option<BTreeMap<u32, Vec<f32>>> =
+        ranks.into_iter().map(|rank| Some((rank, reader.numbers()?))).collect();
+    Some(Averages::found(order, velocity, rested?))
 }
 
 /// Reads the state of both buffers. Steps before `next` are applied to the rows.

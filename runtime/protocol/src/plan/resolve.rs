@@ -172,6 +172,9 @@ fn shadow(training: crds::ResolvedShadow) -> Shadow {
         algorithm: training.algorithm,
         alpha: training.alpha as f32,
         every_steps: training.every_steps.and_then(NonZeroU32::new),
+        eta: training.eta as f32,
+        momentum: training.momentum as f32,
+        nesterov: training.nesterov,
     }
 }
 

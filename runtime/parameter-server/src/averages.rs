@@ -1,0 +1,106 @@
+//! A partition's memory of the rounds in which the mean of the replicas is formed (`shadow` with
+//! `ma` or `bmuf`; ShadowSync §3.3, algorithms 3 and 4).
+
+use std::collections::BTreeMap;
+
+use rectrain_modes::shadow::Average;
+
+/// See the module documentation. Its size is bounded by the replicas of the job's workers.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Averages {
+    /// The order of the last round.
+    order: u64,
+    /// v of block momentum, for each parameter. Empty before the first round.
+    velocity: Vec<f32>,
+    /// By rank: the replicas of workers that have ended the order. They no longer change, and stay
+    /// in the mean until the next order.
+    rested: BTreeMap<u32, Vec<f32>>,
+}
+
+/// A replica in a round.
+pub(crate) struct RoundMember {
+    pub(crate) rank: u32,
+    pub(crate) parameters: Vec<f32>,
+    /// Its worker has ended the order.
+    pub(crate) last: bool,
+}
+
+impl Averages {
+    /// The memory of the predecessor.
+    pub(crate) fn found(order: u64, velocity: Vec<f32>, rested: BTreeMap<u32, Vec<f32>>) -> Self {
+        Self { order, velocity, rested }
+    }
+
+    pub(crate) fn order(&self) -> u64 {
+        self.order
+    }
+
+    pub(crate) fn velocity(&self) -> &[f32] {
+        &self.velocity
+    }
+
+    pub(crate) fn rested(&self) -> &BTreeMap<u32, Vec<f32>> {
+        &self.rested
+    }
+
+    /// Moves the copy by a round of this order. The mean is over the members, and over the replicas
+    /// that rest.
+    pub(crate) fn apply(&mut self, copy: &mut [f32], order: u64, members: Vec<RoundMember>, average: &Average) {
+        if self.order != order {
+            self.order = order;
+            self.rested.clear();
+        }
+        self.velocity.resize(copy.len(), 0.0);
+        let (last, training): (Vec<_>, Vec<_>) = members.into_iter().partition(|member| member.last);
+        self.rested.extend(last.into_iter().map(|member| (member.rank, member.parameters)));
+        for member in &training {
+            // A replacement of this rank trains again.
+            self.rested.remove(&member.rank);
+        }
+        let training = training.iter().map(|member| (member.rank, &*member.parameters));
+        let rested = self.rested.iter().map(|(rank, parameters)| (*rank, &**parameters));
+        let replicas: BTreeMap<u32, &[f32]> = training.chain(rested).collect();
+        average.apply(copy, &mut self.velocity, replicas.into_values());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn member(rank: u32, value: f32, last: bool) -> RoundMember {
+        RoundMember { rank, parameters: vec![value], last }
+    }
+
+    /// Workers end the order one after another. Each stays in the mean until the next order.
+    #[test]
+    fn replicas_that_rest_stay_in_the_mean() {
+        let (mut averages, mut copy) = (Averages::default(), [0.0_f32]);
+        let mut after = |order, members| {
+            averages.apply(&mut copy, order, members, &Average::Mean);
+            copy[0]
+        };
+        assert_eq!(after(1, vec![member(0, 1.0, false), member(1, 3.0, false), member(2, 5.0, false)]), 3.0);
+        assert_eq!(after(1, vec![member(0, 3.0, false), member(1, 6.0, true), member(2, 9.0, false)]), 6.0);
+        assert_eq!(after(1, vec![member(0, 0.0, true)]), 3.0, "ranks 0 and 1");
+        assert_eq!(after(1, vec![member(2, 12.0, true)]), 6.0, "all three, each in its own time");
+        assert_eq!(after(1, vec![member(1, 0.0, false)]), 4.0, "a replacement of rank 1 trains again");
+        assert_eq!(after(2, vec![member(0, 8.0, false)]), 8.0, "the next order begins");
+    }
+
+    /// The steps equal the ones of a mean that is computed apart.
+    #[test]
+    fn block_momentum_outlives_the_rounds() {
+        let update = rectrain_modes::shadow::BlockUpdate { eta: 0.5, momentum: 0.5, nesterov: true };
+        let (mut averages, mut copy) = (Averages::default(), [0.0_f32]);
+        let (mut naive, mut velocity) = (0.0_f32, 0.0_f32);
+        for (order, [one, other]) in [(1, [2.0, 4.0]), (1, [1.0, 5.0]), (2, [-3.0, 3.0])] {
+            let members = vec![member(0, one, false), member(1, other, false)];
+            averages.apply(&mut copy, order, members, &Average::Block(update));
+            let descent = f32::midpoint(one, other) - naive;
+            velocity = 0.5 * velocity + descent;
+            naive += 0.5 * (descent + 0.5 * velocity);
+            assert!((copy[0] - naive).abs() < 1e-6, "{copy:?}, not {naive}");
+        }
+    }
+}
