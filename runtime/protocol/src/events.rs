@@ -276,6 +276,22 @@ pub struct StreamLag {
     pub lost_records: u64,
 }
 
+/// Counts of the files of followed paths, over the job's whole life.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct FollowedFiles {
+    /// Files that were taken for training, in order.
+    pub taken: u64,
+    /// Files that were noticed and have untrained rows.
+    pub waiting: u64,
+    /// Files that came late: they sort before a file that was taken already.
+    pub late: u64,
+    /// Files that changed after they were read.
+    pub changed: u64,
+    /// Files that disappeared or changed before all their rows were trained.
+    pub lost: u64,
+}
+
 /// Quality on the test part.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
