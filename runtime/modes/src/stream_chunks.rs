@@ -233,6 +233,14 @@ impl StreamChunks {
         self.partitions.values().filter(|of| of.waiting() > 0).count()
     }
 
+    /// Whether loaders have read all rows of a file.
+    #[must_use]
+    pub fn is_read(&self, part: PartId) -> bool {
+        let mut begun = self.begun.values().chain(self.again.values());
+        let is_waiting = self.partitions.get(&part).is_some_and(|of| of.waiting() > 0);
+        !is_waiting && begun.all(|begun| begun.segment.part != part || begun.is_read)
+    }
+
     /// The rows that a chunk of a file must have.
     #[must_use]
     pub fn expected_rows(&self, chunk: u64) -> Option<u64> {
@@ -442,8 +450,10 @@ impl StreamChunks {
     /// Whether no chunk follows the ones that have begun.
     #[must_use]
     pub fn is_finished(&self) -> bool {
-        let is_closed = self.is_closed || !self.is_of_files();
-        is_closed && self.is_known && self.again.is_empty() && self.partitions.values().all(Partition::is_finished)
+        if self.is_of_files() {
+            return self.is_closed && self.is_at_rest();
+        }
+        self.is_known && self.again.is_empty() && self.partitions.values().all(Partition::is_finished)
     }
 
     /// Chunks that have begun.

@@ -1,0 +1,442 @@
+//! The ledger of followed files: which were taken for training, in which order, and what loaders
+//! found in them. It neither waits nor sends, and has no clock.
+//!
+//! A file is noticed, then taken, then read. Taking it gives it a number (its part of the stream),
+//! which fixes its place in the order of training. A loader then looks at it and counts its rows.
+//! Files are handed to [`rectrain_modes::StreamChunks`] in the order of their numbers.
+//!
+//! The ledger is in every checkpoint. It lists the latest files in full, and has a hash of the name
+//! of every older one. So a file is taken once, and a name that comes again is recognized.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use rectrain_checkpoint::Hash64;
+use rectrain_kinds::{FileOrder, FollowConfig, FollowEnd, LateFiles, PartId, PartitionState};
+use rectrain_proto::v1;
+use rectrain_protocol::events::FollowedFiles;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+/// Files that were noticed and not taken, about. Loaders hold the names of further ones.
+const MOST_WAITING: usize = 1_000;
+/// Read files that are listed in full.
+const MOST_LISTED: usize = 1_000;
+/// Names that are remembered.
+const MOST_REMEMBERED: usize = 1_000_000;
+/// Files that are looked at, and that are counted and unread, at most.
+const TAKEN_AHEAD: usize = 4;
+/// After this time another loader is asked to look at a file.
+const ASK_AGAIN_MILLIS: i64 = 60_000;
+
+/// The place of a file in the order: its time (0 in the order of names) and its name.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+struct Place(i64, String);
+
+/// The taken files, as a checkpoint holds them.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(crate) struct FileLedger {
+    /// The followed paths.
+    paths: Vec<String>,
+    order: FileOrder,
+    /// The latest files, by ascending numbers.
+    files: VecDeque<TakenFile>,
+    /// Hashes of the names of older files, ascending.
+    older: Vec<u64>,
+    /// The last place that was taken.
+    last: Option<Place>,
+    /// The number of the next file.
+    next_part: u32,
+    counts: FollowedFiles,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct TakenFile {
+    part: u32,
+    name: String,
+    /// In bytes.
+    size: u64,
+    /// A generation, an entity tag or a time of modification; see `rectrain_data::Fingerprint`.
+    version: String,
+    /// In milliseconds since 1970 (UTC).
+    modified_millis: i64,
+    /// The good rows; `None` until a loader has counted them.
+    rows: Option<u64>,
+    /// The digest of a local file's content.
+    content: Option<Hash64>,
+    /// Whether its rows are handed out for training.
+    is_handed_out: bool,
+    /// Whether it disappeared or changed before all its rows were trained.
+    is_lost: bool,
+}
+
+/// A finding to tell.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Finding {
+    /// A late file.
+    Late { name: String, is_trained: bool },
+    /// A file changed after it was read.
+    Changed { name: String },
+    /// A file disappeared or changed before all its rows were read. The part is set if some of its
+    /// rows were handed out in this run.
+    Lost { name: String, problem: &'static str, part: Option<PartId> },
+}
+
+/// The followed files of a run.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub(crate) struct Followed {
+    config: FollowConfig,
+    ledger: FileLedger,
+    waiting: BTreeMap<Place, Waiting>,
+    /// Taken files at which a loader must look, and the loader that was asked last, with the time.
+    to_look_at: BTreeMap<u32, Option<(u32, i64)>>,
+    /// When the last new file came, or the run began.
+    news_millis: Option<i64>,
+    /// When a loader was asked to list the paths.
+    listing_millis: Option<i64>,
+    /// Files that the last loader has yet to tell.
+    untold: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Waiting {
+    size: u64,
+    version: String,
+    modified_millis: i64,
+}
+
+const GONE: &str = "disappeared";
+const CHANGED: &str = "changed";
+
+impl Followed {
+    /// The files of a run, from the ledger of an earlier run on. `is_needed` tells the files of
+    /// which a run that resumes may read rows.
+    pub(crate) fn new(config: &FollowConfig, saved: Option<&FileLedger>, is_needed: impl Fn(PartId) -> bool) -> Self {
+        let fresh = FileLedger { paths: config.paths.clone(), order: config.order, ..FileLedger::default() };
+        let mut ledger = saved.cloned().unwrap_or(fresh);
+        let mut to_look_at = BTreeMap::new();
+        for file in &mut ledger.files {
+            file.is_handed_out &= !is_needed(PartId(file.part));
+            if !file.is_handed_out {
+                to_look_at.insert(file.part, None);
+            }
+        }
+        Self { config: config.clone(), ledger, to_look_at, ..Self::default() }
+    }
+
+    /// The part that a checkpoint holds.
+    pub(crate) fn ledger(&self) -> &FileLedger {
+        &self.ledger
+    }
+
+    /// A taken file, for a lease of its rows.
+    pub(crate) fn file(&self, part: PartId) -> Option<v1::FollowedFile> {
+        self.ledger.files.iter().find(|file| file.part == part.0).map(TakenFile::write)
+    }
+
+    /// The counts. `unread` is the number of files that were handed out and have unread rows.
+    pub(crate) fn counts(&self, unread: usize) -> FollowedFiles {
+        let waiting = self.waiting.len() + self.to_look_at.len() + unread;
+        FollowedFiles { waiting: waiting as u64 + self.untold, ..self.ledger.counts }
+    }
+
+    /// The settings.
+    pub(crate) fn config(&self) -> &FollowConfig {
+        &self.config
+    }
+
+    /// A loader tells of files. `is_read` says whether all rows of a part were read.
+    pub(crate) fn note(&mut self, seen: &v1::FilesSeen, is_read: impl Fn(PartId) -> bool, now: i64) -> Vec<Finding> {
+        if seen.listed || !seen.files.is_empty() {
+            self.untold = seen.more;
+        }
+        self.news_millis.get_or_insert(now);
+        let mut findings = Vec::new();
+        for file in &seen.files {
+            findings.extend(self.note_file(file, &is_read, now));
+        }
+        for name in &seen.missing {
+            findings.extend(self.note_missing(name, &is_read));
+        }
+        findings
+    }
+
+    fn note_file(&mut self, seen: &v1::SeenFile, is_read: impl Fn(PartId) -> bool, now: i64) -> Option<Finding> {
+        if let Some(taken) = self.ledger.files.iter_mut().find(|taken| taken.name == seen.name) {
+            return taken.note_version(seen, is_read, &mut self.ledger.counts);
+        }
+        if self.ledger.is_older(&seen.name) {
+            return None;
+        }
+        let v1::SeenFile { name, size, version, modified_millis } = seen.clone();
+        let waiting = Waiting { size, version, modified_millis };
+        self.waiting.retain(|Place(_, known), of| *known != name || of.modified_millis == modified_millis);
+        let place = self.ledger.place(&name, modified_millis);
+        let is_known = self.waiting.insert(place.clone(), waiting).is_some();
+        if is_known {
+            return None;
+        }
+        self.news_millis = Some(now);
+        let is_late = self.ledger.last.as_ref().is_some_and(|last| place < *last);
+        if !is_late {
+            return None;
+        }
+        self.ledger.counts.late += 1;
+        let is_trained = self.config.late_files == LateFiles::Train;
+        if !is_trained {
+            self.waiting.remove(&place);
+            self.ledger.remember(&name);
+        }
+        Some(Finding::Late { name, is_trained })
+    }
+
+    fn note_missing(&mut self, name: &str, is_read: impl Fn(PartId) -> bool) -> Option<Finding> {
+        let before = self.waiting.len();
+        self.waiting.retain(|Place(_, known), _| known != name);
+        if self.waiting.len() < before {
+            self.ledger.counts.lost += 1;
+            return Some(Finding::Lost { name: name.to_owned(), problem: GONE, part: None });
+        }
+        let taken = self.ledger.files.iter_mut().find(|taken| taken.name == name)?;
+        // A loader that looks at it finds it gone.
+        taken.lose_unread(GONE, is_read, &mut self.ledger.counts)
+    }
+
+    /// Takes the next files, if there is room. `unread` is as in [`Self::counts`].
+    ///
+    /// # Errors
+    /// More names than the ledger remembers.
+    pub(crate) fn take(&mut self, unread: usize) -> Result<(), String> {
+        while self.to_look_at.len() < TAKEN_AHEAD
+            && self.to_look_at.len() + unread < 2 * TAKEN_AHEAD
+            && let Some((place, waiting)) = self.waiting.pop_first()
+        {
+            if self.ledger.older.len() >= MOST_REMEMBERED {
+                return Err(format!(
+                    "{MOST_REMEMBERED} files were taken, and the list of files holds no more: begin a new job with spec.checkpoint.from and another spec.checkpoint.path, on paths without the trained files"
+                ));
+            }
+            let part = self.ledger.take(place, waiting);
+            self.to_look_at.insert(part, None);
+        }
+        Ok(())
+    }
+
+    /// A loader has looked at a file.
+    pub(crate) fn looked_at(&mut self, found: &v1::LookedAtFile) -> Option<Finding> {
+        // Another loader may have looked before.
+        self.to_look_at.remove(&found.part)?;
+        let file = self.ledger.files.iter_mut().find(|file| file.part == found.part)?;
+        let problem = match &found.file {
+            None => GONE,
+            Some(now) => match file.adopt(now, found.rows) {
+                true => return None,
+                false => CHANGED,
+            },
+        };
+        // Nothing is known of a file that was never counted, so it has no rows to train. If it was
+        // handed out in an earlier run, its rows count as lost when it is handed out again.
+        file.rows.get_or_insert(0);
+        if !std::mem::replace(&mut file.is_lost, true) {
+            self.ledger.counts.lost += 1;
+        }
+        Some(Finding::Lost { name: file.name.clone(), problem, part: None })
+    }
+
+    /// The files whose rows can be handed out now, in their order. The ones that an earlier run had
+    /// handed out come first, and together.
+    pub(crate) fn ready(&mut self) -> Vec<PartitionState> {
+        let to_look_at = &self.to_look_at;
+        let waits_again =
+            |file: &TakenFile| file.rows.is_some() && !file.is_handed_out && to_look_at.contains_key(&file.part);
+        if self.ledger.files.iter().any(waits_again) {
+            return Vec::new();
+        }
+        let mut ready = Vec::new();
+        for file in self.ledger.files.iter_mut().filter(|file| !file.is_handed_out) {
+            let Some(state) = file.state().filter(|_| !to_look_at.contains_key(&file.part)) else { break };
+            file.is_handed_out = true;
+            ready.push(state);
+        }
+        ready
+    }
+
+    /// The state of a file that is lost.
+    pub(crate) fn lost(&self, part: PartId) -> Option<PartitionState> {
+        self.ledger.files.iter().find(|file| file.part == part.0).and_then(TakenFile::state)
+    }
+
+    /// Keeps only the names of old files that no run reads again.
+    pub(crate) fn forget(&mut self, is_needed: impl Fn(PartId) -> bool) {
+        while self.ledger.files.len() > MOST_LISTED
+            && self.ledger.files.front().is_some_and(|file| file.is_handed_out && !is_needed(PartId(file.part)))
+            && let Some(file) = self.ledger.files.pop_front()
+        {
+            self.ledger.remember(&file.name);
+        }
+    }
+
+    /// Whether no further file will be trained, by the message of a loader that has just listed the
+    /// paths.
+    pub(crate) fn is_over(&self, listed: bool, now: i64) -> bool {
+        let is_handed_out = self.waiting.is_empty() && self.to_look_at.is_empty() && self.untold == 0;
+        let is_time = match self.config.until {
+            None => false,
+            Some(FollowEnd::Timestamp(end)) => now >= end,
+            Some(FollowEnd::IdleSeconds(seconds)) => {
+                self.news_millis.is_some_and(|news| now - news >= i64::from(seconds) * 1_000)
+            }
+        };
+        listed && is_handed_out && is_time && self.ledger.files.iter().all(|file| file.is_handed_out)
+    }
+
+    /// The work for a loader.
+    pub(crate) fn wanted(&mut self, loader: u32, now: i64) -> v1::FilesWanted {
+        let interval = i64::from(self.config.interval_seconds) * 1_000;
+        let list = self.listing_millis.is_none_or(|asked| now - asked >= interval);
+        if list {
+            self.listing_millis = Some(now);
+        }
+        let room = MOST_WAITING.saturating_sub(self.waiting.len()) as u32;
+        v1::FilesWanted { list, room, look_at: self.ask(loader, now).into_iter().collect() }
+    }
+
+    /// The first file that no loader looks at, or that this one was asked for.
+    fn ask(&mut self, loader: u32, now: i64) -> Option<v1::FollowedFile> {
+        let is_free =
+            |asked: Option<(u32, i64)>| asked.is_none_or(|(of, since)| of == loader || now - since >= ASK_AGAIN_MILLIS);
+        let (part, asked) = self.to_look_at.iter_mut().find(|(_, asked)| is_free(**asked))?;
+        *asked = Some((loader, now));
+        let part = PartId(*part);
+        self.file(part)
+    }
+}
+
+impl FileLedger {
+    /// What differs from the settings of a job that resumes, as a part of a sentence.
+    pub(crate) fn difference(&self, config: &FollowConfig) -> Option<String> {
+        if self.paths != config.paths {
+            let (was, is) = (self.paths.join(", "), config.paths.join(", "));
+            return Some(format!("spec.data.train.follow.paths was {was}, and is {is}"));
+        }
+        let name = |order| if order == FileOrder::Name { "name" } else { "time" };
+        let (was, is) = (name(self.order), name(config.order));
+        (was != is).then(|| format!("spec.data.train.follow.order was {was}, and is {is}"))
+    }
+
+    fn place(&self, name: &str, modified_millis: i64) -> Place {
+        match self.order {
+            FileOrder::Name => Place(0, name.to_owned()),
+            FileOrder::Time => Place(modified_millis, name.to_owned()),
+        }
+    }
+
+    /// Gives a file the next number.
+    fn take(&mut self, place: Place, waiting: Waiting) -> u32 {
+        let part = self.next_part;
+        self.next_part += 1;
+        self.counts.taken += 1;
+        let Waiting { size, version, modified_millis } = waiting;
+        self.files.push_back(TakenFile {
+            part,
+            name: place.1.clone(),
+            size,
+            version,
+            modified_millis,
+            rows: None,
+            content: None,
+            is_handed_out: false,
+            is_lost: false,
+        });
+        self.last = self.last.take().max(Some(place));
+        part
+    }
+
+    fn is_older(&self, name: &str) -> bool {
+        self.older.binary_search(&hash(name)).is_ok()
+    }
+
+    fn remember(&mut self, name: &str) {
+        let hash = hash(name);
+        if let Err(at) = self.older.binary_search(&hash) {
+            self.older.insert(at, hash);
+        }
+    }
+}
+
+impl TakenFile {
+    fn write(&self) -> v1::FollowedFile {
+        let Self { part, name, version, .. } = self;
+        v1::FollowedFile { part: *part, name: name.clone(), version: version.clone() }
+    }
+
+    /// A listing has found the file.
+    fn note_version(
+        &mut self,
+        seen: &v1::SeenFile,
+        is_read: impl Fn(PartId) -> bool,
+        counts: &mut FollowedFiles,
+    ) -> Option<Finding> {
+        if self.version == seen.version {
+            return None;
+        }
+        let finding = self.lose_unread(CHANGED, &is_read, counts);
+        let is_after = self.is_handed_out && !self.is_lost && is_read(PartId(self.part));
+        (self.version, self.size) = (seen.version.clone(), seen.size);
+        self.modified_millis = seen.modified_millis;
+        if is_after {
+            counts.changed += 1;
+            return Some(Finding::Changed { name: self.name.clone() });
+        }
+        finding
+    }
+
+    /// Notes that rows that were handed out and not read are lost.
+    fn lose_unread(
+        &mut self,
+        problem: &'static str,
+        is_read: impl Fn(PartId) -> bool,
+        counts: &mut FollowedFiles,
+    ) -> Option<Finding> {
+        let part = PartId(self.part);
+        if !self.is_handed_out || self.is_lost || is_read(part) {
+            return None;
+        }
+        self.is_lost = true;
+        counts.lost += 1;
+        Some(Finding::Lost { name: self.name.clone(), problem, part: Some(part) })
+    }
+
+    /// Adopts what a loader found. Returns false if rows that were counted before are others now.
+    fn adopt(&mut self, now: &v1::DataFile, rows: u64) -> bool {
+        let content = now.content.map(Hash64);
+        if let Some(before) = self.rows {
+            let has_content = match (self.content, content) {
+                (Some(before), Some(now)) => before == now,
+                _ => now.version.as_ref().is_none_or(|version| *version == self.version),
+            };
+            if before != rows || !has_content {
+                return false;
+            }
+        }
+        (self.size, self.content, self.rows) = (now.size, content, Some(rows));
+        if let Some(version) = &now.version {
+            self.version.clone_from(version);
+        }
+        true
+    }
+
+    /// The state for the chunks; `None` until the rows are counted. A lost file has no row left.
+    fn state(&self) -> Option<PartitionState> {
+        let end = self.rows?;
+        let begin = if self.is_lost { end } else { 0 };
+        Some(PartitionState { part: PartId(self.part), begin, end, aged_end: end, start: 0 })
+    }
+}
+
+/// The first 64 bits of the SHA-256 of a name.
+fn hash(name: &str) -> u64 {
+    let digest = Sha256::digest(name.as_bytes());
+    digest.iter().take(8).fold(0, |hash, byte| (hash << 8) | u64::from(*byte))
+}
