@@ -91,6 +91,8 @@ pub(crate) struct Followed {
     waiting: BTreeMap<Place, Waiting>,
     /// Taken files at which a loader must look, and the loader that was asked last, with the time.
     to_look_at: BTreeMap<u32, Option<(u32, i64)>>,
+    /// When the run began.
+    run_millis: Option<i64>,
     /// When the last new file came, or the run began.
     news_millis: Option<i64>,
     /// When a loader was asked to list the paths.
@@ -151,6 +153,7 @@ impl Followed {
         if seen.listed || !seen.files.is_empty() {
             self.untold = seen.more;
         }
+        self.run_millis.get_or_insert(now);
         self.news_millis.get_or_insert(now);
         let mut findings = Vec::new();
         for file in &seen.files {
@@ -299,7 +302,8 @@ impl Followed {
             self.listing_millis = Some(now);
         }
         let room = MOST_WAITING.saturating_sub(self.waiting.len()) as u32;
-        v1::FilesWanted { list, room, look_at: self.ask(loader, now).into_iter().collect() }
+        let look_at = self.ask(loader, now).into_iter().collect();
+        v1::FilesWanted { list, room, look_at, run_millis: self.run_millis.unwrap_or(0) }
     }
 
     /// The first file that no loader looks at, or that this one was asked for.
@@ -367,8 +371,9 @@ impl FileLedger {
 
 impl TakenFile {
     fn write(&self) -> v1::FollowedFile {
-        let Self { part, name, version, .. } = self;
-        v1::FollowedFile { part: *part, name: name.clone(), version: version.clone() }
+        let Self { part, name, version, modified_millis, .. } = self;
+        let (name, version) = (name.clone(), version.clone());
+        v1::FollowedFile { part: *part, name, version, modified_millis: *modified_millis }
     }
 
     /// A listing has found the file.
@@ -439,4 +444,241 @@ impl TakenFile {
 fn hash(name: &str) -> u64 {
     let digest = Sha256::digest(name.as_bytes());
     digest.iter().take(8).fold(0, |hash, byte| (hash << 8) | u64::from(*byte))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(settings: impl FnOnce(&mut FollowConfig)) -> FollowConfig {
+        let mut config =
+            FollowConfig { paths: vec!["in/*.csv".to_owned()], interval_seconds: 30, ..FollowConfig::default() };
+        settings(&mut config);
+        config
+    }
+
+    fn seen(files: &[(&str, &str)]) -> v1::FilesSeen {
+        let file = |(name, version): &(&str, &str)| v1::SeenFile {
+            name: (*name).to_owned(),
+            size: 5,
+            version: (*version).to_owned(),
+            modified_millis: 7,
+        };
+        v1::FilesSeen { listed: true, files: files.iter().map(file).collect(), ..v1::FilesSeen::default() }
+    }
+
+    fn looked(part: u32, rows: u64, content: u64) -> v1::LookedAtFile {
+        let file = v1::DataFile { size: 5, content: Some(content), ..v1::DataFile::default() };
+        v1::LookedAtFile { part, file: Some(file), rows }
+    }
+
+    fn parts(states: &[PartitionState]) -> Vec<(u32, u64, u64)> {
+        states.iter().map(|state| (state.part.0, state.begin, state.end)).collect()
+    }
+
+    fn taken(followed: &Followed) -> Vec<&str> {
+        followed.ledger.files.iter().map(|file| file.name.as_str()).collect()
+    }
+
+    fn read(_: PartId) -> bool {
+        true
+    }
+
+    fn unread(_: PartId) -> bool {
+        false
+    }
+
+    #[test]
+    fn files_are_taken_once_in_order_and_handed_out_when_they_are_counted() {
+        let mut followed = Followed::new(&config(|_| {}), None, unread);
+        assert_eq!(followed.note(&seen(&[("b", "1"), ("a", "1")]), read, 0), []);
+        assert_eq!(followed.note(&seen(&[("c", "1"), ("a", "1")]), read, 0), []);
+        followed.take(0).unwrap();
+        assert_eq!(taken(&followed), ["a", "b", "c"]);
+        assert_eq!(followed.note(&seen(&[("a", "1"), ("c", "1")]), read, 0), []);
+        // Each loader gets a file of its own to look at. One that died is replaced after a while.
+        let look = |followed: &mut Followed, loader, now| {
+            followed.wanted(loader, now).look_at.first().map(|file| file.name.clone()).unwrap_or_default()
+        };
+        assert_eq!([0, 0, 1, 2].map(|loader| look(&mut followed, loader, 0)), ["a", "a", "b", "c"]);
+        assert_eq!((look(&mut followed, 3, 59_999), look(&mut followed, 3, 60_000)), (String::new(), "a".to_owned()));
+        followed.looked_at(&looked(1, 4, 1));
+        assert_eq!(parts(&followed.ready()), [], "a comes first");
+        followed.looked_at(&looked(0, 9, 1));
+        assert_eq!(parts(&followed.ready()), [(0, 0, 9), (1, 0, 4)]);
+        followed.looked_at(&looked(2, 0, 1));
+        assert_eq!((parts(&followed.ready()), followed.ready().len()), (vec![(2, 0, 0)], 0));
+        assert_eq!(followed.counts(0), FollowedFiles { taken: 3, ..FollowedFiles::default() });
+    }
+
+    #[test]
+    fn only_a_few_files_are_taken_before_they_are_read() {
+        let mut followed = Followed::new(&config(|_| {}), None, unread);
+        followed.note(&seen(&[("a", "1"), ("b", "1"), ("c", "1"), ("d", "1"), ("e", "1"), ("f", "1")]), read, 0);
+        followed.take(0).unwrap();
+        assert_eq!(taken(&followed), ["a", "b", "c", "d"]);
+        (0..4).for_each(|part| assert_eq!(followed.looked_at(&looked(part, 1, 1)), None));
+        followed.take(2 * TAKEN_AHEAD).unwrap();
+        assert_eq!((taken(&followed).len(), followed.counts(8).waiting), (4, 10));
+        followed.take(2 * TAKEN_AHEAD - 1).unwrap();
+        assert_eq!(taken(&followed).len(), 5);
+    }
+
+    #[test]
+    fn a_late_file_is_trained_or_left_out() {
+        for (late_files, is_trained) in [(LateFiles::Train, true), (LateFiles::Skip, false)] {
+            let mut followed = Followed::new(&config(|config| config.late_files = late_files), None, unread);
+            followed.note(&seen(&[("b", "1"), ("d", "1")]), read, 0);
+            followed.take(0).unwrap();
+            let late = Finding::Late { name: "c".to_owned(), is_trained };
+            assert_eq!(followed.note(&seen(&[("c", "1"), ("e", "1")]), read, 0), [late]);
+            assert_eq!(followed.note(&seen(&[("c", "1")]), read, 0), [], "told once");
+            followed.take(0).unwrap();
+            let expected: &[&str] = if is_trained { &["b", "d", "c", "e"] } else { &["b", "d", "e"] };
+            assert_eq!((taken(&followed), followed.counts(0).late), (expected.to_vec(), 1));
+        }
+    }
+
+    #[test]
+    fn a_file_that_changes_is_read_anew_lost_or_left_as_it_was() {
+        let mut followed = Followed::new(&config(|_| {}), None, unread);
+        followed.note(&seen(&[("a", "1")]), read, 0);
+        followed.take(0).unwrap();
+        // Before its rows are counted.
+        assert_eq!(followed.note(&seen(&[("a", "2")]), unread, 0), []);
+        followed.looked_at(&looked(0, 9, 1));
+        assert_eq!(parts(&followed.ready()), [(0, 0, 9)]);
+        // After it was read.
+        let changed = Finding::Changed { name: "a".to_owned() };
+        assert_eq!(followed.note(&seen(&[("a", "3")]), read, 0), [changed]);
+        assert_eq!(followed.note(&seen(&[("a", "3")]), read, 0), [], "told once");
+        assert_eq!((followed.counts(0).changed, followed.counts(0).lost), (1, 0));
+        // Before all its rows were read.
+        let lost = Finding::Lost { name: "a".to_owned(), problem: CHANGED, part: Some(PartId(0)) };
+        assert_eq!(followed.note(&seen(&[("a", "4")]), unread, 0), [lost]);
+        assert_eq!(followed.lost(PartId(0)).map(|state| (state.begin, state.end)), Some((9, 9)));
+        assert_eq!((followed.counts(0).changed, followed.counts(0).lost), (1, 1));
+    }
+
+    #[test]
+    fn a_file_that_disappears_is_lost_if_it_was_not_read() {
+        let missing = |name: &str| v1::FilesSeen { missing: vec![name.to_owned()], ..v1::FilesSeen::default() };
+        let mut followed = Followed::new(&config(|_| {}), None, unread);
+        followed.note(&seen(&[("a", "1"), ("b", "1")]), read, 0);
+        let lost = |name: &str, part| Finding::Lost { name: name.to_owned(), problem: GONE, part };
+        assert_eq!(followed.note(&missing("b"), unread, 0), [lost("b", None)]);
+        followed.take(0).unwrap();
+        assert_eq!(followed.note(&missing("a"), unread, 0), [], "a loader looks at it");
+        let gone = v1::LookedAtFile { part: 0, ..v1::LookedAtFile::default() };
+        assert_eq!(followed.looked_at(&gone), Some(lost("a", None)));
+        assert_eq!((followed.looked_at(&gone), parts(&followed.ready())), (None, vec![(0, 0, 0)]));
+        followed.note(&seen(&[("c", "1")]), read, 0);
+        followed.take(0).unwrap();
+        followed.looked_at(&looked(1, 3, 1));
+        followed.ready();
+        assert_eq!(followed.note(&missing("c"), read, 0), []);
+        assert_eq!(followed.note(&missing("c"), unread, 0), [lost("c", Some(PartId(1)))]);
+        assert_eq!(followed.counts(0).lost, 3);
+    }
+
+    /// Three files: read, partly read, and taken.
+    fn saved() -> FileLedger {
+        let mut followed = Followed::new(&config(|_| {}), None, unread);
+        followed.note(&seen(&[("a", "1"), ("b", "1"), ("c", "1")]), read, 0);
+        followed.take(0).unwrap();
+        followed.looked_at(&looked(0, 9, 1));
+        followed.looked_at(&looked(1, 4, 1));
+        assert_eq!(followed.ready().len(), 2);
+        let json = serde_json::to_string(followed.ledger()).unwrap();
+        serde_json::from_str(&json).unwrap()
+    }
+
+    #[test]
+    fn a_resumed_run_looks_again_at_the_files_whose_rows_it_reads() {
+        let mut followed = Followed::new(&config(|_| {}), Some(&saved()), |part| part == PartId(1));
+        assert_eq!(followed.note(&seen(&[("a", "1"), ("b", "1"), ("c", "1"), ("d", "1")]), unread, 0), []);
+        followed.looked_at(&looked(2, 5, 1));
+        assert_eq!(parts(&followed.ready()), [], "b comes first");
+        followed.looked_at(&looked(1, 4, 1));
+        assert_eq!(parts(&followed.ready()), [(1, 0, 4), (2, 0, 5)]);
+        followed.take(0).unwrap();
+        assert_eq!(taken(&followed), ["a", "b", "c", "d"]);
+        assert_eq!(followed.counts(0).taken, 4);
+    }
+
+    #[test]
+    fn a_resumed_run_finds_that_a_file_is_gone_or_another_one() {
+        let other = [looked(1, 5, 1), looked(1, 4, 2)];
+        let gone = v1::LookedAtFile { part: 1, ..v1::LookedAtFile::default() };
+        for (found, problem) in other.into_iter().map(|found| (found, CHANGED)).chain([(gone, GONE)]) {
+            let mut followed = Followed::new(&config(|_| {}), Some(&saved()), |part| part == PartId(1));
+            let lost = Finding::Lost { name: "b".to_owned(), problem, part: None };
+            assert_eq!(followed.looked_at(&found), Some(lost));
+            assert_eq!(parts(&followed.ready()), [(1, 4, 4)]);
+            assert_eq!(followed.counts(0).lost, 1);
+        }
+    }
+
+    #[test]
+    fn another_list_of_paths_or_another_order_is_a_difference() {
+        let saved = saved();
+        assert_eq!(saved.difference(&config(|_| {})), None);
+        let other = saved.difference(&config(|config| config.paths.push("more/*.csv".to_owned()))).unwrap();
+        assert_eq!(other, "spec.data.train.follow.paths was in/*.csv, and is in/*.csv, more/*.csv");
+        let other = saved.difference(&config(|config| config.order = FileOrder::Time)).unwrap();
+        assert_eq!(other, "spec.data.train.follow.order was name, and is time");
+    }
+
+    #[test]
+    fn old_files_are_known_by_their_names() {
+        let mut followed = Followed::new(&config(|_| {}), None, unread);
+        let names: Vec<String> = (0..MOST_LISTED + 10).map(|number| format!("{number:05}")).collect();
+        for (part, name) in (0..).zip(&names) {
+            followed.note(&seen(&[(name, "1")]), read, 0);
+            followed.take(0).unwrap();
+            followed.looked_at(&looked(part, 1, 1));
+            followed.ready();
+        }
+        followed.forget(|part| part == PartId(5));
+        assert_eq!(followed.ledger.files.front().map(|file| file.part), Some(5), "its rows are needed");
+        followed.forget(unread);
+        assert_eq!((followed.ledger.files.len(), followed.ledger.older.len()), (MOST_LISTED, 10));
+        for name in &names {
+            assert_eq!(followed.note(&seen(&[(name, "1")]), read, 0), []);
+        }
+        followed.take(0).unwrap();
+        assert_eq!(followed.counts(0).taken, names.len() as u64);
+    }
+
+    #[test]
+    fn a_run_is_over_once_it_is_idle_or_its_time_has_come() {
+        let idle = config(|config| config.until = Some(FollowEnd::IdleSeconds(60)));
+        let timed = config(|config| config.until = Some(FollowEnd::Timestamp(60_000)));
+        for (config, late_news) in [(idle, true), (timed, false)] {
+            let mut followed = Followed::new(&config, None, unread);
+            followed.note(&seen(&[]), read, 0);
+            assert!(!followed.is_over(true, 59_999) && followed.is_over(true, 60_000));
+            assert!(!followed.is_over(false, 60_000), "no loader has listed the paths");
+            followed.note(&seen(&[("a", "1")]), read, 30_000);
+            assert!(!followed.is_over(true, 90_000), "a file waits");
+            followed.take(0).unwrap();
+            assert!(!followed.is_over(true, 90_000), "it is not counted");
+            followed.looked_at(&looked(0, 1, 1));
+            followed.ready();
+            assert_eq!((followed.is_over(true, 89_999), followed.is_over(true, 90_000)), (!late_news, true));
+            let more = v1::FilesSeen { more: 1, ..seen(&[]) };
+            followed.note(&more, read, 90_000);
+            assert!(!followed.is_over(true, 200_000), "a loader has names to tell");
+        }
+        let endless = Followed::new(&config(|_| {}), None, unread);
+        assert!(!endless.is_over(true, i64::MAX));
+    }
+
+    #[test]
+    fn the_paths_are_listed_once_in_an_interval() {
+        let mut followed = Followed::new(&config(|_| {}), None, unread);
+        let lists = [(0, 0), (1, 0), (1, 29_999), (1, 30_000), (0, 59_999), (0, 60_000)];
+        let lists = lists.map(|(loader, now)| followed.wanted(loader, now).list);
+        assert_eq!(lists, [true, false, false, true, false, true]);
+    }
 }

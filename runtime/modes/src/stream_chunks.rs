@@ -220,6 +220,12 @@ impl StreamChunks {
         (self.is_closed, self.is_known) = (true, true);
     }
 
+    /// Whether no file follows the known ones.
+    #[must_use]
+    pub const fn is_closed(&self) -> bool {
+        self.is_closed
+    }
+
     /// Whether a part is known, and is not forgotten: it has rows that are not in a chunk, or a
     /// chunk that a later run may read again.
     #[must_use]

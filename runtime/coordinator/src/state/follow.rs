@@ -4,7 +4,7 @@
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use rectrain_kinds::{LostRecords, PartId, PartitionState, Start};
-use rectrain_modes::{ChunkLease, Lost};
+use rectrain_modes::{ChunkLease, Lost, StreamChunks};
 use rectrain_proto::v1;
 use rectrain_protocol::error::RoleError;
 use rectrain_protocol::events::{FollowedFiles, JobEvent};
@@ -24,6 +24,11 @@ impl State {
             self.note_source(&seen.unreachable, "the store of the followed paths answers again");
         }
         let chunks = self.data.ledger.chunks().stream();
+        if chunks.is_some_and(StreamChunks::is_closed) {
+            // Training ends behind the known files. Later ones are for the next run.
+            self.note_end_of_stream()?;
+            return Ok(v1::FilesWanted::default());
+        }
         let is_read = |part| chunks.is_some_and(|chunks| chunks.is_read(part));
         let followed = self.data.stream.followed.as_mut().ok_or_else(not_followed)?;
         let mut findings = followed.note(seen, is_read, now);
@@ -109,7 +114,7 @@ impl State {
 
     /// Files that were handed out and have rows in no chunk yet.
     fn unread_files(&self) -> usize {
-        self.data.ledger.chunks().stream().map_or(0, rectrain_modes::StreamChunks::waiting_parts)
+        self.data.ledger.chunks().stream().map_or(0, StreamChunks::waiting_parts)
     }
 
     /// The file of a leased chunk, if the job follows paths.
