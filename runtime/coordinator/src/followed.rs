@@ -634,7 +634,7 @@ mod tests {
         let mut followed = Followed::new(&config(|_| {}), None, unread);
         let names: Vec<String> = (0..MOST_LISTED + 10).map(|number| format!("{number:05}")).collect();
         for (part, name) in (0..).zip(&names) {
-            followed.note(&seen(&[(name, "1")]), read, 0);
+            followed.note(&seen(&[(name.as_str(), "1")]), read, 0);
             followed.take(0).unwrap();
             followed.looked_at(&looked(part, 1, 1));
             followed.ready();
@@ -644,7 +644,7 @@ mod tests {
         followed.forget(unread);
         assert_eq!((followed.ledger.files.len(), followed.ledger.older.len()), (MOST_LISTED, 10));
         for name in &names {
-            assert_eq!(followed.note(&seen(&[(name, "1")]), read, 0), []);
+            assert_eq!(followed.note(&seen(&[(name.as_str(), "1")]), read, 0), []);
         }
         followed.take(0).unwrap();
         assert_eq!(followed.counts(0).taken, names.len() as u64);

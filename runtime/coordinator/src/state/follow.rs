@@ -145,3 +145,173 @@ fn message(finding: &Finding) -> String {
         Finding::Lost { name, problem, .. } => format!("{name} {problem} before all its rows were trained"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use rectrain_modes::Lease;
+    use rectrain_protocol::plan::{JobPlan, small_plan};
+
+    use super::*;
+
+    /// Global batches of 24 rows.
+    fn plan(settings: &[&str]) -> JobPlan {
+        let follow = [
+            "spec.data.synthetic=null",
+            "spec.data.train.follow.paths={in/*.csv}",
+            "spec.data.train.follow.until.idleSeconds=60",
+        ];
+        small_plan(&[&follow[..], settings].concat())
+    }
+
+    fn running(plan: &JobPlan) -> State {
+        let mut state = State::new(plan, None).unwrap();
+        state.training.take_calls();
+        state.training.begun().unwrap();
+        state
+    }
+
+    fn listed(names: &[&str]) -> v1::FilesSeen {
+        let file = |name: &&str| v1::SeenFile { name: (*name).to_owned(), size: 5, ..v1::SeenFile::default() };
+        v1::FilesSeen { listed: true, files: names.iter().map(file).collect(), ..v1::FilesSeen::default() }
+    }
+
+    fn looked(part: u32, rows: u64) -> v1::FilesSeen {
+        let looked_at = vec![v1::LookedAtFile { part, file: Some(v1::DataFile::default()), rows }];
+        v1::FilesSeen { looked_at, ..v1::FilesSeen::default() }
+    }
+
+    fn gone(part: u32) -> v1::FilesSeen {
+        let looked_at = vec![v1::LookedAtFile { part, ..v1::LookedAtFile::default() }];
+        v1::FilesSeen { looked_at, ..v1::FilesSeen::default() }
+    }
+
+    /// The state of a replacement of a killed coordinator.
+    fn replaced(state: &State) -> State {
+        rmp_serde::from_slice(&rmp_serde::to_vec_named(state).unwrap()).unwrap()
+    }
+
+    /// Leases a chunk, and reports it. Returns its file and its rows.
+    fn read(state: &mut State) -> Option<(String, u64, u64)> {
+        let Lease::Chunk(lease) = state.data.ledger.lease() else { return None };
+        let (Start::At(from), Some(until)) = (lease.start, lease.until) else { panic!("a segment has both ends") };
+        let report = v1::ChunkReport {
+            chunk: lease.chunk,
+            rows: until - from.offset.0,
+            label_sum: 1.0,
+            read: Some(v1::SegmentRead { next: until, more: true }),
+            event_millis: Some(1_000),
+            ..v1::ChunkReport::default()
+        };
+        let file = state.followed_file(&lease).unwrap();
+        state.chunk_report(&report).unwrap();
+        Some((file.name, from.offset.0, until))
+    }
+
+    fn warnings(state: &State) -> Vec<&str> {
+        state
+            .pending_events
+            .iter()
+            .filter_map(|event| if let JobEvent::Warning { message } = event { Some(message.as_str()) } else { None })
+            .collect()
+    }
+
+    #[test]
+    fn a_coordinator_that_is_replaced_at_any_time_trains_each_row_once_in_order() {
+        let mut state = running(&plan(&[]));
+        let wanted = state.files_seen_at(&listed(&["a", "b"]), 0).unwrap();
+        assert_eq!(wanted.look_at.first().map(|file| &*file.name), Some("a"));
+        // Between the listing and training.
+        let mut state = replaced(&state);
+        state.files_seen_at(&looked(1, 24), 0).unwrap();
+        let mut state = replaced(&state);
+        assert_eq!(read(&mut state), None);
+        state.files_seen_at(&looked(0, 30), 0).unwrap();
+        let mut rows = Vec::new();
+        while let Some(read) = read(&mut state) {
+            rows.push(read);
+            state = replaced(&state);
+        }
+        let row = |name: &str, from, until| (name.to_owned(), from, until);
+        assert_eq!(rows, [row("a", 0, 24), row("a", 24, 30), row("b", 0, 24)]);
+        assert_eq!(state.stream_lag().map(|lag| (lag.rows, lag.event_time)), Some((0, Some(1.0))));
+        // A loader that was told nothing tells everything again.
+        state.files_seen_at(&listed(&["a", "b"]), 59_999).unwrap();
+        assert_eq!((state.total_steps(), state.data.ledger.lease()), (None, Lease::Wait));
+        state.files_seen_at(&listed(&["a", "b"]), 60_000).unwrap();
+        assert_eq!((state.total_steps().map(|total| total.0), state.data.ledger.lease()), (Some(3), Lease::Finished));
+        // Files that come behind the end are for the next run.
+        state.files_seen_at(&listed(&["c"]), 60_001).unwrap();
+        assert_eq!(state.total_steps().map(|total| total.0), Some(3));
+        assert_eq!(state.followed_files(), Some(FollowedFiles { taken: 2, ..FollowedFiles::default() }));
+    }
+
+    #[test]
+    fn a_lost_file_fails_the_job_or_is_left_out() {
+        let mut state = running(&plan(&[]));
+        state.files_seen_at(&listed(&["a", "b"]), 0).unwrap();
+        let error = state.files_seen_at(&gone(0), 0).unwrap_err();
+        let expected = "a disappeared before all its rows were trained; put it back as it was";
+        assert!(error.is_user_error() && error.to_string().starts_with(expected), "{error}");
+        let mut state = running(&plan(&["spec.data.train.follow.lostFiles=skip"]));
+        state.files_seen_at(&listed(&["a", "b", "c"]), 0).unwrap();
+        for seen in [gone(0), looked(1, 30), looked(2, 5)] {
+            state.files_seen_at(&seen, 0).unwrap();
+        }
+        assert_eq!(read(&mut state), Some(("b".to_owned(), 0, 24)));
+        let missing = v1::FilesSeen { missing: vec!["b".to_owned()], ..v1::FilesSeen::default() };
+        state.files_seen_at(&missing, 0).unwrap();
+        assert_eq!(read(&mut state), Some(("c".to_owned(), 0, 5)));
+        assert_eq!(
+            warnings(&state),
+            [
+                "a disappeared before all its rows were trained",
+                "b disappeared before all its rows were trained",
+                "b: 6 rows from row 25 on are not trained",
+            ]
+        );
+        assert_eq!(state.stream_lag().map(|lag| lag.lost_records), Some(6));
+        assert_eq!(state.followed_files().map(|files| (files.taken, files.lost)), Some((3, 2)));
+    }
+
+    #[test]
+    fn late_and_changed_files_are_told() {
+        let mut state = running(&plan(&[]));
+        state.files_seen_at(&listed(&["b"]), 0).unwrap();
+        state.files_seen_at(&looked(0, 5), 0).unwrap();
+        read(&mut state).unwrap();
+        let mut seen = listed(&["a", "b"]);
+        seen.files[1].version = "2".to_owned();
+        state.files_seen_at(&seen, 0).unwrap();
+        assert_eq!(
+            warnings(&state),
+            [
+                "a came late: it sorts before a file that was taken already; it is trained next",
+                "b changed after it was read; the new content is not trained",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_store_that_goes_and_comes_back_is_told_once() {
+        let mut state = running(&plan(&[]));
+        let away = v1::FilesSeen { unreachable: "no answer".to_owned(), ..v1::FilesSeen::default() };
+        for seen in [&listed(&[]), &away, &v1::FilesSeen::default(), &away, &listed(&[])] {
+            state.files_seen_at(seen, 0).unwrap();
+        }
+        let expected = ["no answer; training goes on when it answers", "the store of the followed paths answers again"];
+        assert_eq!(warnings(&state), expected);
+    }
+
+    #[test]
+    fn a_run_without_any_row_is_an_error_and_one_without_an_end_waits() {
+        let mut state = running(&plan(&[]));
+        state.files_seen_at(&listed(&[]), 0).unwrap();
+        assert!(state.waits_for_records());
+        let error = state.files_seen_at(&listed(&[]), 60_000).unwrap_err();
+        assert!(error.is_user_error() && error.to_string().starts_with("no file with rows came"), "{error}");
+        let mut endless = running(&plan(&["spec.data.train.follow.until=null"]));
+        endless.files_seen_at(&listed(&[]), 0).unwrap();
+        endless.files_seen_at(&listed(&[]), i64::MAX / 2).unwrap();
+        assert_eq!(endless.data.ledger.lease(), Lease::Wait);
+    }
+}
