@@ -146,7 +146,7 @@ metrics! {
         send: seconds = "rectrain_loader_send_seconds", "Time until every dense worker has received a global batch. High values mean that training is the bottleneck.";
         rows: counter = "rectrain_loader_rows_total", "Rows read, including test data.";
         skipped_rows: counter = "rectrain_loader_skipped_rows_total", "Bad rows skipped because spec.data.badRows allows it.";
-        broker_errors: counter = "rectrain_loader_broker_errors_total", "Looks at the brokers of a stream that failed and are tried again. The loader trains what it has read meanwhile.";
+        broker_errors: counter = "rectrain_loader_broker_errors_total", "Looks at the brokers of a stream, and listings of followed paths, that failed and are tried again. The loader trains what it has read meanwhile.";
     }
     /// Metrics of an embedding worker.
     EmbeddingWorkerMetrics {
