@@ -186,8 +186,10 @@ fn objects_of_a_bucket_are_followed() {
     put("dt=1/a.csv", text(1, 2));
     put("dt=1/_SUCCESS", String::new());
     put("dt=2/b.csv", text(2, 3));
-    let options = server.options.iter().map(|(name, value)| format!("spec.data.storage.options.{name}={value}"));
-    let options = options.collect::<Vec<_>>().join(",");
+    // `--set` reads `true` as a boolean, and `yes` as a text.
+    let text_of = |value: &str| if value == "true" { "yes".to_owned() } else { value.to_owned() };
+    let option = |(name, value): (&String, &String)| format!("spec.data.storage.options.{name}={}", text_of(value));
+    let options = server.options.iter().map(option).collect::<Vec<_>>().join(",");
     let paths = format!("spec.data.train.follow.paths={{s3://{BUCKET}/in/*/*.csv}}");
     let whole = "spec.data.train.follow.wholeDirectories=true";
     let saved = [FOLLOW, &paths, &options, whole, "spec.checkpoint.path=model", "spec.checkpoint.resume=latest"];
