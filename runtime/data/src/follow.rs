@@ -169,7 +169,7 @@ fn objects(
     let markers: HashSet<String> =
         found.iter().filter_map(|meta| marked_folder(meta.location.as_ref())).map(str::to_owned).collect();
     found.retain(|meta| {
-        let key_found = meta.location.as_ref();
+        let key_found: &str = meta.location.as_ref();
         let is_whole = !follow.whole_directories || markers.contains(folder(key_found));
         let is_match = key_found == key || pattern.matches_with(key_found, options) && is_meant(key, key_found);
         is_match && is_whole && is_data(key_found)
