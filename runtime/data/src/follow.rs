@@ -16,7 +16,7 @@ use crate::error::DataError;
 use crate::fingerprint::{Fingerprint, version_text};
 use crate::identity::Version;
 use crate::pace;
-use crate::storage::{bad_path, glob_folder, is_glob, is_meant, object_path, request, version_of};
+use crate::storage::{bad_path, glob_folder, is_glob, is_meant, listed_version_of, object_path, request};
 
 /// A file that a listing found.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,7 +25,7 @@ pub struct FoundFile {
     pub name: String,
     /// In bytes.
     pub size: u64,
-    /// The version, in the form of [`Fingerprint::version`].
+    /// The version, in the form of [`Fingerprint::version`]. An entity tag comes before a generation.
     pub version: String,
     /// The time of the last modification, in milliseconds since 1970 (UTC).
     pub modified_millis: i64,
@@ -70,7 +70,8 @@ pub fn list_files(follow: &FollowConfig, options: &BTreeMap<String, String>) -> 
 /// A file that cannot be read as the schema says.
 pub fn look_at_file(source: &SourceConfig, schema: &Schema) -> Result<FileState, DataError> {
     let looked = Dataset::open(source.clone(), schema.clone()).and_then(|dataset| {
-        let fingerprint = dataset.fingerprints()?.list.into_iter().next();
+        let print = dataset.fingerprints()?.list.into_iter().next();
+        let fingerprint = print.map(|print| Fingerprint { version: dataset.listed_version(), ..print });
         let rows = dataset.count_good_rows()?;
         Ok(fingerprint.map_or(FileState::Gone, |fingerprint| FileState::There { fingerprint, rows }))
     });
@@ -78,6 +79,15 @@ pub fn look_at_file(source: &SourceConfig, schema: &Schema) -> Result<FileState,
         Err(error) if error.is_absence() => Ok(FileState::Gone),
         Err(DataError::Empty { file } | DataError::NoRows { file }) => Ok(FileState::without_rows(file)),
         looked => looked,
+    }
+}
+
+impl Dataset {
+    /// The version of the first file, as in [`FoundFile::version`].
+    #[must_use]
+    pub fn listed_version(&self) -> Option<String> {
+        let version = self.source_files().first().and_then(|file| file.listed_version());
+        version.as_ref().map(version_text)
     }
 }
 
@@ -182,7 +192,7 @@ fn found_object(root: &str, meta: &ObjectMeta) -> Result<FoundFile, DataError> {
     if is_glob(meta.location.as_ref()) {
         return Err(bad_path(&name, "its name has one of the characters * ? [ of a pattern: rename the object"));
     }
-    let version = version_of(meta).as_ref().map(version_text).unwrap_or_default();
+    let version = listed_version_of(meta).as_ref().map(version_text).unwrap_or_default();
     Ok(FoundFile { name, size: meta.size, version, modified_millis: meta.last_modified.timestamp_millis() })
 }
 

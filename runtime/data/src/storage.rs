@@ -84,6 +84,15 @@ impl SourceFile {
         })
     }
 
+    /// The version as a listing gives it: the entity tag of an object, if there is one. Some stores
+    /// name generations only for an object that is asked for alone.
+    pub(crate) fn listed_version(&self) -> Option<Version> {
+        match &self.place {
+            FilePlace::Object(Object { e_tag: Some(tag), .. }) => Some(Version::ETag(tag.clone())),
+            _ => self.version.clone(),
+        }
+    }
+
     /// The same for all names of one file: its path with links followed, or its URL in one
     /// spelling.
     fn canonical_name(&self) -> Result<OsString, DataError> {
@@ -330,10 +339,15 @@ fn objects(store: &Arc<dyn ObjectStore>, root: &str, key: &str) -> Result<Vec<So
 }
 
 /// The most exact version that the store gives.
-pub(crate) fn version_of(meta: &ObjectMeta) -> Option<Version> {
+fn version_of(meta: &ObjectMeta) -> Option<Version> {
     let generation = meta.version.clone().map(Version::Generation);
     let tag = || meta.e_tag.clone().map(Version::ETag);
     generation.or_else(tag).or_else(|| Some(Version::Modified(meta.last_modified.into())))
+}
+
+/// The version that [`SourceFile::listed_version`] has for this object.
+pub(crate) fn listed_version_of(meta: &ObjectMeta) -> Option<Version> {
+    meta.e_tag.clone().map(Version::ETag).or_else(|| version_of(meta))
 }
 
 /// Runs a request to a store, and waits for the response.

@@ -57,8 +57,7 @@ impl FollowedReader {
             true => lost(file, "is gone"),
             false => error.into(),
         })?;
-        let version = dataset.fingerprints()?.list.into_iter().next().and_then(|print| print.version);
-        match version.is_none_or(|version| version == file.version) {
+        match dataset.listed_version().is_none_or(|version| version == file.version) {
             true => Ok(dataset.span_reader(self.ahead)),
             false => Err(lost(file, "has another version")),
         }
