@@ -25,7 +25,8 @@ pub struct FoundFile {
     pub name: String,
     /// In bytes.
     pub size: u64,
-    /// The version, in the form of [`Fingerprint::version`]. An entity tag comes before a generation.
+    /// The version, in the form of [`Fingerprint::version`]. An entity tag comes before a
+    /// generation.
     pub version: String,
     /// The time of the last modification, in milliseconds since 1970 (UTC).
     pub modified_millis: i64,
