@@ -173,8 +173,8 @@ pub struct KafkaSpec {
     pub security: Option<KafkaSecuritySpec>,
 }
 
-/// Rows to train on: files, a stream, or files that keep coming. Exactly one of `paths`, `kafka` and
-/// `follow`.
+/// Rows to train on: files, a stream, or files that keep coming. Exactly one of `paths`, `kafka`
+/// and `follow`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(

@@ -84,7 +84,8 @@ impl Chunks for JobChunks {
         }
     }
 
-    /// A chunk of a stream has a row, because a loader has seen one. The rows of files were counted.
+    /// A chunk of a stream has a row, because a loader has seen one. The rows of files were
+    /// counted.
     fn found(&mut self, chunk: u64, rows: u64) -> Result<(), u64> {
         match self {
             Self::Finite(finite) => finite.found(chunk, rows),

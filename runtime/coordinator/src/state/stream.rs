@@ -135,8 +135,8 @@ impl State {
         self.data.stream.is_unreachable || self.data.ledger.chunks().stream().is_some_and(StreamChunks::is_at_rest)
     }
 
-    /// Tells when the source of the stream goes, and when it is back. A job waits for it, which is no
-    /// stall: a restart could not help.
+    /// Tells when the source of the stream goes, and when it is back. A job waits for it, which is
+    /// no stall: a restart could not help.
     pub(super) fn note_source(&mut self, problem: &str, back: &str) {
         let is_unreachable = !problem.is_empty();
         if is_unreachable {
