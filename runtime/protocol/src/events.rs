@@ -262,16 +262,20 @@ pub struct WindowQuality {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct StreamLag {
-    /// Records that wait at the brokers. Gaps between offsets count, too.
+    /// Records that wait at the brokers, or rows of followed files. Gaps between offsets count,
+    /// too.
     #[serde(rename = "lagRows")]
     pub rows: u64,
+    /// Followed files that were noticed and have unread rows; `None` if the job follows no paths.
+    #[serde(rename = "lagFiles", skip_serializing_if = "Option::is_none", default)]
+    pub files: Option<u64>,
     /// The age of the latest record that was read, in seconds; 0 if no record waits.
     #[serde(rename = "lagSeconds")]
     pub seconds: f64,
     /// The time of that record, in seconds since 1970 (UTC).
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub event_time: Option<f64>,
-    /// Records that the brokers deleted before they were trained.
+    /// Records that the brokers deleted before they were trained, or rows of lost files.
     #[serde(default)]
     pub lost_records: u64,
 }

@@ -226,6 +226,7 @@ mod tests {
         let mut state = replaced(&state);
         assert_eq!(read(&mut state), None);
         state.files_seen_at(&looked(0, 30), 0).unwrap();
+        assert_eq!(state.stream_lag().map(|lag| (lag.rows, lag.files)), Some((54, Some(2))));
         let mut rows = Vec::new();
         while let Some(read) = read(&mut state) {
             rows.push(read);

@@ -208,6 +208,7 @@ impl State {
         let is_behind = !chunks.is_at_rest();
         Some(StreamLag {
             rows: chunks.waiting(),
+            files: self.followed_files().map(|files| files.waiting),
             seconds: event_time.filter(|_| is_behind).map_or(0.0, |time| (now - time).max(0.0)),
             event_time,
             lost_records: chunks.lost_records(),
