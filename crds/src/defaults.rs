@@ -47,6 +47,8 @@ pub const SYNTHETIC_SEED: u64 = 1;
 pub const SHUFFLE_WINDOW_ROWS: u64 = 65_536;
 /// `spec.data.train.kafka.lingerMillis`
 pub const LINGER_MILLIS: u64 = 2_000;
+/// `spec.data.train.follow.intervalSeconds`
+pub const FOLLOW_INTERVAL_SECONDS: u32 = 30;
 /// `spec.data.nullValues`
 pub const NULL_VALUES: [&str; 3] = ["nan", "NULL", "\\N"];
 /// `spec.data.badRows.limit`

@@ -75,11 +75,11 @@ pub use ranges::{ExpandError, expand};
 pub use rectrain_kinds::*;
 pub use reference::{reference_markdown, server_reference_markdown, simulation_reference_markdown};
 pub use resolved::{
-    DataSource, FilePlan, ResolvedAdmission, ResolvedAutoMode, ResolvedAutoscaling, ResolvedBounds, ResolvedBudget,
-    ResolvedCheckpoint, ResolvedData, ResolvedDenseWorkerScaling, ResolvedEmbedding, ResolvedEmbeddingWorkerScaling,
-    ResolvedEvaluation, ResolvedEviction, ResolvedFaultTolerance, ResolvedFeatures, ResolvedJob, ResolvedLife,
-    ResolvedMemory, ResolvedModel, ResolvedPsScaling, ResolvedRole, ResolvedRoles, ResolvedShadow, ResolvedStorage,
-    ResolvedTable, ResolvedTraining, StreamSource, TrainTest, TrainingLength,
+    DataSource, FilePlan, FollowSource, ResolvedAdmission, ResolvedAutoMode, ResolvedAutoscaling, ResolvedBounds,
+    ResolvedBudget, ResolvedCheckpoint, ResolvedData, ResolvedDenseWorkerScaling, ResolvedEmbedding,
+    ResolvedEmbeddingWorkerScaling, ResolvedEvaluation, ResolvedEviction, ResolvedFaultTolerance, ResolvedFeatures,
+    ResolvedJob, ResolvedLife, ResolvedMemory, ResolvedModel, ResolvedPsScaling, ResolvedRole, ResolvedRoles,
+    ResolvedShadow, ResolvedStorage, ResolvedTable, ResolvedTraining, StreamSource, TrainTest, TrainingLength,
 };
 pub use schema::{crd, crd_yaml, server_crd, server_crd_yaml};
 pub use server::{

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use rectrain_kinds::{Scheme, endpoint_problem, is_true, unexpanded};
 
-use crate::{FieldError, FieldPath, PathsSpec, RecTrainingJob, RecTrainingJobSpec};
+use crate::{FieldError, FieldPath, PathsSpec, RecTrainingJob, RecTrainingJobSpec, TrainSpec};
 
 /// Options that name an endpoint, for `s3://` and for `gs://`. Names are in any case of letters.
 const S3_ENDPOINTS: [&str; 5] = ["endpoint", "endpoint_url", "aws_endpoint", "aws_endpoint_url", "aws_endpoint_url_s3"];
@@ -53,9 +53,10 @@ pub fn local_paths(job: &RecTrainingJob) -> Option<String> {
 fn locations(spec: &RecTrainingJobSpec) -> Vec<(FieldPath, &str)> {
     let data = &spec.data;
     let mut found = Vec::new();
-    let train = data.train.as_ref().map_or(&[][..], |given| &given.paths);
-    for (field, paths) in [("train", train), ("test", paths(&data.test)), ("source", paths(&data.source))] {
-        let list = FieldPath::parse("spec.data").key(field).key("paths");
+    let train = data.train.as_ref().map_or(("spec.data.train.paths", &[][..]), TrainSpec::file_paths);
+    let (test, source) = (paths(&data.test), paths(&data.source));
+    for (field, paths) in [train, ("spec.data.test.paths", test), ("spec.data.source.paths", source)] {
+        let list = FieldPath::parse(field);
         let paths = paths.iter().enumerate();
         found.extend(paths.map(|(index, path)| (list.index(index), path.as_str())));
     }

@@ -352,10 +352,16 @@ fn initializer(given: Option<&InitializerSpec>) -> Initializer {
 fn data(spec: &RecTrainingJobSpec, features: &ResolvedFeatures, errors: &mut Errors) -> ResolvedData {
     let given = &spec.data;
     let kafka = given.train.as_ref().and_then(|train| train.kafka.as_ref());
-    let source = match (&given.synthetic, kafka) {
-        (Some(synthetic), _) => DataSource::Synthetic(self::synthetic(synthetic, &features.schema, errors)),
-        (None, Some(kafka)) => DataSource::Stream(stream(kafka, given, spec, &features.schema, errors)),
-        (None, None) => DataSource::Files(files(given, &features.schema, errors)),
+    let follow = given.train.as_ref().and_then(|train| train.follow.as_ref());
+    let source = match (&given.synthetic, kafka, follow) {
+        (Some(synthetic), ..) => DataSource::Synthetic(self::synthetic(synthetic, &features.schema, errors)),
+        (None, Some(kafka), _) => DataSource::Stream(stream(kafka, given, spec, &features.schema, errors)),
+        (None, None, Some(follow)) => {
+            refuse_epochs(spec, errors);
+            let files = files(given, &features.schema, errors);
+            DataSource::Follow(FollowSource { follow: self::follow(follow, errors), files })
+        }
+        (None, None, None) => DataSource::Files(files(given, &features.schema, errors)),
     };
     let storage = given.storage.clone().unwrap_or_default();
     ResolvedData {
@@ -377,10 +383,7 @@ fn stream(
     for place in (0..given.topics.len()).filter(|place| is_repeated(*place)) {
         errors.add(kafka.key("topics").index(place), "the topic is named twice: its records would be trained twice");
     }
-    let epochs = spec.training.as_ref().and_then(|training| training.epochs);
-    if epochs.is_some_and(|epochs| epochs > 1) {
-        errors.add(at("spec.training.epochs"), "a stream is read once: remove `epochs`, or give `steps`");
-    }
+    refuse_epochs(spec, errors);
     let security = given.security.clone().unwrap_or_default();
     StreamSource {
         kafka: KafkaConfig {
@@ -390,15 +393,55 @@ fn stream(
             start: stream_start(given),
             until: given.until.map(|StreamEndSpec::Latest| StreamEnd::Latest),
             linger_millis: given.linger_millis.unwrap_or(d::LINGER_MILLIS),
-            lost_records: match given.lost_records.unwrap_or_default() {
-                LostRecordsSpec::Fail => LostRecords::Fail,
-                LostRecordsSpec::Skip => LostRecords::Skip,
-            },
+            lost_records: lost_records(given.lost_records),
             dead_letter_topic: dead_letter_topic(given, data, errors),
             security: kafka_security(&security),
         },
         test: stream_test(data, schema, errors),
         secret_name: security.secret_name,
+    }
+}
+
+/// Refuses several passes over rows that are read once.
+fn refuse_epochs(spec: &RecTrainingJobSpec, errors: &mut Errors) {
+    let epochs = spec.training.as_ref().and_then(|training| training.epochs);
+    if epochs.is_some_and(|epochs| epochs > 1) {
+        errors.add(at("spec.training.epochs"), "a stream is read once: remove `epochs`, or give `steps`");
+    }
+}
+
+fn follow(given: &FollowSpec, errors: &mut Errors) -> FollowConfig {
+    let paths = at("spec.data.train.follow.paths");
+    let is_repeated = |at: usize| given.paths[..at].contains(&given.paths[at]);
+    for place in (0..given.paths.len()).filter(|place| is_repeated(*place)) {
+        errors.add(paths.index(place), "the path is named twice: its files would be trained twice");
+    }
+    FollowConfig {
+        paths: given.paths.clone(),
+        order: match given.order.unwrap_or_default() {
+            FileOrderSpec::Name => FileOrder::Name,
+            FileOrderSpec::Time => FileOrder::Time,
+        },
+        interval_seconds: given.interval_seconds.unwrap_or(d::FOLLOW_INTERVAL_SECONDS),
+        whole_directories: given.whole_directories.unwrap_or(false),
+        until: given.until.as_ref().and_then(follow_end),
+        lost_files: lost_records(given.lost_files),
+        late_files: match given.late_files.unwrap_or_default() {
+            LateFilesSpec::Train => LateFiles::Train,
+            LateFilesSpec::Skip => LateFiles::Skip,
+        },
+    }
+}
+
+fn follow_end(given: &FollowUntilSpec) -> Option<FollowEnd> {
+    let idle = given.idle_seconds.map(FollowEnd::IdleSeconds);
+    idle.or_else(|| given.timestamp.map(|millis| FollowEnd::Timestamp(millis as i64)))
+}
+
+fn lost_records(given: Option<LostRecordsSpec>) -> LostRecords {
+    match given.unwrap_or_default() {
+        LostRecordsSpec::Fail => LostRecords::Fail,
+        LostRecordsSpec::Skip => LostRecords::Skip,
     }
 }
 
@@ -516,7 +559,7 @@ fn files(given: &DataSpec, schema: &Schema, errors: &mut Errors) -> FilePlan {
     let paths = |paths: &Option<PathsSpec>| paths.as_ref().map(|p| p.paths.clone()).unwrap_or_default();
     let divided = given.source.as_ref().zip(given.split.as_ref());
     let parts = divided.and_then(|(source, split)| divide(&source.paths, split, errors));
-    let train = given.train.as_ref().map(|train| train.paths.clone()).unwrap_or_default();
+    let train = given.train.as_ref().map(|train| train.file_paths().1.to_vec()).unwrap_or_default();
     let parts = parts.unwrap_or_else(|| TrainTest::Separate { train, test: paths(&given.test) });
     if let TrainTest::Separate { train, test } = &parts {
         for (index, path) in test.iter().enumerate().filter(|(_, path)| train.contains(path)) {
@@ -694,7 +737,10 @@ fn text_format(csv: CsvSpec, is_tsv: bool, errors: &mut Errors) -> CsvFormat {
 /// The format by the file extensions, which must agree.
 fn recognize(given: &DataSpec, parts: &TrainTest, errors: &mut Errors) -> DataFormat {
     let (place, paths): (_, Vec<&String>) = match parts {
-        TrainTest::Separate { train, test } => ("spec.data.train.paths", train.iter().chain(test).collect()),
+        TrainTest::Separate { train, test } => {
+            let place = given.train.as_ref().map_or("spec.data.train.paths", |train| train.file_paths().0);
+            (place, train.iter().chain(test).collect())
+        }
         TrainTest::Divided { paths, .. } | TrainTest::Slices { paths, .. } => {
             ("spec.data.source.paths", paths.iter().collect())
         }

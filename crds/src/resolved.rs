@@ -10,9 +10,9 @@ use std::collections::BTreeMap;
 use std::num::NonZeroU64;
 
 use rectrain_kinds::{
-    BadRows, Compression, DenseOptimizer, DeviceKind, EvictionKind, FileFormat, Initializer, KafkaConfig, KeyDivisor,
-    Mode, ModelSettings, PerRole, Pooling, Precision, RowPriority, Schema, ShadowAlgorithm, SparseOptimizer, Split,
-    SyntheticConfig, Task, ValueType,
+    BadRows, Compression, DenseOptimizer, DeviceKind, EvictionKind, FileFormat, FollowConfig, Initializer, KafkaConfig,
+    KeyDivisor, Mode, ModelSettings, PerRole, Pooling, Precision, RowPriority, Schema, ShadowAlgorithm,
+    SparseOptimizer, Split, SyntheticConfig, Task, ValueType,
 };
 use serde::Serialize;
 
@@ -200,6 +200,8 @@ pub enum DataSource {
     Synthetic(SyntheticConfig),
     /// From a stream.
     Stream(StreamSource),
+    /// From files that keep coming.
+    Follow(FollowSource),
 }
 
 /// A stream to train on, and the files to test on.
@@ -212,6 +214,16 @@ pub struct StreamSource {
     pub test: FilePlan,
     /// Secret whose entries become environment variables of the loaders, in a cluster.
     pub secret_name: Option<String>,
+}
+
+/// Files that keep coming, and the files to test on.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FollowSource {
+    /// The paths, and how they are followed.
+    pub follow: FollowConfig,
+    /// The form of the files. `files.parts` has the paths to train on, and the test files.
+    pub files: FilePlan,
 }
 
 /// The files, and which of their rows are the test.

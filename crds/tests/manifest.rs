@@ -1126,6 +1126,69 @@ fn settings_of_a_stream_that_contradict_each_other_are_refused() {
     refused(&[KAFKA, "spec.training.epochs=2"], "spec.training.epochs", "a stream is read once");
 }
 
+/// Lays followed paths over the training files of the base.
+const FOLLOW: &str = "spec.data.train.paths=null,spec.data.train.follow.paths={in/*.csv}";
+
+#[test]
+fn followed_paths_take_every_default() {
+    let DataSource::Follow(source) = resolve(&[FOLLOW]).data.source else { panic!("the job follows paths") };
+    let expected = FollowConfig {
+        paths: vec!["in/*.csv".to_owned()],
+        order: FileOrder::Name,
+        interval_seconds: 30,
+        whole_directories: false,
+        until: None,
+        lost_files: LostRecords::Fail,
+        late_files: LateFiles::Train,
+    };
+    assert_eq!(source.follow, expected);
+    let TrainTest::Separate { train, test } = source.files.parts else { panic!("followed paths have no split") };
+    assert_eq!((train, test), (vec!["in/*.csv".to_owned()], vec!["test.csv".to_owned()]));
+}
+
+#[test]
+fn followed_paths_take_every_setting() {
+    let follow = |settings: &str| format!("spec.data.train.follow.{settings}");
+    let settings = [
+        "order=time",
+        "intervalSeconds=5",
+        "wholeDirectories=true",
+        "until.idleSeconds=600",
+        "lostFiles=skip",
+        "lateFiles=skip",
+    ]
+    .map(follow)
+    .join(",");
+    let DataSource::Follow(source) = resolve(&[FOLLOW, &settings]).data.source else { panic!("the job follows paths") };
+    let expected = FollowConfig {
+        paths: vec!["in/*.csv".to_owned()],
+        order: FileOrder::Time,
+        interval_seconds: 5,
+        whole_directories: true,
+        until: Some(FollowEnd::IdleSeconds(600)),
+        lost_files: LostRecords::Skip,
+        late_files: LateFiles::Skip,
+    };
+    assert_eq!(source.follow, expected);
+    let until = follow("until.timestamp=1700000000000");
+    let DataSource::Follow(source) = resolve(&[FOLLOW, &until]).data.source else { panic!("the job follows paths") };
+    assert_eq!(source.follow.until, Some(FollowEnd::Timestamp(1_700_000_000_000)));
+}
+
+#[test]
+fn settings_of_followed_paths_that_contradict_each_other_are_refused() {
+    let paths = "spec.data.train.follow.paths";
+    let of = |setting: &str| format!("{paths}={setting}");
+    refused(&[&of("{a.csv,a.csv}"), FOLLOW_ALONE], "spec.data.train.follow.paths[1]", "named twice");
+    refused(&[&of("{ftp://a/b.csv}"), FOLLOW_ALONE], "spec.data.train.follow.paths[0]", "");
+    refused(&[&of("{in/*}"), FOLLOW_ALONE], paths, "set spec.data.format");
+    refused(&[&of("{test.csv}"), FOLLOW_ALONE], "spec.data.test.paths[0]", "is also a training file");
+    refused(&[FOLLOW, "spec.training.epochs=2"], "spec.training.epochs", "a stream is read once");
+    refused(&[FOLLOW, "spec.data.train.follow.intervalSeconds=0"], "spec.data.train.follow.intervalSeconds", "");
+}
+
+const FOLLOW_ALONE: &str = "spec.data.train.paths=null";
+
 #[test]
 fn numbers_that_floats_cannot_hold_are_refused() {
     let age = |settings: &str| format!("spec.features.dense[0].transform={settings}");
@@ -1294,7 +1357,7 @@ fn a_number_is_no_marker_of_missing_values() {
 fn files_of(expressions: &[&str]) -> FilePlan {
     match resolve(expressions).data.source {
         DataSource::Files(files) => files,
-        DataSource::Synthetic(_) | DataSource::Stream(_) => panic!("the job reads files"),
+        DataSource::Synthetic(_) | DataSource::Stream(_) | DataSource::Follow(_) => panic!("the job reads files"),
     }
 }
 
@@ -1422,6 +1485,12 @@ const RULES: &[(&[&str], &[&str])] = &[
     (&["spec.data.csv.header=false"], &["spec.data.csv.header=false,spec.data.csv.columns={label,user,item,age}"]),
     (&["spec.data.test=null,spec.data.train=null"], &["spec.data.test=null"]),
     (&[KAFKA, "spec.data.train.paths={a.csv}"], &[KAFKA]),
+    (&[FOLLOW, "spec.data.train.paths={a.csv}"], &[FOLLOW]),
+    (&[FOLLOW, "spec.data.shuffle.windowRows=512"], &[FOLLOW, "spec.data.badRows.action=skip"]),
+    (
+        &[FOLLOW, "spec.data.train.follow.until.idleSeconds=5,spec.data.train.follow.until.timestamp=5"],
+        &[FOLLOW, "spec.data.train.follow.until.idleSeconds=5"],
+    ),
     (&[KAFKA, "spec.data.shuffle.windowRows=512"], &[KAFKA, "spec.data.badRows.action=skip"]),
     (&[KAFKA, "spec.data.test=null,spec.data.format=csv"], &[KAFKA, "spec.data.format=csv"]),
     (

@@ -11,6 +11,7 @@
 #[macro_use]
 mod named;
 mod data;
+mod follow;
 mod life;
 mod location;
 mod mode;
@@ -29,6 +30,7 @@ pub use data::{
     BadRows, CsvFormat, DataFormat, DenseField, FileFormat, LabelField, NO_GROUP, Schema, SparseField, Split,
     SyntheticConfig, TimeBound, TimeField, criteo_columns,
 };
+pub use follow::{FileOrder, FollowConfig, FollowEnd, LateFiles};
 pub use life::{EvictionKind, RowPriority, TimeUnit};
 pub use location::{EXPECTED_LOCATION, Scheme, endpoint_problem, is_true, unexpanded};
 pub use mode::{Family, KeyDivisor, Mode};

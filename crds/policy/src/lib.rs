@@ -19,6 +19,7 @@ mod correction;
 mod decide;
 mod decision;
 mod history;
+mod loaders;
 mod look;
 mod memory;
 mod mode;
@@ -37,6 +38,7 @@ pub use auto_mode::{AutoMode, NotAutomatic};
 pub use decide::decide;
 pub use decision::{Action, Decision, Subject};
 pub use history::History;
+pub use loaders::{LoaderLoad, LoaderPolicy, loaders_for_lag};
 pub use memory::{Kill, after_a_kill};
 pub use observations::{
     ClusterLoad, EmbeddingWorkerLoad, ObservationError, Observations, PsLoad, ReplicaCount, Replicas, Worker, with_idle,

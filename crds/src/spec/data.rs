@@ -300,6 +300,7 @@ pub struct StorageSpec {
     validation = Rule::new("!has(self.source) || has(self.split)").message("`source` needs `split`, which selects the test rows: position, fraction, time or slices").field_path(".source"),
     validation = Rule::new("!has(self.split) || has(self.source)").message("`split` divides `source`: remove it, or give `source` instead of `train` and `test`").field_path(".split"),
     validation = Rule::new("!(has(self.train) && has(self.train.kafka)) || (!has(self.shuffle) && (has(self.test) || !(has(self.format) || has(self.csv))))").message("a stream is trained in its order, and `format` and `csv` are for the files of `test`: remove them").field_path(".train"),
+    validation = Rule::new("!(has(self.train) && has(self.train.follow)) || !has(self.shuffle)").message("files that keep coming are trained in their order: remove `shuffle`").field_path(".shuffle"),
     validation = Rule::new("!has(self.csv) || !(has(self.format) && self.format == 'parquet')").message("`csv` is only for text files: remove it, or set format: csv or tsv").field_path(".csv"),
     validation = Rule::new("!has(self.synthetic) || !has(self.timeColumn)").message("synthetic rows have no column of times: remove `timeColumn`").field_path(".timeColumn"),
     validation = Rule::new("!has(self.synthetic) || !(has(self.format) || has(self.csv) || has(self.badRows) || has(self.nullValues))").message("`format`, `csv`, `badRows` and `nullValues` are for files, and `synthetic` reads none: remove them").field_path(".synthetic")

@@ -8,6 +8,7 @@
 mod autoscaling;
 mod data;
 mod features;
+mod follow;
 mod memory;
 mod model;
 mod operation;
@@ -18,6 +19,7 @@ mod training;
 pub use autoscaling::*;
 pub use data::*;
 pub use features::*;
+pub use follow::*;
 pub use memory::*;
 pub use model::*;
 pub use operation::*;

@@ -4,7 +4,7 @@ use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{CsvSpec, defaults};
+use crate::{CsvSpec, FollowSpec, defaults};
 
 /// The format of the records' values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
@@ -41,11 +41,12 @@ pub enum StreamEndSpec {
     Latest,
 }
 
-/// The treatment of records that the brokers deleted before they were trained.
+/// The treatment of rows that are gone before they were trained: records that the brokers deleted,
+/// or a file that disappeared or changed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum LostRecordsSpec {
-    /// Training ends with an error that names the partition and the number of records.
+    /// Training ends with an error that names the partition and the number of records, or the file.
     #[default]
     Fail,
     /// They are counted, a warning names them, and training goes on behind them.
@@ -172,11 +173,12 @@ pub struct KafkaSpec {
     pub security: Option<KafkaSecuritySpec>,
 }
 
-/// Rows to train on: files, or a stream. Exactly one of `paths` and `kafka`.
+/// Rows to train on: files, a stream, or files that keep coming. Exactly one of `paths`, `kafka`
+/// and `follow`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
-    validation = Rule::new("has(self.paths) != has(self.kafka)").message("expected exactly one of `paths` (files) and `kafka` (a stream)")
+    validation = Rule::new("[has(self.paths), has(self.kafka), has(self.follow)].filter(given, given).size() == 1").message("expected exactly one of `paths` (files), `kafka` (a stream) and `follow` (files that keep coming)")
 )]
 pub struct TrainSpec {
     /// Files, as in `spec.data.test.paths`. At least one, at most 1,024.
@@ -188,4 +190,19 @@ pub struct TrainSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = "none"))]
     pub kafka: Option<KafkaSpec>,
+
+    /// Files that keep coming.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-default" = "none"))]
+    pub follow: Option<FollowSpec>,
+}
+
+impl TrainSpec {
+    /// The paths of files, known or to come, and their field.
+    pub(crate) fn file_paths(&self) -> (&'static str, &[String]) {
+        match &self.follow {
+            Some(follow) => ("spec.data.train.follow.paths", &follow.paths),
+            None => ("spec.data.train.paths", &self.paths),
+        }
+    }
 }

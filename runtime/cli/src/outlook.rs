@@ -39,10 +39,14 @@ pub(crate) fn look(plan: &JobPlan) -> Result<Outlook, Failure> {
     if !is_local(&plan.train) || plan.test.as_ref().is_some_and(|test| !is_local(test)) {
         return Ok(Outlook::of(plan, None));
     }
-    let train = open(&plan.train, plan)?;
     if let Some(test) = &plan.test {
         open(test, plan)?;
     }
+    if plan.follow().is_some() {
+        // The files may come later.
+        return Ok(Outlook::of(plan, None));
+    }
+    let train = open(&plan.train, plan)?;
     let rows = train.is_finite().then(|| train.estimated_rows());
     if rows.is_some_and(|rows| rows <= SMALL) && plan.train.split.is_some() && is_of_files(&plan.train) {
         first_row(&train)?;
@@ -134,7 +138,7 @@ fn is_counted(part: &SourceConfig) -> bool {
 }
 
 fn is_of_files(part: &SourceConfig) -> bool {
-    !matches!(part.format, Format::Synthetic(_) | Format::Kafka(_))
+    !matches!(part.format, Format::Synthetic(_) | Format::Kafka(_) | Format::Follow(..))
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! `rectrain validate --data`: opens the data of a manifest, checks its columns and first rows, and
 //! shows the numbers of rows.
 
-use rectrain_data::{Batch, Dataset, ReadPlan, SourceConfig};
+use rectrain_data::{Batch, Dataset, FollowConfig, ReadPlan, SourceConfig, list_files};
 use rectrain_protocol::plan::JobPlan;
 
 use crate::failure::Failure;
@@ -15,6 +15,9 @@ const CHECKED: u64 = 1_000;
 /// Prints the numbers of rows of each part, and the first row of the training part. Prints a
 /// warning where the job could learn little.
 pub(crate) fn show(plan: &JobPlan) -> Result<(), Failure> {
+    if let Some(follow) = plan.follow() {
+        return show_followed(plan, follow);
+    }
     let train = open(&plan.train, plan)?;
     if !train.is_finite() {
         return show_stream(plan, &train);
@@ -43,6 +46,21 @@ fn show_stream(plan: &JobPlan, train: &Dataset) -> Result<(), Failure> {
         thousands(partitions.len() as u64),
         thousands(records)
     ))?;
+    if let Some(config) = &plan.test {
+        show_part("test", &open(config, plan)?, config)?;
+    }
+    Ok(())
+}
+
+/// Prints how many files the followed paths have now, and the figures of the first one and of the
+/// test part.
+fn show_followed(plan: &JobPlan, follow: &FollowConfig) -> Result<(), Failure> {
+    let files = list_files(follow, &plan.train.storage_options).map_err(failure)?;
+    output::line(format_args!("training data: followed paths with {} files now", thousands(files.len() as u64)))?;
+    if let Some(first) = files.iter().find(|file| file.size > 0) {
+        let config = plan.train.of_file(&first.name);
+        show_part("first file's", &open(&config, plan)?, &config)?;
+    }
     if let Some(config) = &plan.test {
         show_part("test", &open(config, plan)?, config)?;
     }

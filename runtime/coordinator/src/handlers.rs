@@ -63,6 +63,7 @@ impl Coordinator {
             v1::ChunkReport::KIND => self.chunk_report(caller, &read(frame)?)?,
             v1::FilesFound::KIND => self.files_found(caller, &read(frame)?)?,
             v1::StreamFound::KIND => self.stream_found(caller, &read(frame)?)?,
+            v1::FilesSeen::KIND => self.files_seen(caller, &read(frame)?)?,
             v1::Reading::KIND => self.reading(read(frame)?),
             v1::Waiting::KIND => self.waiting(&read(frame)?),
             v1::OrderRequest::KIND => self.order(caller, read(frame)?).await?,
@@ -125,6 +126,19 @@ impl Coordinator {
             self.metrics.set_stream_lag(&lag);
         }
         Ok(known)
+    }
+
+    fn files_seen(&self, caller: &v1::Caller, seen: &v1::FilesSeen) -> Result<Frame, RoleError> {
+        let wanted = self.apply_and_reply::<v1::FilesSeen>(caller, |state| state.files_seen(seen))?;
+        let state = self.lock();
+        if let Some(lag) = state.stream_lag() {
+            self.metrics.set_stream_lag(&lag);
+        }
+        if let Some(files) = state.followed_files() {
+            self.metrics.set_followed(&files);
+        }
+        drop(state);
+        Ok(wanted)
     }
 
     fn reading(&self, _reading: v1::Reading) -> Frame {
@@ -247,7 +261,8 @@ impl Coordinator {
         let reply = |lease| v1::LeaseReply { lease: Some(lease) };
         let lease = reply_once::<v1::LeaseRequest>(caller, |state| match state.lease(loader) {
             (Lease::Chunk(lease), skip) => {
-                Ok(Some(reply(Reply::Chunk(write_lease(lease, skip, state.round_robin(None))))))
+                let file = state.followed_file(&lease);
+                Ok(Some(reply(Reply::Chunk(write_lease(lease, skip, state.round_robin(None), file)))))
             }
             (Lease::Finished, _) => Ok(Some(reply(Reply::Finished(v1::Finished {})))),
             (Lease::Wait, _) => Ok(None),
@@ -290,7 +305,8 @@ impl Coordinator {
                     let pieces = pieces.unwrap_or_default().into_iter().map(range).collect();
                     let repeat = Some(match leased {
                         Leased::Train { lease, skip } => {
-                            Reply::Chunk(write_lease(lease, skip, state.round_robin(None)))
+                            let file = state.followed_file(&lease);
+                            Reply::Chunk(write_lease(lease, skip, state.round_robin(None), file))
                         }
                         Leased::Evaluation { at_step, chunk, first_batch } => {
                             let turns = state.round_robin(Some(at_step)).write();
@@ -487,7 +503,12 @@ fn reported(state: &State) -> v1::Reported {
     v1::Reported { embedding_worker_successions: state.embedding_worker_successions() }
 }
 
-fn write_lease(lease: ChunkLease, (skip_batches, skip_pieces): (u64, u32), turns: &RoundRobin) -> v1::ChunkLease {
+fn write_lease(
+    lease: ChunkLease,
+    (skip_batches, skip_pieces): (u64, u32),
+    turns: &RoundRobin,
+    file: Option<v1::FollowedFile>,
+) -> v1::ChunkLease {
     let ChunkLease { epoch, chunk, first_step, max_batches, start, until } = lease;
     let segment = match (start, until) {
         (Start::At(from), Some(until)) => Some(v1::Segment { part: from.part.0, from: from.offset.0, until }),
@@ -502,6 +523,7 @@ fn write_lease(lease: ChunkLease, (skip_batches, skip_pieces): (u64, u32), turns
         skip_pieces,
         turns: turns.write(),
         segment,
+        file,
     }
 }
 

@@ -19,6 +19,7 @@ mod copies;
 mod digest;
 mod drain;
 mod files;
+mod followed;
 mod free_space;
 mod handlers;
 mod in_flight;

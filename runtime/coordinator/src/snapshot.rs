@@ -183,16 +183,39 @@ impl Snapshot {
 
     /// A place in a stream is none in files, and the other way round.
     fn check_kind(&self, plan: &JobPlan) -> Result<(), RoleError> {
-        let (was, is) = match (self.stream.is_some(), plan.stream().is_some()) {
-            (true, false) => ("a stream", "files"),
-            (false, true) if self.training.batch > 0 => ("files", "a stream"),
-            _ => return Ok(()),
+        let was = match &self.stream {
+            None => "files",
+            Some(stream) if stream.files.is_some() => "followed paths",
+            Some(_) => "a stream",
         };
+        let is = match plan.stream() {
+            None => "files",
+            Some(_) if plan.follow().is_some() => "followed paths",
+            Some(_) => "a stream",
+        };
+        let is_before_first_row = self.stream.is_none() && self.training.batch == 0;
+        if was == is || is_before_first_row {
+            return self.check_paths(plan);
+        }
         Err(RoleError::Input(format!(
             "spec.data.train: the checkpoint of step {} was trained on {was}, and the job reads {is}: {}",
             self.training.step,
             self.as_new_job(plan)
         )))
+    }
+
+    /// A list of taken files belongs to its paths.
+    fn check_paths(&self, plan: &JobPlan) -> Result<(), RoleError> {
+        let files = self.stream.as_ref().and_then(|stream| stream.files.as_ref());
+        let difference = files.zip(plan.follow()).and_then(|(files, follow)| files.difference(follow));
+        match difference {
+            None => Ok(()),
+            Some(difference) => Err(RoleError::Input(format!(
+                "{difference}, and the checkpoint of step {} lists the files that were trained of the former ones: change it back, or {}",
+                self.training.step,
+                self.as_new_job(plan)
+            ))),
+        }
     }
 
     /// Whether the run has trained all that a job with this plan would train.

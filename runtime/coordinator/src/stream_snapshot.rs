@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use rectrain_modes::StreamPlace;
 use serde::{Deserialize, Serialize};
 
+use crate::followed::FileLedger;
+
 /// A stream in a checkpoint.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -15,6 +17,9 @@ pub(crate) struct StreamSnapshot {
     pub(crate) topics: BTreeMap<u32, Topic>,
     /// The latest time of a record in a chunk that was read, in milliseconds since 1970.
     pub(crate) event_millis: Option<i64>,
+    /// The taken files, if the job follows paths.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) files: Option<FileLedger>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use rectrain_kinds::{BadRows, FileFormat, KafkaConfig, Split, Start, SyntheticConfig};
+use rectrain_kinds::{BadRows, FileFormat, FollowConfig, KafkaConfig, Split, Start, SyntheticConfig};
 
 use crate::span::{Order, Span};
 
@@ -37,6 +37,18 @@ pub struct SourceConfig {
     pub label_is_optional: bool,
 }
 
+impl SourceConfig {
+    /// The source of one followed file, with the other settings of this one.
+    #[must_use]
+    pub fn of_file(&self, name: &str) -> Self {
+        let format = match &self.format {
+            Format::Follow(format, _) => Format::Files(format.clone()),
+            format => format.clone(),
+        };
+        Self { paths: vec![name.to_owned()], format, ..self.clone() }
+    }
+}
+
 /// The format of a source's rows.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub enum Format {
@@ -50,6 +62,9 @@ pub enum Format {
     Synthetic(SyntheticConfig),
     /// Records of Kafka topics. There are no files, and the rows do not end.
     Kafka(KafkaConfig),
+    /// Files of one format that keep coming. A data set reads one of them: see
+    /// [`SourceConfig::of_file`].
+    Follow(FileFormat, FollowConfig),
 }
 
 /// Training rows, test rows, or both.

@@ -162,6 +162,18 @@ impl Dataset {
         Ok(extent.to.unwrap_or(all).min(all) - extent.from.min(all))
     }
 
+    /// The number of good rows. Where bad rows are skipped, all cells are parsed. Blocks.
+    ///
+    /// # Errors
+    /// As [`count_rows`](Self::count_rows); too many bad rows.
+    pub(crate) fn count_good_rows(&self) -> Result<u64, DataError> {
+        if self.shared.config.bad_rows == BadRows::Fail {
+            return self.count_rows();
+        }
+        let stop = Stop::default();
+        self.rows(self.extent(&stop)?, &stop)?.advance(u64::MAX, None)
+    }
+
     /// About how many rows there are, without reading any. Exact for Parquet, for the synthetic
     /// source, and after [`Dataset::count_rows`]. Otherwise estimated from the size of the first
     /// rows of each text file. With a split by time it is an upper bound: the rows of all subsets.

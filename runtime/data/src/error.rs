@@ -274,6 +274,20 @@ impl DataError {
         }
     }
 
+    /// Whether a file is not there.
+    pub fn is_absence(&self) -> bool {
+        match self {
+            Self::NotFound { .. } | Self::NoMatch { .. } => true,
+            Self::Io { source, .. } => source.kind() == std::io::ErrorKind::NotFound,
+            _ => false,
+        }
+    }
+
+    /// Whether an object store does not answer now. A later attempt may succeed.
+    pub fn is_store_away(&self) -> bool {
+        matches!(self, Self::ObjectStore { source: object_store::Error::Generic { .. }, .. })
+    }
+
     /// Whether a later attempt may succeed, because a broker is not there now.
     pub fn is_transient(&self) -> bool {
         matches!(self, Self::Kafka(error) if error.is_transient())

@@ -105,7 +105,7 @@ fn fingerprint(file: &SourceFile) -> Result<Fingerprint, DataError> {
     })
 }
 
-fn version_text(version: &Version) -> String {
+pub(crate) fn version_text(version: &Version) -> String {
     match version {
         Version::Generation(generation) => format!("generation:{generation}"),
         Version::ETag(tag) => format!("etag:{tag}"),

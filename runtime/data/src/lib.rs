@@ -34,6 +34,7 @@ mod config;
 mod dataset;
 mod error;
 mod fingerprint;
+mod follow;
 mod identity;
 mod ids;
 mod json;
@@ -62,14 +63,15 @@ pub use config::{Format, ReadPlan, SourceConfig, Subset};
 pub use dataset::Dataset;
 pub use error::{DataError, Place};
 pub use fingerprint::{Fingerprint, Fingerprints};
+pub use follow::{FileState, FoundFile, list_files, look_at_file};
 pub use identity::{Identity, PartIdentity, Version};
 pub use pace::passed;
 pub use random::chunk_permutation;
 pub use reader::{ChunkReader, SpanReader, SpanRows};
 pub use rectrain_kinds::{
-    BadRows, CsvFormat, Date, DateOrder, DenseField, FileFormat, KafkaConfig, LabelField, MissingValue, Offset, PartId,
-    PartitionState, Position, Schema, Segment, SegmentRead, SparseField, Split, Start, SyntheticConfig, TimeBound,
-    Transform,
+    BadRows, CsvFormat, Date, DateOrder, DenseField, FileFormat, FollowConfig, KafkaConfig, LabelField, MissingValue,
+    Offset, PartId, PartitionState, Position, Schema, Segment, SegmentRead, SparseField, Split, Start, SyntheticConfig,
+    TimeBound, Transform,
 };
 pub use span::{Order, Span};
 pub use stream::{PartitionFound, Probe};

@@ -84,6 +84,15 @@ impl SourceFile {
         })
     }
 
+    /// The version as a listing gives it: the entity tag of an object, if there is one. Some stores
+    /// name generations only for an object that is asked for alone.
+    pub(crate) fn listed_version(&self) -> Option<Version> {
+        match &self.place {
+            FilePlace::Object(Object { e_tag: Some(tag), .. }) => Some(Version::ETag(tag.clone())),
+            _ => self.version.clone(),
+        }
+    }
+
     /// The same for all names of one file: its path with links followed, or its URL in one
     /// spelling.
     fn canonical_name(&self) -> Result<OsString, DataError> {
@@ -249,18 +258,18 @@ fn resolve_one(path: &str, options: &BTreeMap<String, String>) -> Result<Vec<Sou
     }
 }
 
-fn bad_path(path: &str, problem: impl Into<String>) -> DataError {
+pub(crate) fn bad_path(path: &str, problem: impl Into<String>) -> DataError {
     DataError::BadPath { path: path.to_owned(), problem: problem.into() }
 }
 
-fn is_glob(path: &str) -> bool {
+pub(crate) fn is_glob(path: &str) -> bool {
     path.contains(['*', '?', '['])
 }
 
 /// Whether a pattern means a path that it matches. It does not mean hidden files, nor files in
 /// folders with names that begin with `_`: writers keep unfinished files and other things there. A
 /// pattern that names such a file or folder means it.
-fn is_meant(pattern: &str, path: &str) -> bool {
+pub(crate) fn is_meant(pattern: &str, path: &str) -> bool {
     let mut names: Vec<&str> = path.split('/').collect();
     let file = names.pop().unwrap_or_default();
     let named = |name: &&str| pattern.split('/').any(|part| part == *name);
@@ -336,8 +345,13 @@ fn version_of(meta: &ObjectMeta) -> Option<Version> {
     generation.or_else(tag).or_else(|| Some(Version::Modified(meta.last_modified.into())))
 }
 
+/// The version that [`SourceFile::listed_version`] has for this object.
+pub(crate) fn listed_version_of(meta: &ObjectMeta) -> Option<Version> {
+    meta.e_tag.clone().map(Version::ETag).or_else(|| version_of(meta))
+}
+
 /// Runs a request to a store, and waits for the response.
-fn request<T, F>(action: &'static str, name: &str, future: F) -> Result<T, DataError>
+pub(crate) fn request<T, F>(action: &'static str, name: &str, future: F) -> Result<T, DataError>
 where
     T: Send + 'static,
     F: Future<Output = object_store::Result<T>> + Send + 'static,
@@ -348,7 +362,7 @@ where
         .map_err(|error| store_error(action, name, error))
 }
 
-fn object_path(name: &str, key: &str) -> Result<ObjectPath, DataError> {
+pub(crate) fn object_path(name: &str, key: &str) -> Result<ObjectPath, DataError> {
     ObjectPath::parse(key).map_err(|error| bad_path(name, error.to_string()))
 }
 
@@ -372,12 +386,16 @@ fn one_object(store: &Arc<dyn ObjectStore>, name: &str, key: &str) -> Result<Obj
     }
 }
 
+/// The folder that has every match of a glob, with a slash at its end; empty for the whole store.
+pub(crate) fn glob_folder(key: &str) -> &str {
+    let first = key.find(['*', '?', '[']).unwrap_or(key.len());
+    &key[..key[..first].rfind('/').map_or(0, |slash| slash + 1)]
+}
+
 fn matching_objects(store: &Arc<dyn ObjectStore>, name: &str, key: &str) -> Result<Vec<ObjectMeta>, DataError> {
     let pattern = glob::Pattern::new(key).map_err(|error| bad_path(name, error.to_string()))?;
     let options = glob::MatchOptions { require_literal_separator: true, ..glob::MatchOptions::new() };
-    let first = key.find(['*', '?', '[']).unwrap_or(key.len());
-    let folder = &key[..key[..first].rfind('/').map_or(0, |slash| slash + 1)];
-    let mut found = list(store, name, object_path(name, folder.trim_end_matches('/'))?)?;
+    let mut found = list(store, name, object_path(name, glob_folder(key).trim_end_matches('/'))?)?;
     found.retain(|meta| pattern.matches_with(meta.location.as_ref(), options) && is_meant(key, meta.location.as_ref()));
     found.sort_by(|a, b| a.location.cmp(&b.location));
     if found.is_empty() {

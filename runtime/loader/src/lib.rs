@@ -4,10 +4,12 @@
 //!
 //! Four loops run concurrently. One passes over the training data, and one over the test data for
 //! evaluations. The third sends pieces of dead processes again ([`repeats`]). The fourth watches a
-//! stream ([`watch`]).
+//! stream ([`watch`]), or follows paths ([`listing`]).
 
 mod datasets;
+mod followed;
 mod lease;
+mod listing;
 mod progress;
 mod reader;
 mod repeats;
@@ -29,6 +31,7 @@ use rectrain_protocol::plan::JobPlan;
 use tokio::sync::{OnceCell, mpsc};
 
 use self::datasets::Datasets;
+use self::followed::FollowedReader;
 use self::lease::{Lease, Pass};
 use self::progress::while_reporting_progress;
 use self::reader::{ChunkPlace, Content, Reader};
@@ -79,6 +82,7 @@ impl Loader {
         tokio::select! {
             worked = working => worked.map(|_| ()),
             Err(error) = Box::pin(self.watch_stream()) => Err(error),
+            Err(error) = Box::pin(self.follow_paths()) => Err(error),
         }
     }
 
@@ -92,13 +96,13 @@ impl Loader {
     }
 
     async fn read_chunks(&self, pass: Pass, chunks: mpsc::Sender<ReadChunk>) -> Result<(), RoleError> {
-        let dataset = self.dataset(pass).await?;
+        self.accept_data(pass).await?;
         let mut last: Option<(u32, Reader)> = None;
         while let Some(lease) = self.lease(pass).await? {
             let epoch = lease.epoch();
             let reader = match last.take() {
                 Some((last_epoch, reader)) if last_epoch == epoch => reader,
-                _ => Reader::new(&dataset, self.read_plan(pass, epoch, CHUNKS_AHEAD))?,
+                _ => self.reader(pass, epoch, CHUNKS_AHEAD).await?,
             };
             let (reader, content) = self.read(reader, self.place(&lease)).await?;
             last = Some((epoch, reader));
@@ -109,6 +113,22 @@ impl Loader {
             }
         }
         Ok(())
+    }
+
+    /// Opens the data of a pass, and reports the training data to the coordinator.
+    async fn accept_data(&self, pass: Pass) -> Result<(), RoleError> {
+        match self.plan.follow().filter(|_| pass == Pass::Training) {
+            Some(follow) => self.files_accepted.get_or_try_init(|| self.report_paths(follow)).await.map(|_| ()),
+            None => self.dataset(pass).await.map(drop),
+        }
+    }
+
+    /// A reader of a pass that reads at most `ahead` chunks ahead.
+    async fn reader(&self, pass: Pass, epoch: u32, ahead: usize) -> Result<Reader, RoleError> {
+        if pass == Pass::Training && self.plan.follow().is_some() {
+            return Ok(Reader::Followed(Box::new(FollowedReader::new(&self.plan, ahead))));
+        }
+        Ok(Reader::new(&self.dataset(pass).await?, self.read_plan(pass, epoch, ahead))?)
     }
 
     async fn send_chunks(&self, mut chunks: mpsc::Receiver<ReadChunk>) -> Result<(), RoleError> {

@@ -5,22 +5,27 @@ use rectrain_data::{
     Start,
 };
 use rectrain_proto::v1;
+use rectrain_protocol::error::RoleError;
 
+use crate::followed::FollowedReader;
 use crate::lease::Lease;
 
 /// A reader of one kind of chunks.
 pub(crate) enum Reader {
     Files(Box<ChunkReader>),
     Stream(Box<SpanReader>),
+    Followed(Box<FollowedReader>),
 }
 
 /// A chunk to read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(crate) enum ChunkPlace {
     /// Its number in the pass.
     Number(u64),
     /// Its records, and the most rows of them.
     Records { segment: Segment, rows: u64 },
+    /// Rows of a followed file: of its good rows, the ones of a segment. There are at most `rows`.
+    File { file: v1::FollowedFile, segment: Segment, rows: u64 },
 }
 
 /// The content of a chunk.
@@ -45,7 +50,7 @@ impl Reader {
     }
 
     /// Reads a chunk. Blocks.
-    pub(crate) fn read(&mut self, place: ChunkPlace) -> Result<Content, DataError> {
+    pub(crate) fn read(&mut self, place: ChunkPlace) -> Result<Content, RoleError> {
         match (self, place) {
             (Self::Files(reader), ChunkPlace::Number(chunk)) => {
                 let rows = reader.read(chunk)?;
@@ -60,8 +65,9 @@ impl Reader {
                     rows: Some(found.batch).filter(|rows| rows.samples > 0),
                 })
             }
+            (Self::Followed(reader), ChunkPlace::File { file, segment, rows }) => reader.read(&file, segment, rows),
             // The coordinator leases records of a stream, and chunks of files.
-            _ => Err(DataError::Stopped),
+            _ => Err(DataError::Stopped.into()),
         }
     }
 }
@@ -74,10 +80,14 @@ fn span(segment: Segment, rows: u64) -> Span {
 impl ChunkPlace {
     pub(crate) fn of(lease: &Lease, global_batch_rows: u64) -> Self {
         match lease {
-            Lease::Training(v1::ChunkLease { segment: Some(records), .. }) => {
+            Lease::Training(v1::ChunkLease { segment: Some(records), file, .. }) => {
                 let v1::Segment { part, from, until } = *records;
                 let segment = Segment { part: PartId(part), from, until };
-                Self::Records { segment, rows: global_batch_rows }
+                let rows = global_batch_rows;
+                match file.clone() {
+                    Some(file) => Self::File { file, segment, rows },
+                    None => Self::Records { segment, rows },
+                }
             }
             lease => Self::Number(lease.chunk()),
         }
@@ -97,6 +107,11 @@ mod tests {
         assert_eq!(place, ChunkPlace::Records { segment: records, rows: 32 });
         let span = span(records, 32);
         assert_eq!((span.from, span.rows, span.until), (Start::At(Position::new(65_538, 7)), 32, Some(90)));
+        let file = v1::FollowedFile { part: 3, ..v1::FollowedFile::default() };
+        let of_a_file =
+            v1::ChunkLease { segment: Some(segment), file: Some(file.clone()), ..v1::ChunkLease::default() };
+        let place = ChunkPlace::of(&Lease::Training(of_a_file), 32);
+        assert_eq!(place, ChunkPlace::File { file, segment: records, rows: 32 });
         let lease = Lease::Training(v1::ChunkLease { chunk: 5, ..v1::ChunkLease::default() });
         assert_eq!(ChunkPlace::of(&lease, 32), ChunkPlace::Number(5));
     }

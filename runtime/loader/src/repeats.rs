@@ -138,7 +138,7 @@ impl Loader {
         };
         let reader = match reader.filter(|_| lease.pass() == Pass::Evaluation) {
             Some(reader) => reader,
-            None => Reader::new(&self.dataset(lease.pass()).await?, self.read_plan(lease.pass(), lease.epoch(), 0))?,
+            None => self.reader(lease.pass(), lease.epoch(), 0).await?,
         };
         let (reader, content) = self.read(reader, self.place(&lease)).await?;
         if is_unreported {

@@ -36,9 +36,9 @@ impl Told {
 }
 
 impl Loader {
-    /// Watches the stream until it is dropped, or fails. Ends at once if the job trains on files.
+    /// Watches the topics until it is dropped, or fails. Ends at once if the job trains on files.
     pub(crate) async fn watch_stream(&self) -> Result<(), RoleError> {
-        if self.plan.stream().is_none() {
+        if self.plan.stream().is_none() || self.plan.follow().is_some() {
             return Ok(());
         }
         let dataset = self.dataset(Pass::Training).await?;

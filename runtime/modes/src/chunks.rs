@@ -84,12 +84,16 @@ impl Chunks for JobChunks {
         }
     }
 
-    /// A chunk of a stream has a row, because a loader has seen one.
+    /// A chunk of a stream has a row, because a loader has seen one. The rows of files were
+    /// counted.
     fn found(&mut self, chunk: u64, rows: u64) -> Result<(), u64> {
         match self {
             Self::Finite(finite) => finite.found(chunk, rows),
-            Self::Stream(_) if rows == 0 => Err(1),
-            Self::Stream(_) => Ok(()),
+            Self::Stream(stream) => match stream.expected_rows(chunk) {
+                Some(expected) if rows != expected => Err(expected),
+                None if rows == 0 => Err(1),
+                _ => Ok(()),
+            },
         }
     }
 

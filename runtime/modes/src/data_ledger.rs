@@ -551,8 +551,12 @@ mod tests {
     /// A stream with one partition of `end` rows, whose end is the end of training. Reads it whole.
     fn read_stream(length: TrainingLength, trained: FirstPass, end: u64) -> (Vec<(u64, u64)>, Option<u64>) {
         use rectrain_kinds::{LostRecords, PartId, PartitionState, SegmentRead, StreamEnd};
-        let stream =
-            crate::StreamPlan { chunk_rows: 4, until: Some(StreamEnd::Latest), lost_records: LostRecords::Fail };
+        let stream = crate::StreamPlan {
+            chunk_rows: 4,
+            until: Some(StreamEnd::Latest),
+            lost_records: LostRecords::Fail,
+            parts: crate::StreamParts::Growing,
+        };
         let mut ledger = DataLedger::of_stream(plan(4, 1, length), StreamChunks::new(stream), trained);
         assert_eq!(ledger.lease(), Lease::Wait);
         let chunks = ledger.chunks_mut().stream_mut().unwrap();

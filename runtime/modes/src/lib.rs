@@ -42,7 +42,9 @@ pub use data_ledger::{ChunkLease, DataLedger, DataPlan, DataPosition, FirstPass,
 pub use evaluation::EvaluationPoints;
 pub use mode::{DenseHome, ModeSettings, TrainingMode};
 pub use rows::{Batch, DataList, Inserted, Next, Outcome, RowCounts, RowLedger, RowLedgerError, RowSet, Settled};
-pub use stream_chunks::{BegunChunk, Lost, PartitionPlace, StreamChunks, StreamError, StreamPlace, StreamPlan};
+pub use stream_chunks::{
+    BegunChunk, Lost, PartitionPlace, StreamChunks, StreamError, StreamParts, StreamPlace, StreamPlan,
+};
 
 /// Counts optimizer steps over the global batch, from 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

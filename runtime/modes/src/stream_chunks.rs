@@ -6,8 +6,12 @@
 //! one is known: bad records and gaps between offsets are no rows. A chunk
 //! is begun only where a loader has seen a good row, so no chunk is empty. So the chunks depend on
 //! the records alone, and not on the number of loaders, as long as no record arrives late.
+//!
+//! The parts of a stream may also be files, whose good rows are counted before they are read
+//! ([`StreamParts::Whole`]). They are read one after the other. The end of a chunk is then known
+//! when it begins, so loaders read several chunks of a file at once.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use rectrain_kinds::{LostRecords, PartId, PartitionState, Position, Segment, SegmentRead, StreamEnd};
 use serde::{Deserialize, Serialize};
@@ -25,6 +29,19 @@ pub struct StreamPlan {
     pub until: Option<StreamEnd>,
     /// What happens if records are gone before they were trained.
     pub lost_records: LostRecords,
+    /// The kind of the parts.
+    pub parts: StreamParts,
+}
+
+/// The kind of a stream's parts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum StreamParts {
+    /// Partitions that grow. They take turns.
+    #[default]
+    Growing,
+    /// Files, each with a known number of good rows. A chunk is the next rows of the first file
+    /// that has any left. A stream of files ends once it is closed.
+    Whole,
 }
 
 /// The place in a stream before a chunk: all that a run needs to go on there.
@@ -155,6 +172,9 @@ pub struct StreamChunks {
     next_chunk: u64,
     /// Records that were deleted before they were trained.
     lost_records: u64,
+    /// Whether no file follows the known ones.
+    #[serde(default)]
+    is_closed: bool,
     /// By partition and loader: reports in a row by which the partition ends before its next
     /// offset.
     short_reports: BTreeMap<(PartId, u32), u32>,
@@ -172,7 +192,7 @@ impl StreamChunks {
     pub fn resume(plan: StreamPlan, place: &StreamPlace) -> Self {
         let partition = |of: &PartitionPlace| {
             let on_lease = (0..).zip(&place.begun).find(|(_, begun)| !begun.is_read && begun.segment.part == of.part);
-            let on_lease = on_lease.map(|(chunk, _)| chunk);
+            let on_lease = on_lease.map(|(chunk, _)| chunk).filter(|_| plan.parts == StreamParts::Growing);
             (of.part, Partition { next: of.next, end: of.next, aged_end: 0, on_lease, has_row: false, stop: None })
         };
         Self {
@@ -184,8 +204,54 @@ impl StreamChunks {
             is_known: false,
             next_chunk: 0,
             lost_records: 0,
+            is_closed: false,
             short_reports: BTreeMap::new(),
         }
+    }
+
+    /// Whether the parts are files.
+    #[must_use]
+    pub fn is_of_files(&self) -> bool {
+        self.plan.parts == StreamParts::Whole
+    }
+
+    /// No file follows the known ones. Training ends behind their rows.
+    pub fn close(&mut self) {
+        (self.is_closed, self.is_known) = (true, true);
+    }
+
+    /// Whether no file follows the known ones.
+    #[must_use]
+    pub const fn is_closed(&self) -> bool {
+        self.is_closed
+    }
+
+    /// Whether a part is known, and is not forgotten: it has rows that are not in a chunk, or a
+    /// chunk that a later run may read again.
+    #[must_use]
+    pub fn has(&self, part: PartId) -> bool {
+        self.partitions.contains_key(&part)
+    }
+
+    /// Files with rows that are not in a chunk yet.
+    #[must_use]
+    pub fn waiting_parts(&self) -> usize {
+        self.partitions.values().filter(|of| of.waiting() > 0).count()
+    }
+
+    /// Whether loaders have read all rows of a file.
+    #[must_use]
+    pub fn is_read(&self, part: PartId) -> bool {
+        let mut begun = self.begun.values().chain(self.again.values());
+        let is_waiting = self.partitions.get(&part).is_some_and(|of| of.waiting() > 0);
+        !is_waiting && begun.all(|begun| begun.segment.part != part || begun.is_read)
+    }
+
+    /// The rows that a chunk of a file must have.
+    #[must_use]
+    pub fn expected_rows(&self, chunk: u64) -> Option<u64> {
+        let begun = self.begun.get(&chunk).filter(|_| self.is_of_files())?;
+        Some(begun.segment.until - begun.segment.from)
     }
 
     /// Loader `loader` has found the partitions in this state. Returns the records that are lost.
@@ -214,7 +280,9 @@ impl StreamChunks {
             }
             part.end = part.end.max(state.end);
             part.aged_end = part.aged_end.max(state.aged_end);
-            if is_first && self.plan.until == Some(StreamEnd::Latest) {
+            if self.plan.parts == StreamParts::Whole {
+                part.stop = Some(part.end);
+            } else if is_first && self.plan.until == Some(StreamEnd::Latest) {
                 part.stop = Some(state.end.max(part.next));
             }
         }
@@ -243,10 +311,15 @@ impl StreamChunks {
         let is_whole = |begun: &BegunChunk| begun.segment.from >= begin_of(begun.segment.part);
         let begun = std::mem::take(&mut self.again).into_values();
         let (whole, deleted): (Vec<BegunChunk>, Vec<BegunChunk>) = begun.partition(is_whole);
-        // An unread chunk begins at the next offset of its partition, whose loss is noted there.
-        let read = deleted.iter().filter(|begun| begun.is_read).map(|begun| begun.segment);
+        // An unread chunk begins at the next offset of its partition, whose loss is noted there. A
+        // chunk of a file never does.
+        let is_of_files = self.is_of_files();
+        let read = deleted.iter().filter(|begun| begun.is_read || is_of_files).map(|begun| begun.segment);
         let lost = read.map(|Segment { part, from, until }| Lost { part, from, until }).collect();
         self.again = (0..).zip(whole).collect();
+        if is_of_files {
+            return lost;
+        }
         for (part, of) in &mut self.partitions {
             let is_on_lease = |begun: &BegunChunk| !begun.is_read && begun.segment.part == *part;
             of.on_lease = self.again.iter().find(|(_, begun)| is_on_lease(begun)).map(|(chunk, _)| *chunk);
@@ -257,6 +330,9 @@ impl StreamChunks {
     /// The segments in which loaders should look for a good row, before a chunk begins there.
     #[must_use]
     pub fn to_probe(&self) -> Vec<Segment> {
+        if self.is_of_files() {
+            return Vec::new();
+        }
         let wants = |of: &Partition| of.on_lease.is_none() && !of.has_row && of.is_due(self.plan.chunk_rows);
         let wanted = self.partitions.iter().filter(|(_, of)| wants(of));
         wanted.map(|(part, of)| Segment { part: *part, from: of.next, until: of.readable() }).collect()
@@ -277,8 +353,12 @@ impl StreamChunks {
     }
 
     /// Begins a chunk. `None`: no partition has rows enough, or the one whose turn it is waits for
-    /// a loader.
+    /// a loader. No chunk begins before the state of the partitions is known: records of a chunk
+    /// that an earlier run had begun may be gone.
     pub fn begin(&mut self, chunk: u64) -> Option<Segment> {
+        if !self.is_known {
+            return None;
+        }
         let begun = match self.again.remove(&chunk) {
             Some(again) => again,
             None => BegunChunk { segment: self.next_segment(chunk)?, is_read: false },
@@ -289,8 +369,8 @@ impl StreamChunks {
     }
 
     fn next_segment(&mut self, chunk: u64) -> Option<Segment> {
-        if !self.is_known {
-            return None;
+        if self.is_of_files() {
+            return self.next_rows_of_a_file();
         }
         let part = self.next_turn()?;
         let of = self.partitions.get_mut(&part)?;
@@ -300,6 +380,16 @@ impl StreamChunks {
         of.on_lease = Some(chunk);
         self.last_turn = Some(part);
         Some(Segment { part, from: of.next, until: of.readable() })
+    }
+
+    /// The next rows of the first file that has any left.
+    fn next_rows_of_a_file(&mut self) -> Option<Segment> {
+        let chunk_rows = self.plan.chunk_rows;
+        let (part, of) = self.partitions.iter_mut().find(|(_, of)| of.waiting() > 0)?;
+        let until = of.readable().min(of.next.saturating_add(chunk_rows));
+        let segment = Segment { part: *part, from: of.next, until };
+        of.next = until;
+        Some(segment)
     }
 
     /// The first partition after the last turn that has rows enough, or has a chunk on lease.
@@ -312,8 +402,11 @@ impl StreamChunks {
 
     /// A loader has read chunk `chunk`. Returns its records.
     pub fn read(&mut self, chunk: u64, read: SegmentRead) -> Option<Segment> {
+        let is_of_files = self.is_of_files();
         let begun = self.begun.get_mut(&chunk)?;
-        if !begun.is_read {
+        if is_of_files {
+            begun.is_read = true;
+        } else if !begun.is_read {
             begun.segment.until = read.next.clamp(begun.segment.from, begun.segment.until);
             begun.is_read = true;
             if let Some(of) = self.partitions.get_mut(&begun.segment.part) {
@@ -333,6 +426,16 @@ impl StreamChunks {
     /// Forgets the chunks before `chunk`. No later run reads them again.
     pub fn forget_before(&mut self, chunk: u64) {
         self.begun = self.begun.split_off(&chunk);
+        if self.is_of_files() {
+            let needed = self.needed_parts(chunk);
+            self.partitions.retain(|part, of| !of.is_finished() || needed.contains(part));
+        }
+    }
+
+    /// The parts of the chunks from `chunk` on.
+    fn needed_parts(&self, chunk: u64) -> BTreeSet<PartId> {
+        let begun = self.begun.range(chunk..).chain(self.again.range(chunk..));
+        begun.map(|(_, begun)| begun.segment.part).collect()
     }
 
     /// The place before `chunk`, the first one that is not trained as a whole.
@@ -340,8 +443,11 @@ impl StreamChunks {
     pub fn place(&self, chunk: u64) -> StreamPlace {
         let place = |(part, of): (&PartId, &Partition)| PartitionPlace { part: *part, next: of.next };
         let begun = self.begun.range(chunk..).chain(self.again.range(chunk..));
+        let needed = self.needed_parts(chunk);
+        let is_needed =
+            |(part, of): &(&PartId, &Partition)| !self.is_of_files() || !of.is_finished() || needed.contains(*part);
         StreamPlace {
-            partitions: self.partitions.iter().map(place).collect(),
+            partitions: self.partitions.iter().filter(is_needed).map(place).collect(),
             last_turn: self.last_turn,
             begun: begun.map(|(_, begun)| *begun).collect(),
         }
@@ -350,6 +456,9 @@ impl StreamChunks {
     /// Whether no chunk follows the ones that have begun.
     #[must_use]
     pub fn is_finished(&self) -> bool {
+        if self.is_of_files() {
+            return self.is_closed && self.is_at_rest();
+        }
         self.is_known && self.again.is_empty() && self.partitions.values().all(Partition::is_finished)
     }
 
@@ -369,7 +478,11 @@ impl StreamChunks {
     #[must_use]
     pub fn is_at_rest(&self) -> bool {
         let rests = |of: &Partition| of.on_lease.is_none() && !of.is_due(self.plan.chunk_rows);
-        self.is_known && self.again.is_empty() && self.partitions.values().all(rests)
+        if self.is_of_files() && self.begun.values().any(|begun| !begun.is_read) {
+            return false;
+        }
+        // Before the first file comes, nothing is known of any.
+        (self.is_known || self.is_of_files()) && self.again.is_empty() && self.partitions.values().all(rests)
     }
 
     /// Records that were deleted before they were trained.
@@ -395,14 +508,16 @@ impl Partition {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use proptest::prelude::*;
 
     use super::*;
 
-    const PLAN: StreamPlan =
-        StreamPlan { chunk_rows: 4, until: Some(StreamEnd::Latest), lost_records: LostRecords::Fail };
+    const PLAN: StreamPlan = StreamPlan {
+        chunk_rows: 4,
+        until: Some(StreamEnd::Latest),
+        lost_records: LostRecords::Fail,
+        parts: StreamParts::Growing,
+    };
 
     fn state(part: u32, end: u64) -> PartitionState {
         PartitionState { part: PartId(part), begin: 0, end, aged_end: 0, start: 0 }
@@ -615,5 +730,97 @@ mod tests {
         let lost = chunks.found(0, &[PartitionState { begin: 10, ..state(0, 20) }]).unwrap();
         assert_eq!(lost.iter().map(|lost| (lost.from, lost.until)).collect::<Vec<_>>(), [(0, 4), (4, 8), (8, 10)]);
         assert_eq!(chunks.to_probe(), [Segment { part: PartId(0), from: 10, until: 20 }]);
+    }
+
+    const FILES: StreamPlan = StreamPlan { until: None, parts: StreamParts::Whole, ..PLAN };
+
+    /// The chunks that begin now, from number `next` on.
+    fn begin_all(chunks: &mut StreamChunks, next: u64) -> Vec<(u32, u64, u64)> {
+        (next..).map_while(|chunk| chunks.begin(chunk)).map(|at| (at.part.0, at.from, at.until)).collect()
+    }
+
+    #[test]
+    fn files_are_read_one_after_the_other_and_end_once_closed() {
+        let mut chunks = StreamChunks::new(FILES);
+        assert!(chunks.is_at_rest() && !chunks.is_finished());
+        chunks.found(0, &[state(0, 9), state(1, 0)]).unwrap();
+        assert_eq!((chunks.waiting(), chunks.waiting_parts(), chunks.is_at_rest()), (9, 1, false));
+        assert_eq!(begin_all(&mut chunks, 0), [(0, 0, 4), (0, 4, 8), (0, 8, 9)]);
+        chunks.found(0, &[state(2, 5)]).unwrap();
+        assert_eq!(begin_all(&mut chunks, 3), [(2, 0, 4), (2, 4, 5)]);
+        assert_eq!((chunks.expected_rows(2), chunks.expected_rows(3), chunks.to_probe()), (Some(1), Some(4), vec![]));
+        for chunk in [4, 0, 2, 1, 3] {
+            assert!(!chunks.is_at_rest());
+            // The end of a chunk does not depend on what a loader says of it.
+            let read = chunks.read(chunk, SegmentRead { next: 0, more: false }).unwrap();
+            assert_eq!(Some(read.until - read.from), chunks.expected_rows(chunk));
+        }
+        assert!(chunks.is_at_rest() && !chunks.is_finished());
+        chunks.close();
+        assert_eq!((chunks.is_finished(), chunks.chunks_begun()), (true, 5));
+        chunks.forget_before(4);
+        assert_eq!([0, 1, 2].map(|part| chunks.has(PartId(part))), [false, false, true]);
+        chunks.forget_before(5);
+        assert!(!chunks.has(PartId(2)) && chunks.is_finished());
+    }
+
+    #[test]
+    fn a_closed_stream_without_files_is_finished() {
+        let mut chunks = StreamChunks::new(FILES);
+        chunks.close();
+        assert_eq!((chunks.is_finished(), chunks.chunks_begun()), (true, 0));
+    }
+
+    proptest! {
+        #[test]
+        fn a_resumed_run_reads_the_same_chunks_of_files(
+            files in prop::collection::vec(0u64..14, 1..6), read in prop::collection::vec(any::<bool>(), 30), at in 0u64..30,
+        ) {
+            let states: Vec<PartitionState> = (0..).zip(&files).map(|(part, rows)| state(part, *rows)).collect();
+            let mut whole = StreamChunks::new(FILES);
+            whole.found(0, &states).unwrap();
+            let expected = begin_all(&mut whole, 0);
+            let mut rows: BTreeMap<u32, u64> = BTreeMap::new();
+            for (part, from, until) in &expected {
+                // Each row once, in order, and no chunk is empty or too long.
+                prop_assert_eq!(rows.insert(*part, *until).unwrap_or(0), *from);
+                prop_assert!((1..=4).contains(&(until - from)));
+            }
+            prop_assert_eq!(rows.values().sum::<u64>(), files.iter().sum::<u64>());
+            let mut first = StreamChunks::new(FILES);
+            first.found(0, &states).unwrap();
+            let at = at.min(expected.len() as u64);
+            for chunk in 0..(at + 3).min(expected.len() as u64) {
+                first.begin(chunk).unwrap();
+                if chunk < at || read[chunk as usize] {
+                    first.read(chunk, SegmentRead { next: 0, more: true }).unwrap();
+                }
+            }
+            let json = serde_json::to_string(&first.place(at)).unwrap();
+            let place: StreamPlace = serde_json::from_str(&json).unwrap();
+            let mut rest = StreamChunks::resume(FILES, &place);
+            prop_assert_eq!(rest.begin(0), None);
+            let again: Vec<PartitionState> = states.iter().filter(|state| rest.has(state.part)).copied().collect();
+            rest.found(0, &again).unwrap();
+            let begun = begin_all(&mut rest, 0);
+            prop_assert_eq!(&begun[..], &expected[at as usize..]);
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_gone_loses_its_rows_in_a_resumed_run() {
+        let mut chunks = StreamChunks::new(FILES);
+        chunks.found(0, &[state(0, 9), state(1, 3)]).unwrap();
+        (0..2).for_each(|chunk| assert!(chunks.begin(chunk).is_some()));
+        chunks.read(0, SegmentRead { next: 4, more: true });
+        let place = chunks.place(0);
+        let gone = PartitionState { begin: 9, ..state(0, 9) };
+        let lost = |from, until| Lost { part: PartId(0), from, until };
+        let found = StreamChunks::resume(FILES, &place).found(0, &[gone, state(1, 3)]);
+        assert_eq!(found, Err(StreamError::Lost(lost(0, 4))));
+        let mut chunks = StreamChunks::resume(StreamPlan { lost_records: LostRecords::Skip, ..FILES }, &place);
+        assert_eq!(chunks.found(0, &[gone, state(1, 3)]), Ok(vec![lost(0, 4), lost(4, 8), lost(8, 9)]));
+        assert_eq!(chunks.lost_records(), 9);
+        assert_eq!(begin_all(&mut chunks, 0), [(1, 0, 3)]);
     }
 }

@@ -262,18 +262,38 @@ pub struct WindowQuality {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct StreamLag {
-    /// Records that wait at the brokers. Gaps between offsets count, too.
+    /// Records that wait at the brokers, or rows of followed files. Gaps between offsets count,
+    /// too.
     #[serde(rename = "lagRows")]
     pub rows: u64,
+    /// Followed files that were noticed and have unread rows; `None` if the job follows no paths.
+    #[serde(rename = "lagFiles", skip_serializing_if = "Option::is_none", default)]
+    pub files: Option<u64>,
     /// The age of the latest record that was read, in seconds; 0 if no record waits.
     #[serde(rename = "lagSeconds")]
     pub seconds: f64,
     /// The time of that record, in seconds since 1970 (UTC).
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub event_time: Option<f64>,
-    /// Records that the brokers deleted before they were trained.
+    /// Records that the brokers deleted before they were trained, or rows of lost files.
     #[serde(default)]
     pub lost_records: u64,
+}
+
+/// Counts of the files of followed paths, over the job's whole life.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct FollowedFiles {
+    /// Files that were taken for training, in order.
+    pub taken: u64,
+    /// Files that were noticed and have untrained rows.
+    pub waiting: u64,
+    /// Files that came late: they sort before a file that was taken already.
+    pub late: u64,
+    /// Files that changed after they were read.
+    pub changed: u64,
+    /// Files that disappeared or changed before all their rows were trained.
+    pub lost: u64,
 }
 
 /// Quality on the test part.

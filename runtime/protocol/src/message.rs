@@ -104,6 +104,7 @@ requests! {
     60 "waiting" Waiting => Done;
     61 "stream_found" StreamFound => v1::StreamKnown;
     62 "exchange" Exchange => v1::Exchanged;
+    63 "files_seen" FilesSeen => v1::FilesWanted;
 }
 
 /// The refusal of a parameter server that another coordinator has claimed, or that has a newer copy

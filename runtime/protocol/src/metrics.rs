@@ -11,7 +11,7 @@ use rectrain_kinds::Role;
 use rectrain_proto::metric_names;
 
 use crate::error::RoleError;
-use crate::events::{StreamLag, WindowQuality};
+use crate::events::{FollowedFiles, StreamLag, WindowQuality};
 use crate::token_counts::TokenCounts;
 
 /// Buckets of times: 10 µs to 10 s, three a decade.
@@ -146,7 +146,7 @@ metrics! {
         send: seconds = "rectrain_loader_send_seconds", "Time until every dense worker has received a global batch. High values mean that training is the bottleneck.";
         rows: counter = "rectrain_loader_rows_total", "Rows read, including test data.";
         skipped_rows: counter = "rectrain_loader_skipped_rows_total", "Bad rows skipped because spec.data.badRows allows it.";
-        broker_errors: counter = "rectrain_loader_broker_errors_total", "Looks at the brokers of a stream that failed and are tried again. The loader trains what it has read meanwhile.";
+        broker_errors: counter = "rectrain_loader_broker_errors_total", "Looks at the brokers of a stream, and listings of followed paths, that failed and are tried again. The loader trains what it has read meanwhile.";
     }
     /// Metrics of an embedding worker.
     EmbeddingWorkerMetrics {
@@ -236,10 +236,15 @@ metrics! {
         migrated_bytes: counter = "rectrain_coordinator_moved_bytes_total", "Bytes of rows that parameter servers sent each other in migrations.";
         migration_time: seconds = "rectrain_coordinator_migration_seconds", "Time from the plan of a migration until its slot map was in force. Training continues meanwhile.";
         flip_time: seconds = "rectrain_coordinator_flip_seconds", "Time that training was paused to bring a new slot map into force.";
-        stream_lag_records: gauge = "rectrain_coordinator_stream_lag_records", "Records of the stream that wait at the brokers. Gaps between offsets count, too.";
+        stream_lag_records: gauge = "rectrain_coordinator_stream_lag_records", "Records of the stream that wait at the brokers, and rows of followed files that wait. Gaps between offsets count, too.";
         stream_lag: ratio = "rectrain_coordinator_stream_lag_seconds", "Age of the latest record of the stream that was read; 0 if no record waits.";
         stream_event_time: gauge = "rectrain_coordinator_stream_event_time", "Time of that record, in seconds since 1970 (UTC).";
-        stream_lost_records: gauge = "rectrain_coordinator_stream_lost_records", "Records of the stream that the brokers deleted before they were trained.";
+        stream_lost_records: gauge = "rectrain_coordinator_stream_lost_records", "Records of the stream, or rows of followed files, that were gone before they were trained.";
+        followed_files: gauge = "rectrain_coordinator_followed_files", "Files of the followed paths that were taken for training.";
+        followed_files_waiting: gauge = "rectrain_coordinator_followed_files_waiting", "Files of the followed paths that were noticed and have untrained rows.";
+        followed_files_late: gauge = "rectrain_coordinator_followed_files_late", "Files that came late: they sort before a file that was taken already.";
+        followed_files_changed: gauge = "rectrain_coordinator_followed_files_changed", "Files that changed after they were read. The new content is not trained.";
+        followed_files_lost: gauge = "rectrain_coordinator_followed_files_lost", "Files that disappeared or changed before all their rows were trained.";
         window_auc: ratio = "rectrain_coordinator_window_auc", "AUC of the latest 100,000 predictions, each made before its row was learned.";
         window_normalized_entropy: ratio = "rectrain_coordinator_window_normalized_entropy", "Log loss of these predictions over the entropy of their base rate.";
         window_calibration: ratio = "rectrain_coordinator_window_calibration", "Mean of these predictions over the mean of their labels.";
@@ -309,6 +314,20 @@ impl CoordinatorMetrics {
         self.stream_lag.set(lag.seconds);
         self.stream_event_time.set(whole(lag.event_time.unwrap_or(0.0)));
         self.stream_lost_records.set(i64::try_from(lag.lost_records).unwrap_or(i64::MAX));
+    }
+
+    /// Sets the counts of followed files.
+    pub fn set_followed(&self, files: &FollowedFiles) {
+        let FollowedFiles { taken, waiting, late, changed, lost } = *files;
+        for (gauge, count) in [
+            (&self.followed_files, taken),
+            (&self.followed_files_waiting, waiting),
+            (&self.followed_files_late, late),
+            (&self.followed_files_changed, changed),
+            (&self.followed_files_lost, lost),
+        ] {
+            gauge.set(i64::try_from(count).unwrap_or(i64::MAX));
+        }
     }
 
     /// Sets the number of members of a role that are in use, if the role has a gauge.

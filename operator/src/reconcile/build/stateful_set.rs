@@ -318,7 +318,7 @@ fn secrets(plan: &Plan<'_>, role: Role) -> Option<Vec<EnvFromSource>> {
     let storage = data.storage.secret_name.clone().filter(|_| role.uses_storage());
     let stream = match &data.source {
         DataSource::Stream(stream) => stream.secret_name.clone().filter(|_| role == Role::Loader),
-        DataSource::Files(_) | DataSource::Synthetic(_) => None,
+        DataSource::Files(_) | DataSource::Synthetic(_) | DataSource::Follow(_) => None,
     };
     let source = |name| EnvFromSource {
         secret_ref: Some(SecretEnvSource { name, optional: Some(false) }),

@@ -39,12 +39,18 @@ const ANY_BUDGET: [&str; 2] = ["spec.features.memory=null", "spec.features.memor
 /// The refusal of a job on a stream.
 const STREAM: &str = "spec.data.train.kafka: a profile needs rows that end: give files of the same columns with \
                       `--set spec.data.train.kafka=null --set spec.data.train.paths={rows.csv}`";
+/// The refusal of a job that follows paths.
+const FOLLOWED: &str = "spec.data.train.follow: a profile needs rows that end: give files of the same columns with \
+                        `--set spec.data.train.follow=null --set spec.data.train.paths={rows.csv}`";
 
 pub(crate) fn run(args: &ProfileArgs) -> Result<(), Failure> {
     let text = input::read(&args.job.manifest, "manifest")?;
     let (manifest, plan) = job::parse(&args.job, &text)?;
     for path in args.json.iter().chain(&args.html) {
         check_place(path)?;
+    }
+    if plan.follow().is_some() {
+        return Err(Failure::User(FOLLOWED.to_owned()));
     }
     if plan.stream().is_some() {
         return Err(Failure::User(STREAM.to_owned()));

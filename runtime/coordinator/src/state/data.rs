@@ -75,8 +75,8 @@ impl Data {
     pub(super) fn new(plan: &JobPlan, ledger: DataLedger<JobChunks>, saved: Option<&Snapshot>) -> Self {
         let (sum, rows) = saved.map_or((0.0, 0), |saved| saved.labels);
         Self {
+            stream: Stream::new(plan, &ledger, saved),
             ledger,
-            stream: Stream::new(saved),
             files: None,
             listed: None,
             in_flight: InFlightChunks::new(plan.batches_per_chunk),

@@ -3,6 +3,7 @@
 
 mod data;
 mod evaluation;
+mod follow;
 mod members;
 mod progress;
 mod stream;

@@ -400,7 +400,7 @@ impl State {
 }
 
 fn write_lag(lag: StreamLag) -> v1::StreamLag {
-    let StreamLag { rows, seconds, event_time, lost_records } = lag;
+    let StreamLag { rows, seconds, event_time, lost_records, .. } = lag;
     v1::StreamLag { rows, seconds, event_time, lost_records }
 }
 

@@ -5,13 +5,14 @@ use std::collections::BTreeMap;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use rectrain_kinds::{PartId, PartitionState, Segment, SegmentRead};
-use rectrain_modes::{FirstPass, Lost, StreamChunks, StreamError};
+use rectrain_modes::{DataLedger, FirstPass, JobChunks, Lost, StreamChunks, StreamError};
 use rectrain_proto::v1;
 use rectrain_protocol::error::RoleError;
 use rectrain_protocol::events::{JobEvent, StreamLag};
 use serde::{Deserialize, Serialize};
 
 use super::State;
+use crate::followed::Followed;
 use crate::snapshot::Snapshot;
 use crate::stream_snapshot::{StreamSnapshot, Topic};
 
@@ -25,12 +26,20 @@ pub(super) struct Stream {
     event_millis: Option<i64>,
     /// Whether the loaders cannot look at the brokers now.
     is_unreachable: bool,
+    /// The followed files, if the parts of the stream are files.
+    #[serde(default)]
+    pub(super) followed: Option<Box<Followed>>,
 }
 
 impl Stream {
-    pub(super) fn new(saved: Option<&Snapshot>) -> Self {
-        let Some(saved) = saved.and_then(|saved| saved.stream.as_ref()) else { return Self::default() };
-        Self { topics: saved.topics.clone(), event_millis: saved.event_millis, is_unreachable: false }
+    /// The stream of a job, from the place in `saved` on. `ledger` begins there.
+    pub(super) fn new(plan: &JobPlan, ledger: &DataLedger<JobChunks>, saved: Option<&Snapshot>) -> Self {
+        let saved = saved.and_then(|saved| saved.stream.as_ref());
+        let is_needed = |part| ledger.chunks().stream().is_some_and(|chunks| chunks.has(part));
+        let files = saved.and_then(|saved| saved.files.as_ref());
+        let followed = plan.follow().map(|config| Box::new(Followed::new(config, files, is_needed)));
+        let Some(saved) = saved else { return Self { followed, ..Self::default() } };
+        Self { topics: saved.topics.clone(), event_millis: saved.event_millis, is_unreachable: false, followed }
     }
 
     /// The topic and the number of a partition.
@@ -87,7 +96,7 @@ impl Stream {
 impl State {
     /// A loader has looked at the brokers. Returns the segments in which it should look for a row.
     pub(crate) fn stream_found(&mut self, found: &v1::StreamFound) -> Result<v1::StreamKnown, RoleError> {
-        self.note_brokers(&found.unreachable);
+        self.note_source(&found.unreachable, "the brokers of the stream answer again");
         if !found.unreachable.is_empty() {
             return Ok(v1::StreamKnown::default());
         }
@@ -126,9 +135,9 @@ impl State {
         self.data.stream.is_unreachable || self.data.ledger.chunks().stream().is_some_and(StreamChunks::is_at_rest)
     }
 
-    /// Tells when the brokers go, and when they are back. A job waits for them, which is no stall:
-    /// a restart could not help.
-    fn note_brokers(&mut self, problem: &str) {
+    /// Tells when the source of the stream goes, and when it is back. A job waits for it, which is
+    /// no stall: a restart could not help.
+    pub(super) fn note_source(&mut self, problem: &str, back: &str) {
         let is_unreachable = !problem.is_empty();
         if is_unreachable {
             self.progress.progressed = Instant::now();
@@ -136,20 +145,23 @@ impl State {
         if std::mem::replace(&mut self.data.stream.is_unreachable, is_unreachable) != is_unreachable {
             let message = match is_unreachable {
                 true => format!("{problem}; training goes on when it answers"),
-                false => "the brokers of the stream answer again".to_owned(),
+                false => back.to_owned(),
             };
             self.pending_events.push(JobEvent::Warning { message });
         }
     }
 
     /// The stream may end without another chunk.
-    fn note_end_of_stream(&mut self) -> Result<(), RoleError> {
+    pub(super) fn note_end_of_stream(&mut self) -> Result<(), RoleError> {
         let Some(total) = self.total_steps() else { return Ok(()) };
         if total.0 == 0 {
-            return Err(RoleError::Input(
-                "the topics have no rows: check spec.data.train.kafka.topics and spec.data.train.kafka.start"
-                    .to_owned(),
-            ));
+            let problem = match &self.data.stream.followed {
+                Some(_) => {
+                    "no file with rows came before spec.data.train.follow.until: check spec.data.train.follow.paths"
+                }
+                None => "the topics have no rows: check spec.data.train.kafka.topics and spec.data.train.kafka.start",
+            };
+            return Err(RoleError::Input(problem.to_owned()));
         }
         if self.training.restoring() {
             return Ok(());
@@ -181,8 +193,9 @@ impl State {
         let (batch, first) = (saved.training.batch, self.data.ledger.first_pass().batch);
         let Some(chunks) = self.data.ledger.chunks().stream() else { return };
         let place = chunks.place(batch.saturating_sub(first));
-        let Stream { topics, event_millis, .. } = &self.data.stream;
-        saved.stream = Some(StreamSnapshot { place, topics: topics.clone(), event_millis: *event_millis });
+        let Stream { topics, event_millis, followed, .. } = &self.data.stream;
+        let files = followed.as_ref().map(|followed| followed.ledger().clone());
+        saved.stream = Some(StreamSnapshot { place, topics: topics.clone(), event_millis: *event_millis, files });
         // A later run counts its chunks from here.
         saved.first_pass = FirstPass { epoch: 0, batch, rows: self.training.data_mut().row_of(batch) };
     }
@@ -195,6 +208,7 @@ impl State {
         let is_behind = !chunks.is_at_rest();
         Some(StreamLag {
             rows: chunks.waiting(),
+            files: self.followed_files().map(|files| files.waiting),
             seconds: event_time.filter(|_| is_behind).map_or(0.0, |time| (now - time).max(0.0)),
             event_time,
             lost_records: chunks.lost_records(),

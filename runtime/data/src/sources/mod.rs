@@ -44,6 +44,9 @@ pub(crate) fn open(opening: &Opening<'_>) -> Result<Box<dyn Source>, DataError> 
         Format::Files(FileFormat::Parquet) => Ok(Box::new(ParquetSource::open(opening)?)),
         Format::Synthetic(config) => Ok(Box::new(SyntheticSource::open(opening, config)?)),
         Format::Kafka(config) => Ok(Box::new(KafkaSource::open(opening, config)?)),
+        Format::Follow(..) => {
+            Err(DataError::config("spec.data.train.follow", "these files are read one by one, as they come"))
+        }
     }
 }
 

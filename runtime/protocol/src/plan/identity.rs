@@ -68,8 +68,12 @@ impl JobPlan {
     fn data_identity(&self) -> Value {
         let (format, csv, synthetic) = match &self.train.format {
             Format::Auto => ("auto", Value::Null, Value::Null),
-            Format::Files(FileFormat::Csv(format)) => ("csv", csv(format), Value::Null),
-            Format::Files(FileFormat::Parquet) => ("parquet", Value::Null, Value::Null),
+            Format::Files(FileFormat::Csv(format)) | Format::Follow(FileFormat::Csv(format), _) => {
+                ("csv", csv(format), Value::Null)
+            }
+            Format::Files(FileFormat::Parquet) | Format::Follow(FileFormat::Parquet, _) => {
+                ("parquet", Value::Null, Value::Null)
+            }
             Format::Kafka(_) => ("kafka", Value::Null, Value::Null),
             // The test rows follow the training rows, so their number changes no training row.
             Format::Synthetic(config) => ("synthetic", Value::Null, without(json!(config), &["testRows"])),

@@ -18,10 +18,10 @@ use rectrain_dense::{
     ComputeDevice, DenseError, DenseOptimizer, GPU_SUPPORT, ModelConfig, Precision, Task, Tasks, Tower, TowerOptions,
 };
 use rectrain_embedding::StoreConfig;
-use rectrain_kinds::{Compression, KafkaConfig, KeyDivisor};
+use rectrain_kinds::{Compression, FollowConfig, KafkaConfig, KeyDivisor};
 use rectrain_modes::des::Substitution;
 use rectrain_modes::migration::SlotMap;
-use rectrain_modes::{EvaluationPoints, Rank, StreamPlan, TrainingLength, TrainingMode, share_of_batch};
+use rectrain_modes::{EvaluationPoints, Rank, StreamParts, StreamPlan, TrainingLength, TrainingMode, share_of_batch};
 use rectrain_policy::ModePolicy;
 
 pub use self::checkpoint::CheckpointPlan;
@@ -127,12 +127,25 @@ impl JobPlan {
         SlotMap::even(self.store.slots, self.replicas.ps.min(u32::from(u16::MAX)) as u16)
     }
 
-    /// The settings of the stream that the job trains on; `None` if it trains on files.
+    /// The settings of the stream that the job trains on; `None` if it trains on files that are
+    /// known at its start. Files that keep coming are a stream, too.
     #[must_use]
     pub fn stream(&self) -> Option<StreamPlan> {
-        let Format::Kafka(config) = &self.train.format else { return None };
-        let KafkaConfig { until, lost_records, .. } = config;
-        Some(StreamPlan { chunk_rows: self.global_batch_rows, until: *until, lost_records: *lost_records })
+        let (until, lost_records, parts) = match &self.train.format {
+            Format::Kafka(KafkaConfig { until, lost_records, .. }) => (*until, *lost_records, StreamParts::Growing),
+            Format::Follow(_, follow) => (None, follow.lost_files, StreamParts::Whole),
+            _ => return None,
+        };
+        Some(StreamPlan { chunk_rows: self.global_batch_rows, until, lost_records, parts })
+    }
+
+    /// The paths that the job follows; `None` if it follows none.
+    #[must_use]
+    pub fn follow(&self) -> Option<&FollowConfig> {
+        match &self.train.format {
+            Format::Follow(_, follow) => Some(follow),
+            _ => None,
+        }
     }
 
     /// Deadline of a call that waits for another member to do its part. It is at least the time

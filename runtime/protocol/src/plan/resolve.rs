@@ -190,7 +190,7 @@ fn slice_rows(job: &ResolvedJob) -> Option<u64> {
 /// more rows.
 fn chunk_rows(job: &ResolvedJob, slice_rows: Option<u64>) -> u64 {
     match &job.data.source {
-        crds::DataSource::Stream(_) => job.training.global_batch_size as u64,
+        crds::DataSource::Stream(_) | crds::DataSource::Follow(_) => job.training.global_batch_size as u64,
         _ => slice_rows.or(job.data.shuffle_window_rows).unwrap_or(CHUNK_ROWS),
     }
 }
@@ -248,6 +248,11 @@ fn sources(job: &ResolvedJob) -> (SourceConfig, Option<SourceConfig>) {
         crds::DataSource::Stream(stream) => {
             let (files, test) = file_sources(job, &stream.test);
             (SourceConfig { paths: Vec::new(), format: Format::Kafka(stream.kafka.clone()), ..files }, test)
+        }
+        crds::DataSource::Follow(source) => {
+            let (train, test) = file_sources(job, &source.files);
+            let format = Format::Follow(source.files.format.clone(), source.follow.clone());
+            (SourceConfig { format, ..train }, test)
         }
     }
 }

@@ -1,0 +1,305 @@
+//! Followed paths: lists the files that are there now, and counts the rows of one of them.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use futures::{StreamExt, TryStreamExt};
+use object_store::{ObjectMeta, ObjectStore};
+use rectrain_kinds::{FollowConfig, Schema};
+use rectrain_storage::Place;
+
+use crate::config::SourceConfig;
+use crate::dataset::Dataset;
+use crate::error::DataError;
+use crate::fingerprint::{Fingerprint, version_text};
+use crate::identity::Version;
+use crate::pace;
+use crate::storage::{bad_path, glob_folder, is_glob, is_meant, listed_version_of, object_path, request};
+
+/// A file that a listing found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FoundFile {
+    /// The path or URL.
+    pub name: String,
+    /// In bytes.
+    pub size: u64,
+    /// The version, in the form of [`Fingerprint::version`]. An entity tag comes before a
+    /// generation.
+    pub version: String,
+    /// The time of the last modification, in milliseconds since 1970 (UTC).
+    pub modified_millis: i64,
+}
+
+/// The state of a followed file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum FileState {
+    /// It is there.
+    There {
+        /// Its content. There is no version if the file has no rows.
+        fingerprint: Fingerprint,
+        /// Its good rows.
+        rows: u64,
+    },
+    /// There is no such file any longer.
+    Gone,
+}
+
+/// Lists the files of followed paths. A path without files is no error. Goes through the objects
+/// page by page. Blocks.
+///
+/// # Errors
+/// A path that cannot be understood. A disk or a store that fails. A path with more objects below
+/// it than [`FollowConfig::MOST_OBJECTS`].
+pub fn list_files(follow: &FollowConfig, options: &BTreeMap<String, String>) -> Result<Vec<FoundFile>, DataError> {
+    let mut found: BTreeMap<String, FoundFile> = BTreeMap::new();
+    for path in &follow.paths {
+        let files = match rectrain_storage::place_of(path)? {
+            Place::Local(path) => local_files(&path, follow)?,
+            Place::Bucket(bucket) => objects(&bucket.store(options)?, &bucket.root, &bucket.key, follow)?,
+        };
+        // A file that two paths match counts once.
+        found.extend(files.into_iter().map(|file| (file.name.clone(), file)));
+    }
+    Ok(found.into_values().collect())
+}
+
+/// Looks at a followed file, and counts its good rows. `source` reads this file alone. Blocks.
+///
+/// # Errors
+/// A file that cannot be read as the schema says.
+pub fn look_at_file(source: &SourceConfig, schema: &Schema) -> Result<FileState, DataError> {
+    let looked = Dataset::open(source.clone(), schema.clone()).and_then(|dataset| {
+        let print = dataset.fingerprints()?.list.into_iter().next();
+        let fingerprint = print.map(|print| Fingerprint { version: dataset.listed_version(), ..print });
+        let rows = dataset.count_good_rows()?;
+        Ok(fingerprint.map_or(FileState::Gone, |fingerprint| FileState::There { fingerprint, rows }))
+    });
+    match looked {
+        Err(error) if error.is_absence() => Ok(FileState::Gone),
+        Err(DataError::Empty { file } | DataError::NoRows { file }) => Ok(FileState::without_rows(file)),
+        looked => looked,
+    }
+}
+
+impl Dataset {
+    /// The version of the first file, as in [`FoundFile::version`].
+    #[must_use]
+    pub fn listed_version(&self) -> Option<String> {
+        let version = self.source_files().first().and_then(|file| file.listed_version());
+        version.as_ref().map(version_text)
+    }
+}
+
+impl FileState {
+    fn without_rows(name: String) -> Self {
+        Self::There { fingerprint: Fingerprint { name, size: 0, version: None, content: None }, rows: 0 }
+    }
+}
+
+fn too_many(path: &str) -> DataError {
+    let most = FollowConfig::MOST_OBJECTS;
+    DataError::config(
+        "spec.data.train.follow.paths",
+        format!("more than {most} objects lie below {path}: move trained files away, or name a narrower path"),
+    )
+}
+
+fn local_files(path: &str, follow: &FollowConfig) -> Result<Vec<FoundFile>, DataError> {
+    let mut wholes = Wholes { wanted: follow.whole_directories, known: HashMap::new() };
+    if !is_glob(path) {
+        return Ok(local_file(Path::new(path), &mut wholes)?.into_iter().collect());
+    }
+    let matches = glob::glob(path).map_err(|error| bad_path(path, error.to_string()))?;
+    let mut found = Vec::new();
+    for (number, entry) in matches.enumerate() {
+        if number >= FollowConfig::MOST_OBJECTS {
+            return Err(too_many(path));
+        }
+        // A folder that disappears meanwhile has no files.
+        let Ok(entry) = entry else { continue };
+        if is_meant(path, &entry.to_string_lossy()) && is_data(&entry.to_string_lossy()) {
+            found.extend(local_file(&entry, &mut wholes)?);
+        }
+        pace::pass(1);
+    }
+    Ok(found)
+}
+
+/// Which directories are whole.
+struct Wholes {
+    /// Whether a directory needs a marker.
+    wanted: bool,
+    known: HashMap<PathBuf, bool>,
+}
+
+impl Wholes {
+    fn has(&mut self, file: &Path) -> bool {
+        let Some(folder) = file.parent().filter(|_| self.wanted) else { return true };
+        let is_whole = || folder.join(FollowConfig::MARKER).exists();
+        *self.known.entry(folder.to_owned()).or_insert_with(is_whole)
+    }
+}
+
+fn local_file(path: &Path, wholes: &mut Wholes) -> Result<Option<FoundFile>, DataError> {
+    let name = path.display().to_string();
+    let metadata = match std::fs::metadata(path) {
+        Ok(metadata) => metadata,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(source) => return Err(DataError::Io { action: "look at", file: name, source }),
+    };
+    if !metadata.is_file() || !wholes.has(path) {
+        return Ok(None);
+    }
+    let modified = metadata.modified().unwrap_or(UNIX_EPOCH);
+    let version = version_text(&Version::Modified(modified));
+    Ok(Some(FoundFile { name, size: metadata.len(), version, modified_millis: millis(modified) }))
+}
+
+fn millis(time: SystemTime) -> i64 {
+    time.duration_since(UNIX_EPOCH).map_or(0, |since| i64::try_from(since.as_millis()).unwrap_or(i64::MAX))
+}
+
+/// Whether a file may have rows: a marker has none.
+fn is_data(name: &str) -> bool {
+    !(name == FollowConfig::MARKER || name.ends_with("/_SUCCESS"))
+}
+
+/// The objects of `key`, a key or a glob. Their names are `root`, a slash and the key.
+fn objects(
+    store: &Arc<dyn ObjectStore>,
+    root: &str,
+    key: &str,
+    follow: &FollowConfig,
+) -> Result<Vec<FoundFile>, DataError> {
+    let name = format!("{root}/{key}");
+    let pattern = glob::Pattern::new(key).map_err(|error| bad_path(&name, error.to_string()))?;
+    let options = glob::MatchOptions { require_literal_separator: true, ..glob::MatchOptions::new() };
+    let mut found = list(store, &name, glob_folder(key))?;
+    let markers: HashSet<String> =
+        found.iter().filter_map(|meta| marked_folder(meta.location.as_ref())).map(str::to_owned).collect();
+    found.retain(|meta| {
+        let key_found: &str = meta.location.as_ref();
+        let is_whole = !follow.whole_directories || markers.contains(folder(key_found));
+        let is_match = key_found == key || pattern.matches_with(key_found, options) && is_meant(key, key_found);
+        is_match && is_whole && is_data(key_found)
+    });
+    found.into_iter().map(|meta| found_object(root, &meta)).collect()
+}
+
+fn found_object(root: &str, meta: &ObjectMeta) -> Result<FoundFile, DataError> {
+    let name = format!("{root}/{}", meta.location);
+    if is_glob(meta.location.as_ref()) {
+        return Err(bad_path(&name, "its name has one of the characters * ? [ of a pattern: rename the object"));
+    }
+    let version = listed_version_of(meta).as_ref().map(version_text).unwrap_or_default();
+    Ok(FoundFile { name, size: meta.size, version, modified_millis: meta.last_modified.timestamp_millis() })
+}
+
+/// The folder of a key, without a slash at its end.
+fn folder(key: &str) -> &str {
+    key.rsplit_once('/').map_or("", |(folder, _)| folder)
+}
+
+/// The folder that the marker with this key says to be whole.
+fn marked_folder(key: &str) -> Option<&str> {
+    (key.rsplit('/').next() == Some(FollowConfig::MARKER)).then(|| folder(key))
+}
+
+/// The objects below a folder. The store gives them page by page.
+fn list(store: &Arc<dyn ObjectStore>, name: &str, folder: &str) -> Result<Vec<ObjectMeta>, DataError> {
+    let prefix = object_path(name, folder.trim_end_matches('/'))?;
+    let count = |meta: ObjectMeta| {
+        pace::pass(1);
+        meta
+    };
+    let listing = store.list(Some(&prefix)).map_ok(count).take(FollowConfig::MOST_OBJECTS + 1);
+    let found: Vec<ObjectMeta> = request("list", name, listing.try_collect())?;
+    if found.len() > FollowConfig::MOST_OBJECTS { Err(too_many(name)) } else { Ok(found) }
+}
+
+#[cfg(test)]
+mod tests {
+    use object_store::PutOptions;
+    use object_store::memory::InMemory;
+    use object_store::path::Path as ObjectPath;
+    use rectrain_kinds::{BadRows, LabelField};
+
+    use super::*;
+
+    fn follow(path: &str, whole_directories: bool) -> FollowConfig {
+        FollowConfig { paths: vec![path.to_owned()], whole_directories, ..FollowConfig::default() }
+    }
+
+    fn names(files: &[FoundFile]) -> Vec<&str> {
+        files.iter().map(|file| file.name.rsplit("in/").next().unwrap()).collect()
+    }
+
+    #[test]
+    fn local_files_are_listed_without_markers_and_hidden_ones() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str| {
+            let path = folder.path().join("in").join(name);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, "label,user\n1,a\n").unwrap();
+        };
+        let pattern = format!("{}/in/*/*", folder.path().display());
+        let list = |whole| list_files(&follow(&pattern, whole), &BTreeMap::new()).unwrap();
+        assert!(list(false).is_empty());
+        for name in ["dt=1/b.csv", "dt=1/a.csv", "dt=2/c.csv", "dt=2/.d.csv", "dt=2/_SUCCESS", "_temporary/e.csv"] {
+            write(name);
+        }
+        assert_eq!(names(&list(false)), ["dt=1/a.csv", "dt=1/b.csv", "dt=2/c.csv"]);
+        assert_eq!(names(&list(true)), ["dt=2/c.csv"]);
+        let file = list(true).remove(0);
+        assert_eq!(file.size, 15);
+        assert!(file.version.starts_with("modified:") && file.modified_millis > 1_700_000_000_000, "{file:?}");
+        // The file of a path without a pattern may come later.
+        let one = folder.path().join("in/dt=3/f.csv").display().to_string();
+        assert!(list_files(&follow(&one, false), &BTreeMap::new()).unwrap().is_empty());
+        write("dt=3/f.csv");
+        assert_eq!(list_files(&follow(&one, false), &BTreeMap::new()).unwrap().len(), 1);
+    }
+
+    #[test]
+    fn objects_are_listed_by_pattern_and_marker() {
+        let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+        for key in
+            ["in/dt=1/b.csv", "in/dt=1/a.csv", "in/dt=2/c.csv", "in/dt=2/_SUCCESS", "in/dt=2/x/d.csv", "other/e.csv"]
+        {
+            let store = Arc::clone(&store);
+            let write = async move {
+                let (path, text) = (ObjectPath::from(key), "label,user\n1,a\n".into());
+                store.put_opts(&path, text, PutOptions::default()).await
+            };
+            request("write", key, write).unwrap();
+        }
+        let list = |key, whole| objects(&store, "s3://bucket", key, &follow("", whole)).unwrap();
+        assert_eq!(names(&list("in/*/*.csv", false)), ["dt=1/a.csv", "dt=1/b.csv", "dt=2/c.csv"]);
+        assert_eq!(names(&list("in/*/*", true)), ["dt=2/c.csv"]);
+        assert_eq!(names(&list("in/dt=1/b.csv", false)), ["dt=1/b.csv"]);
+        assert!(list("elsewhere/*.csv", false).is_empty());
+        let found = list("in/dt=2/*", false);
+        assert_eq!((found[0].name.as_str(), found[0].size), ("s3://bucket/in/dt=2/c.csv", 15));
+        assert!(found[0].version.starts_with("etag:"), "{found:?}");
+    }
+
+    #[test]
+    fn a_file_is_looked_at_or_is_gone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.csv");
+        let source = SourceConfig { paths: vec![path.display().to_string()], ..SourceConfig::default() };
+        let label = LabelField { name: "label".to_owned(), positive_from: None, values: BTreeMap::new() };
+        let schema = Schema { sparse: Vec::new(), dense: Vec::new(), label, group: None, time: None };
+        assert_eq!(look_at_file(&source, &schema).unwrap(), FileState::Gone);
+        std::fs::write(&path, "label\n1\n0\nx\n").unwrap();
+        let skipping = SourceConfig { bad_rows: BadRows::Skip { limit: 5 }, ..source };
+        let FileState::There { fingerprint, rows } = look_at_file(&skipping, &schema).unwrap() else { panic!() };
+        assert_eq!((rows, fingerprint.size), (2, 12));
+        assert!(fingerprint.content.is_some());
+        std::fs::write(&path, "").unwrap();
+        let FileState::There { rows, .. } = look_at_file(&skipping, &schema).unwrap() else { panic!() };
+        assert_eq!(rows, 0);
+    }
+}
