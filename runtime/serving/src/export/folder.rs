@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
-use super::manifest::FileOfExport;
 use crate::error::ServingError;
 
 /// A folder under construction, beside its final place. Dropping it before
@@ -35,15 +34,14 @@ impl Folder {
     }
 
     /// Writes a file durably.
-    pub(super) fn write(&self, name: &str, bytes: &[u8]) -> Result<FileOfExport, ServingError> {
+    pub(super) fn write(&self, name: &str, bytes: &[u8]) -> Result<(), ServingError> {
         let path = self.partial.join(name);
         let write = || {
             let mut file = File::create(&path)?;
             file.write_all(bytes)?;
             file.sync_all()
         };
-        write().map_err(ServingError::io("write", &path))?;
-        Ok(FileOfExport { name: name.to_owned(), bytes: bytes.len() as u64, sha256: sha256(bytes) })
+        write().map_err(ServingError::io("write", &path))
     }
 
     /// Moves the folder to its place. It replaces an empty folder.
@@ -60,8 +58,13 @@ impl Drop for Folder {
 }
 
 /// The SHA-256 of bytes, in hexadecimal digits.
-pub(super) fn sha256(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+pub(crate) fn sha256(bytes: &[u8]) -> String {
+    hexadecimal(&Sha256::digest(bytes))
+}
+
+/// Bytes as hexadecimal digits.
+pub(crate) fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]
