@@ -28,6 +28,7 @@ mod refusal;
 mod rest;
 mod server;
 mod service;
+mod version;
 
 pub use batcher::Predict;
 pub use error::InferenceError;
@@ -35,3 +36,4 @@ pub use limits::Limits;
 pub use metrics::reference_markdown;
 pub use server::{Server, listen};
 pub use service::ServedModel;
+pub use version::{Publication, Updates};
