@@ -13,8 +13,9 @@ const LONGEST: Duration = Duration::from_secs(24 * 3600);
 
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
-    /// The model: a folder of `rectrain checkpoint export --for serving`, a checkpoint, or a path
-    /// with checkpoints (the newest is used)
+    /// The model: a folder of `rectrain checkpoint export --for serving`, a checkpoint, a path with
+    /// checkpoints (the newest is used), or a path of spec.serving.publish (newer models are taken
+    /// while the server runs)
     pub(super) model: String,
     /// The name of the model in requests; by default the name of its job
     #[arg(long)]
@@ -54,6 +55,9 @@ pub(crate) struct ServeArgs {
     /// Log requests that take this long, at most one a second
     #[arg(long, value_name = "TIME", default_value = "500ms", value_parser = time)]
     pub(super) slow: Duration,
+    /// The time between two looks for a newer published model
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = time_above_zero)]
+    pub(super) poll: Duration,
     /// Threads that compute; 0 means one for each core
     #[arg(long, default_value_t = 0)]
     pub(super) threads: usize,
