@@ -18,7 +18,7 @@ use crate::grpc::Grpc;
 use crate::limits::Limits;
 use crate::rest::routes;
 use crate::service::{ServedModel, Service};
-use crate::version::Updates;
+use crate::updates::Updates;
 
 /// The time beyond the limit of a request within which its response is sent.
 const SENDING: Duration = Duration::from_secs(1);

@@ -16,7 +16,8 @@ use crate::limits::Limits;
 use crate::metrics::Metrics;
 use crate::progress::{Progress, SlowLog};
 use crate::refusal::{Refusal, Shed};
-use crate::version::{Publication, Updates, Version};
+use crate::updates::Updates;
+use crate::version::{Publication, Version};
 
 /// The description of the model that a server answers for.
 #[derive(Debug, Clone)]

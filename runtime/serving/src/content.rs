@@ -5,7 +5,7 @@
 
 use sha2::{Digest, Sha256};
 
-use crate::export::hexadecimal;
+use crate::hash::hexadecimal;
 use crate::table::Table;
 
 /// The sum of the SHA-256 of rows, as numbers of 256 bits, modulo 2²⁵⁶. The order of the rows does

@@ -19,6 +19,7 @@ mod content;
 mod description;
 mod error;
 mod export;
+mod hash;
 mod model;
 mod predictor;
 pub mod publication;

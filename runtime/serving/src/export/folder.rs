@@ -4,8 +4,6 @@ use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
-use sha2::{Digest, Sha256};
-
 use crate::error::ServingError;
 
 /// A folder under construction, beside its final place. Dropping it before
@@ -55,16 +53,6 @@ impl Drop for Folder {
         // After `finish` the folder is no longer there.
         let _ = fs::remove_dir_all(&self.partial);
     }
-}
-
-/// The SHA-256 of bytes, in hexadecimal digits.
-pub(crate) fn sha256(bytes: &[u8]) -> String {
-    hexadecimal(&Sha256::digest(bytes))
-}
-
-/// Bytes as hexadecimal digits.
-pub(crate) fn hexadecimal(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

@@ -8,9 +8,9 @@ use rectrain_protocol::layout::FeaturePlace;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::folder::sha256;
 use super::rows::RowsFile;
 use crate::error::ServingError;
+use crate::hash::sha256;
 use crate::model::Model;
 use crate::value::ExportType;
 

@@ -19,7 +19,6 @@ use std::path::Path;
 use rectrain_dense::tasks::{BinaryCrossEntropy, Tasks};
 
 use self::folder::Folder;
-pub(crate) use self::folder::{hexadecimal, sha256};
 use self::manifest::{FileOfExport, ServedModel};
 pub use self::read::load_export;
 pub(crate) use self::read::{FoundExport, load_from};

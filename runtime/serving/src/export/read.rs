@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 
 use rectrain_storage::Directory;
 
-use super::folder::sha256;
 use super::manifest::{FileOfExport, ServedModel};
 use super::{MODEL_FILE, rows};
 use crate::description::Description;
 use crate::error::ServingError;
+use crate::hash::sha256;
 use crate::model::Model;
 use crate::table::Table;
 

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use crate::export::hexadecimal;
+use crate::hash::hexadecimal;
 use crate::table::{KeyRange, Table};
 
 /// The first bytes of a delta.
