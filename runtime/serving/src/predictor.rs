@@ -56,7 +56,7 @@ impl Predictor {
     /// # Errors
     /// Errors of the tower and of the store of initial values.
     pub fn new(model: impl Into<Arc<Model>>, options: PredictorOptions) -> Result<Self, ServingError> {
-        let model = model.into();
+        let model: Arc<Model> = model.into();
         let PredictorOptions { threads, precision } = options;
         let options = TowerOptions { seed: 0, rank: 0, threads, device: ComputeDevice::Cpu, precision };
         // The tower is not trained, and this optimizer has no state.
