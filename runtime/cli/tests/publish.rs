@@ -111,6 +111,47 @@ fn a_torn_delta_leaves_the_model_until_the_next_full_one() {
     assert_serves_newest(folder, &server, "third");
 }
 
+/// The AUC of an export on the rows of a file.
+fn auc(folder: &Path, export: &str, rows: &str) -> f64 {
+    report(folder, &[export, "--input", rows, "--output", "auc.csv"])["auc"].as_f64().unwrap()
+}
+
+#[test]
+fn a_model_below_the_bound_of_the_gate_is_not_taken() {
+    let place = tempfile::tempdir().unwrap();
+    let folder = place.path();
+    train(folder, "dlrm", &[PUBLISH]);
+    assert!(export(folder, "first", "f32").status.success());
+    let copied = std::process::Command::new("cp").args(["-r", "published", "served"]).current_dir(folder).status();
+    assert!(copied.unwrap().success());
+    train(folder, "dlrm", &[PUBLISH, RESUME, "spec.training.epochs=8"]);
+    assert!(export(folder, "second", "f32").status.success());
+    // With the labels turned round, the better model is the worse one.
+    let text = std::fs::read_to_string(folder.join("test.csv")).unwrap();
+    let turned = |line: &str| match line.split_at(1) {
+        ("0", rest) => format!("1{rest}"),
+        ("1", rest) => format!("0{rest}"),
+        _ => line.to_owned(),
+    };
+    std::fs::write(folder.join("turned.csv"), text.lines().map(|line| turned(line) + "\n").collect::<String>())
+        .unwrap();
+    let rows =
+        if auc(folder, "first", "test.csv") > auc(folder, "second", "test.csv") { "test.csv" } else { "turned.csv" };
+    let (first, second) = (auc(folder, "first", rows), auc(folder, "second", rows));
+    assert!(first > second, "{first} and {second}: training changed no order");
+    let bound = f64::midpoint(first, second).to_string();
+    let gate = ["--gate-rows", rows, "--gate-min-auc", &bound];
+    let server = Server::start(folder, "served", &[&["--poll", "50ms"], &gate[..]].concat());
+    for file in ["delta-000000000002.bin", "latest.json"] {
+        std::fs::copy(folder.join("published").join(file), folder.join("served").join(file)).unwrap();
+    }
+    until("the model is refused", || server.metric("rectrain_inference_model_update_failures_total") > 0.0);
+    assert_eq!(metadata(&server)["properties"]["sequence"], "1");
+    let refused = rectrain(folder, &[&["serve", "second"], &gate[..]].concat());
+    let message = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(refused.status.code() == Some(1) && message.contains("on --gate-rows, and --gate-min-auc is"), "{message}");
+}
+
 #[test]
 fn a_path_of_another_job_is_refused_before_training() {
     let place = tempfile::tempdir().unwrap();

@@ -9,6 +9,7 @@ use rectrain_serving::publication::{Follower, ServedVersion, is_local_publicatio
 use rectrain_storage::Directory;
 use tokio::runtime::Runtime;
 
+use super::gate::Gate;
 use crate::checkpoint::store_options;
 use crate::failure::Failure;
 
@@ -51,15 +52,15 @@ impl Following {
     }
 
     /// Follows until the process ends.
-    pub(super) fn start(self, every: Duration, updates: Updates) -> Result<(), Failure> {
+    pub(super) fn start(self, every: Duration, gate: Option<Gate>, updates: Updates) -> Result<(), Failure> {
         let Self { runtime, follower } = self;
-        let work = move || runtime.block_on(follow(follower, every, updates));
+        let work = move || runtime.block_on(follow(follower, every, gate, updates));
         let thread = std::thread::Builder::new().name("rectrain-follow".into()).spawn(work);
         thread.map(drop).map_err(|error| Failure::Failed(format!("cannot start the thread that follows: {error}")))
     }
 }
 
-async fn follow(mut follower: Follower, every: Duration, updates: Updates) {
+async fn follow(mut follower: Follower, every: Duration, mut gate: Option<Gate>, updates: Updates) {
     // A reason that repeats is not logged again.
     let mut warned = None;
     loop {
@@ -68,13 +69,15 @@ async fn follow(mut follower: Follower, every: Duration, updates: Updates) {
             Ok(None) => None,
             Ok(Some(update)) => {
                 let version = follower.version();
-                tracing::info!(sequence = version.base.sequence, step = version.model.step, "took a newer model");
-                updates.offer(version, &update);
-                update.stopped
+                let passed = gate.as_mut().map_or(Ok(()), |gate| gate.check(&version.model));
+                if passed.is_ok() {
+                    tracing::info!(sequence = version.base.sequence, step = version.model.step, "took a newer model");
+                    updates.offer(version, &update);
+                }
+                passed.err().or_else(|| update.stopped.map(|error| error.to_string()))
             }
-            Err(error) => Some(error),
+            Err(error) => Some(error.to_string()),
         };
-        let problem = problem.map(|error| error.to_string());
         if let Some(error) = &problem {
             updates.failed();
             if warned.as_ref() != Some(error) {

@@ -2,6 +2,7 @@
 
 pub(crate) mod args;
 mod follow;
+mod gate;
 
 use std::sync::Arc;
 
@@ -11,6 +12,7 @@ use rectrain_serving::{Model, Predictor, PredictorOptions};
 
 use self::args::ServeArgs;
 use self::follow::Following;
+use self::gate::Gate;
 use crate::failure::{Failure, runtime};
 use crate::human::thousands;
 use crate::output;
@@ -25,6 +27,10 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
         Some(following) => Arc::clone(&following.version().model),
         None => Arc::new(trained::load(&args.model, &args.options)?),
     };
+    let mut gate = Gate::open(args, &model)?;
+    if let Some(gate) = &mut gate {
+        gate.check(&model).map_err(Failure::Failed)?;
+    }
     let publication = following.as_ref().map(|following| Publication::of(following.version()));
     let served = ServedModel { publication, ..ServedModel::of(&model, name(args, &model)) };
     let predictor = Predictor::new(model, PredictorOptions { threads: args.threads, precision: args.precision })?;
@@ -32,7 +38,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     let path = format!("/v2/models/{}", served.name);
     let server = Server::new(served, predictor, args.limits(), Registry::new())?;
     if let Some(following) = following {
-        following.start(args.poll, server.updates())?;
+        following.start(args.poll, gate, server.updates())?;
     }
     runtime()?.block_on(async {
         let interrupted = signal::interrupted();
