@@ -50,7 +50,7 @@ pub enum ServingError {
     },
     /// The storage of a publication path failed.
     #[error(transparent)]
-    Storage(#[from] StorageError),
+    Storage(Box<StorageError>),
     /// The folder for an export has content.
     #[error("{} is not empty: name a folder that does not exist, or an empty one", folder.display())]
     NotEmpty {
@@ -86,6 +86,12 @@ pub enum ServingError {
 impl From<CheckpointError> for ServingError {
     fn from(error: CheckpointError) -> Self {
         Self::Checkpoint(Box::new(error))
+    }
+}
+
+impl From<StorageError> for ServingError {
+    fn from(error: StorageError) -> Self {
+        Self::Storage(Box::new(error))
     }
 }
 
