@@ -13,6 +13,10 @@ use super::gate::Gate;
 use crate::checkpoint::store_options;
 use crate::failure::Failure;
 
+/// The longest time between two looks while a model cannot be taken. A full model is loaded at each
+/// of them.
+const LONGEST_BACKOFF: Duration = Duration::from_secs(10);
+
 /// Published models, and the newest one in memory.
 pub(super) struct Following {
     /// The clients of a store belong to the runtime that they were made in.
@@ -62,9 +66,9 @@ impl Following {
 
 async fn follow(mut follower: Follower, every: Duration, mut gate: Option<Gate>, updates: Updates) {
     // A reason that repeats is not logged again.
-    let mut warned = None;
+    let (mut warned, mut wait) = (None, every);
     loop {
-        tokio::time::sleep(every).await;
+        tokio::time::sleep(wait).await;
         let problem = match follower.poll().await {
             Ok(None) => None,
             Ok(Some(update)) => {
@@ -78,6 +82,7 @@ async fn follow(mut follower: Follower, every: Duration, mut gate: Option<Gate>,
             }
             Err(error) => Some(error.to_string()),
         };
+        wait = if problem.is_some() { (2 * wait).min(LONGEST_BACKOFF.max(every)) } else { every };
         if let Some(error) = &problem {
             updates.failed();
             if warned.as_ref() != Some(error) {
