@@ -3,15 +3,19 @@
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
+#[allow(dead_code, reason = "a part of it is for other tests")]
+mod binary;
 mod common;
 mod server;
 mod trained;
 
 use std::path::Path;
+use std::process::Child;
 use std::time::Duration;
 
 use serde_json::Value;
 
+use binary::{JOB, folder_with, training};
 use common::rectrain;
 use server::{FEATURES, Server, cells, infer_all, texts};
 use trained::{export, largest_difference, probabilities, report, train};
@@ -109,6 +113,51 @@ fn a_torn_delta_leaves_the_model_until_the_next_full_one() {
     train(folder, "lr", &[PUBLISH, RESUME, "spec.training.epochs=12", "spec.checkpoint.fullEvery=1"]);
     until_sequence(&server, "3");
     assert_serves_newest(folder, &server, "third");
+}
+
+/// A job, which is killed at the end of its test.
+struct Training(Child);
+
+impl Drop for Training {
+    fn drop(&mut self) {
+        // It may have been killed before.
+        let _ended = self.0.kill();
+        let _waited = self.0.wait();
+    }
+}
+
+/// The newest published model; null before the first.
+fn latest(folder: &Path) -> Value {
+    let bytes = std::fs::read(folder.join("published/latest.json")).unwrap_or_default();
+    serde_json::from_slice(&bytes).unwrap_or_default()
+}
+
+fn served_sequence(server: &Server) -> u64 {
+    metadata(server)["properties"]["sequence"].as_str().unwrap().parse().unwrap()
+}
+
+#[test]
+fn models_are_published_and_served_while_the_job_trains() {
+    let place = folder_with(JOB);
+    let folder = place.path();
+    let sets = "spec.data.synthetic.rows=100000000,spec.checkpoint.path=checkpoints,spec.checkpoint.fullEvery=1000,\
+                spec.serving.publish.path=published,spec.serving.publish.everySeconds=1";
+    let (job, _lines) = training(folder, &["run", "job.yaml", "--json", "--set", sets]);
+    let mut job = Training(job);
+    until("a delta is published", || latest(folder)["model"]["sequence"].as_u64() > Some(1));
+    let server = start(folder);
+    let first = served_sequence(&server);
+    until("a newer model answers", || served_sequence(&server) > first);
+    assert!(job.0.try_wait().unwrap().is_none(), "the job has ended");
+    drop(job);
+    let last = latest(folder);
+    until_sequence(&server, &last["model"]["sequence"].to_string());
+    let checkpoint = format!("checkpoints/{}", last["checkpoint"].as_str().unwrap());
+    let exported = rectrain(folder, &["checkpoint", "export", &checkpoint, "--for", "serving", "--output", "last"]);
+    assert!(exported.status.success(), "{}", String::from_utf8_lossy(&exported.stderr));
+    let model: Value = serde_json::from_slice(&std::fs::read(folder.join("last/model.json")).unwrap()).unwrap();
+    assert_eq!(metadata(&server)["properties"]["contentDigest"], model["contentDigest"]);
+    assert_eq!(server.metric("rectrain_inference_model_update_failures_total"), 0.0);
 }
 
 /// The AUC of an export on the rows of a file.
