@@ -24,7 +24,7 @@ const PUBLISH: &str = "spec.serving.publish.path=published";
 const RESUME: &str = "spec.checkpoint.resume=latest";
 
 /// The looks at a server before a test gives up, and the time between two of them.
-const LOOKS: u32 = 600;
+const LOOKS: u32 = 1200;
 const EVERY: Duration = Duration::from_millis(50);
 
 fn start(folder: &Path) -> Server {
