@@ -133,6 +133,8 @@ pub const SERVER_CPU_PERCENT: u32 = 70;
 pub const FULL_CHECKPOINT_EVERY: u32 = 10;
 /// `spec.checkpoint.keep`
 pub const CHECKPOINTS_KEPT: u32 = 3;
+/// `spec.serving.publish.keep`
+pub const PUBLICATIONS_KEPT: u32 = 2;
 /// `spec.faultTolerance.maxRestarts`
 pub const MAX_RESTARTS: u32 = 10;
 /// `spec.faultTolerance.backoffSeconds`

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     AutoscalingSpec, CheckpointSpec, DataSpec, FaultToleranceSpec, FeaturesSpec, ModelSpec, RecTrainingJobStatus,
-    RolesSpec, TrainingSpec, defaults,
+    RolesSpec, ServingSpec, TrainingSpec, defaults,
 };
 
 /// The model, its data and its training.
@@ -92,6 +92,10 @@ pub struct RecTrainingJobSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = "no checkpoints"))]
     pub checkpoint: Option<CheckpointSpec>,
+
+    /// The model for inference servers, while it is trained.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub serving: Option<ServingSpec>,
 
     /// True suspends the job: its pods are removed. When this is false again, they return and
     /// continue from the last checkpoint. Works only in a cluster; `rectrain run` refuses it.

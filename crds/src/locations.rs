@@ -64,6 +64,8 @@ fn locations(spec: &RecTrainingJobSpec) -> Vec<(FieldPath, &str)> {
     found.extend(checkpoint.map(|path| (FieldPath::parse("spec.checkpoint.path"), path)));
     let from = spec.checkpoint.as_ref().and_then(|checkpoint| checkpoint.from.as_deref());
     found.extend(from.map(|from| (FieldPath::parse("spec.checkpoint.from"), from)));
+    let publish = spec.serving.as_ref().and_then(|serving| serving.publish.as_ref());
+    found.extend(publish.map(|publish| (FieldPath::parse("spec.serving.publish.path"), publish.path.as_str())));
     found
 }
 

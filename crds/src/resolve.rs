@@ -27,7 +27,8 @@ pub(crate) fn resolve(job: &RecTrainingJob) -> Result<ResolvedJob, Vec<FieldErro
         training: training(spec),
         roles: roles(&spec.roles.clone().unwrap_or_default()),
         autoscaling: spec.autoscaling.as_ref().map(|given| autoscaling(given, spec, &mut errors)),
-        checkpoint: spec.checkpoint.as_ref().and_then(checkpoint),
+        checkpoint: spec.checkpoint.as_ref().and_then(|given| checkpoint(given, publish_seconds(spec))),
+        publish: publish(spec, &mut errors),
         warm_start: warm_start(spec, &mut errors),
         fault_tolerance: fault_tolerance(spec.fault_tolerance.as_ref()),
         suspend: spec.suspend.unwrap_or(false),
@@ -1189,11 +1190,37 @@ fn warm_start(spec: &RecTrainingJobSpec, errors: &mut Errors) -> Option<WarmStar
     Some(from)
 }
 
-fn checkpoint(given: &CheckpointSpec) -> Option<ResolvedCheckpoint> {
+/// The seconds between two publications, if they are given.
+fn publish_seconds(spec: &RecTrainingJobSpec) -> Option<u64> {
+    spec.serving.as_ref()?.publish.as_ref()?.every_seconds.map(u64::from)
+}
+
+fn publish(spec: &RecTrainingJobSpec, errors: &mut Errors) -> Option<ResolvedPublish> {
+    let given = spec.serving.as_ref()?.publish.as_ref()?;
+    match spec.checkpoint.as_ref().and_then(|checkpoint| checkpoint.path.as_deref()) {
+        None => errors.add(
+            at("spec.serving.publish"),
+            "models are published from checkpoints, and there are none: give spec.checkpoint.path, or remove `publish`",
+        ),
+        Some(path) if path.trim_end_matches('/') == given.path.trim_end_matches('/') => errors.add(
+            at("spec.serving.publish.path"),
+            format!("expected another path than spec.checkpoint.path, found {path}"),
+        ),
+        Some(_) => {}
+    }
+    Some(ResolvedPublish {
+        path: given.path.clone(),
+        every_seconds: given.every_seconds,
+        keep: given.keep.unwrap_or(d::PUBLICATIONS_KEPT) as usize,
+    })
+}
+
+/// `at_most` are the most seconds between two checkpoints that another field allows.
+fn checkpoint(given: &CheckpointSpec, at_most: Option<u64>) -> Option<ResolvedCheckpoint> {
     Some(ResolvedCheckpoint {
         path: given.path.clone()?,
         every_steps: given.every_steps,
-        every_seconds: given.every_seconds,
+        every_seconds: given.every_seconds.into_iter().chain(at_most).min(),
         full_every: given.full_every.unwrap_or(d::FULL_CHECKPOINT_EVERY),
         keep: given.keep.unwrap_or(d::CHECKPOINTS_KEPT) as usize,
         resume: given.resume.unwrap_or_default(),

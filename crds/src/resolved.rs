@@ -38,6 +38,8 @@ pub struct ResolvedJob {
     pub autoscaling: Option<ResolvedAutoscaling>,
     /// Checkpoints, if any are written or read.
     pub checkpoint: Option<ResolvedCheckpoint>,
+    /// Where the model is published, if it is.
+    pub publish: Option<ResolvedPublish>,
     /// The checkpoint that the job begins with, if it is not initial values.
     pub warm_start: Option<WarmStart>,
     /// The handling of crashes.
@@ -477,6 +479,18 @@ pub struct ResolvedRole {
     pub replicas: usize,
     /// Threads of each member; `None` means its share of the machine's cores.
     pub threads: Option<usize>,
+}
+
+/// Publications of the model. The checkpoints of the job are taken as often.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ResolvedPublish {
+    /// Directory or URL.
+    pub path: String,
+    /// Seconds between two publications; `None` means one for each checkpoint.
+    pub every_seconds: Option<u32>,
+    /// Full models to keep, at least 1.
+    pub keep: usize,
 }
 
 /// Checkpoints.

@@ -90,6 +90,21 @@ fn a_text_of_several_lines_is_written_unchanged() {
 }
 
 #[test]
+fn checkpoints_are_taken_as_often_as_models_are_published() {
+    let seconds = |expressions: &[&str]| {
+        let path = "spec.checkpoint.path=/ck,spec.serving.publish.path=/p";
+        let resolved = resolve(&[&[path][..], expressions].concat());
+        (resolved.checkpoint.unwrap().every_seconds, resolved.publish.unwrap().every_seconds)
+    };
+    let (publish, checkpoint) = ("spec.serving.publish.everySeconds=5", "spec.checkpoint.everySeconds=60");
+    assert_eq!(seconds(&[]), (None, None));
+    assert_eq!(seconds(&[publish]), (Some(5), Some(5)));
+    assert_eq!(seconds(&[publish, checkpoint]), (Some(5), Some(5)));
+    assert_eq!(seconds(&[checkpoint]), (Some(60), None));
+    assert_eq!(seconds(&[checkpoint, "spec.serving.publish.everySeconds=300"]), (Some(60), Some(300)));
+}
+
+#[test]
 fn relative_paths_are_noted_for_a_cluster() {
     let note = local_paths(&job(&["spec.checkpoint.path=model"])).unwrap();
     let fields = "spec.data.train.paths[0] (`train.csv`), spec.data.test.paths[0] (`test.csv`), spec.checkpoint.path";
@@ -169,6 +184,7 @@ fn a_ten_line_manifest_is_enough_and_takes_every_default() {
         },
         "autoscaling": null,
         "checkpoint": null,
+        "publish": null,
         "warmStart": null,
         "faultTolerance": {"maxRestarts": 10, "backoffSeconds": 10, "stallSeconds": 600, "sharedMemory": true},
         "suspend": false,
@@ -977,6 +993,17 @@ const BAD_JOBS: [(&[&str], &str, &str); 72] = [
         "nothing expands `~` in `~/models`: write the whole path",
     ),
     (&["spec.checkpoint.path=~"], "spec.checkpoint.path", "nothing expands `~`"),
+    (
+        &["spec.checkpoint.path=/ck,spec.serving.publish.path=hdfs://nn/p"],
+        "spec.serving.publish.path",
+        "no build reads hdfs:// URLs",
+    ),
+    (&["spec.serving.publish.path=/p"], "spec.serving.publish", "give spec.checkpoint.path, or remove `publish`"),
+    (
+        &["spec.checkpoint.path=/ck/,spec.serving.publish.path=/ck"],
+        "spec.serving.publish.path",
+        "expected another path than spec.checkpoint.path, found /ck/",
+    ),
     (&["spec.checkpoint.path=$HOME/models"], "spec.checkpoint.path", "nothing expands `$HOME` in `$HOME/models`"),
     (
         &["spec.checkpoint.from=~/models@7"],

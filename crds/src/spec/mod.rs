@@ -13,6 +13,7 @@ mod memory;
 mod model;
 mod operation;
 mod roles;
+mod serving;
 mod stream;
 mod training;
 
@@ -24,6 +25,7 @@ pub use memory::*;
 pub use model::*;
 pub use operation::*;
 pub use roles::*;
+pub use serving::*;
 pub use stream::*;
 pub(crate) use training::REFUSED_MODES;
 pub use training::*;

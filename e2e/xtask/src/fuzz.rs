@@ -7,10 +7,10 @@ use crate::error::XtaskError;
 
 const USAGE: &str = "usage: cargo xtask fuzz [--minutes N] [AREA...]
   --minutes N  the time for each area, 10 if not given
-  AREA         reader, manifest, set, checkpoints or frames; all if none is given";
+  AREA         reader, manifest, set, checkpoints, publications or frames; all if none is given";
 
 /// The areas of the crates' tests `fuzz`.
-const AREAS: [&str; 5] = ["reader", "manifest", "set", "checkpoints", "frames"];
+const AREAS: [&str; 6] = ["reader", "manifest", "set", "checkpoints", "publications", "frames"];
 
 /// Fuzzes the areas one after the other.
 pub(crate) fn fuzz(arguments: &[&str]) -> Result<(), XtaskError> {

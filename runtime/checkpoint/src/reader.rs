@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use futures::{StreamExt, TryStreamExt};
-use rectrain_embedding::{GroupId, Slot, SlotContent, Store};
+use rectrain_embedding::{GroupId, Slot, SlotContent, SlotValues, Store};
 use rectrain_storage::Directory;
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
 
@@ -373,6 +373,32 @@ impl Checkpoint {
         Ok(())
     }
 
+    /// Visits the values of the slots that the checkpoints of the chain after the first `known`
+    /// hold, in the order of the chain. A delta's slots are its changes: see [`SlotContent`].
+    ///
+    /// # Errors
+    /// Errors of a file that cannot be used, and errors of the storage. Slots before the error have
+    /// been visited.
+    pub async fn for_each_change(
+        &self,
+        known: usize,
+        mut visit: impl FnMut(SlotValues) + Send,
+    ) -> Result<(), CheckpointError> {
+        for manifest in self.chain.iter().skip(known) {
+            for file in &manifest.files {
+                let path = Self::path(manifest, file);
+                let name = self.directory.name_of(&path);
+                for run in runs(self.index(manifest, file).await?) {
+                    let start = run[0].offset;
+                    let end = run.last().map_or(start, |last| last.offset + last.length);
+                    let bytes = self.directory.read_range(&path, start..end).await?;
+                    visit_run(&name, &run, &bytes, &mut visit)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// The configuration of the store that wrote the rows, for a reader that does not know the job.
     ///
     /// # Errors
@@ -435,6 +461,32 @@ fn runs(entries: Vec<IndexEntry>) -> Vec<Vec<IndexEntry>> {
         }
     }
     runs
+}
+
+/// Visits the values of a run of slots.
+fn visit_run(
+    name: &str,
+    run: &[IndexEntry],
+    bytes: &[u8],
+    visit: &mut impl FnMut(SlotValues),
+) -> Result<(), CheckpointError> {
+    let mut rest = bytes;
+    for entry in run {
+        let (own, others) = rest.split_at(entry.length as usize);
+        rest = others;
+        let failed = |source: rectrain_embedding::SnapshotError| CheckpointError::Rows {
+            file: name.to_owned(),
+            slot: entry.slot,
+            source: source.into(),
+        };
+        let found = Store::values_of_snapshot(own).map_err(failed)?;
+        if (found.slot, found.content) != (entry.slot, entry.content) {
+            let problem = format!("the snapshot of slot {} contradicts the index", entry.slot);
+            return Err(CheckpointError::Damaged { file: name.to_owned(), problem });
+        }
+        visit(found);
+    }
+    Ok(())
 }
 
 /// Puts a run of slots into the store. Returns its rows and removed rows.

@@ -5,15 +5,17 @@
 
 mod common;
 
+use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use common::{Job, identity, local, runtime};
+use common::{Job, SLOTS, identity, local, runtime};
 use rectrain_checkpoint::{
     Checkpoint, CheckpointError, CheckpointId, CheckpointWriter, Depth, FileContent, Latest, ListedState, MANIFEST,
     Manifest, latest_good, list, retain,
 };
+use rectrain_embedding::{FeatureKey, Slot, SlotContent, SlotValues, slot_of};
 use rectrain_storage::Directory;
 
 async fn latest(directory: &Directory) -> Latest {
@@ -81,6 +83,66 @@ fn a_chain_of_deltas_is_the_job_at_its_end() {
         assert_eq!(checkpoint.chain().len(), 5);
         let verified = checkpoint.verify(Depth::Checksums).await.unwrap();
         assert_eq!((verified.checkpoints, verified.files), (5, 25));
+    });
+}
+
+/// Values by row group and key.
+type Rows = BTreeMap<(u16, FeatureKey), Vec<f32>>;
+
+fn apply(rows: &mut Rows, change: SlotValues) {
+    if change.content == SlotContent::Whole {
+        rows.retain(|(_, key), _| slot_of(*key, SLOTS) != change.slot);
+    }
+    for (group, values) in (0..).zip(change.groups) {
+        for key in values.removed {
+            rows.remove(&(group, key));
+        }
+        for (key, row) in values.keys.iter().zip(values.values.chunks_exact(values.dim)) {
+            rows.insert((group, *key), row.to_vec());
+        }
+    }
+}
+
+fn rows_of(job: &Job) -> Rows {
+    let mut rows = Rows::new();
+    for server in 0..job.stores.len() {
+        for slot in (0..SLOTS).map(Slot).filter(|slot| slot.0 as usize % job.stores.len() == server) {
+            let visit = |group: rectrain_embedding::GroupId, key, values: &[f32], _state: &[f32]| {
+                rows.insert((group.0, key), values.to_vec());
+            };
+            job.stores[server].for_each_row(slot, visit).unwrap();
+        }
+    }
+    rows
+}
+
+#[test]
+fn the_changes_of_a_chain_make_the_rows_of_its_end() {
+    runtime().block_on(async {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = local(&folder);
+        let mut job = Job::new(2);
+        job.train(20);
+        let first = job.save(&directory, None).await.unwrap();
+        let at_first = rows_of(&job);
+        job.train(2);
+        let second = job.save(&directory, Some(&first)).await.unwrap();
+        job.train(3);
+        let third = job.save(&directory, Some(&second)).await.unwrap();
+        let mut found = Rows::new();
+        let checkpoint = Checkpoint::open(&directory, &first.directory()).await.unwrap();
+        checkpoint.for_each_change(0, |change| apply(&mut found, change)).await.unwrap();
+        assert_eq!(found, at_first);
+        let checkpoint = Checkpoint::open(&directory, &third.directory()).await.unwrap();
+        let mut visited = 0;
+        let visit = |change: SlotValues| {
+            visited += change.groups.iter().map(|group| group.keys.len() as u64).sum::<u64>();
+            apply(&mut found, change);
+        };
+        checkpoint.for_each_change(1, visit).await.unwrap();
+        assert_eq!(found, rows_of(&job));
+        assert_eq!(visited, second.rows + third.rows);
+        assert!(second.removed + third.removed > 0);
     });
 }
 

@@ -34,6 +34,7 @@ mod preview;
 mod processes;
 mod profile;
 mod progress;
+mod publishing;
 mod record;
 mod replay;
 mod role;

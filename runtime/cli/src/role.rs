@@ -25,6 +25,7 @@ use serde::{Deserialize, Serialize};
 use crate::args::{CoordinatorArgs, JobArgs, MemberArgs, PatienceArgs, TlsArgs};
 use crate::failure::Failure;
 use crate::outlook::Outlook;
+use crate::publishing::Publishing;
 use crate::saving::{interrupted, save_while};
 use crate::show::Display;
 use crate::{job, output, parent, signal};
@@ -84,6 +85,7 @@ pub(crate) fn coordinate(args: &CoordinatorArgs) -> Result<(), Failure> {
             () = &mut signalled => return Err(interrupted(Err("training had not begun".to_owned()))),
         };
         let coordinator = Box::pin(started(&plan, args, journal, &events, &coordinator_metrics)).await?;
+        let publishing = Publishing::start(&plan, &coordinator_metrics).await?;
         let coordinator = Arc::new(coordinator);
         page.show(Arc::clone(&coordinator));
         let service = Arc::clone(&coordinator) as Arc<dyn Service>;
@@ -118,6 +120,9 @@ pub(crate) fn coordinate(args: &CoordinatorArgs) -> Result<(), Failure> {
             }
         };
         if !matches!(result, Err(Failure::Interrupted(_))) {
+            if let Some(publishing) = publishing {
+                publishing.finish().await;
+            }
             page.keep().await;
             if args.stay {
                 log_stay(&result);

@@ -16,6 +16,7 @@ use crate::args::RunArgs;
 use crate::failure::Failure;
 use crate::history::{Ending, History};
 use crate::job::Job;
+use crate::publishing::Publishing;
 use crate::running::Running;
 use crate::saving::save_while;
 use crate::show::{Addresses, Display};
@@ -93,7 +94,9 @@ async fn in_process(
     let mut follower = events.follow();
     let name = plan.name.clone();
     let coordinator_metrics = CoordinatorMetrics::of(&metrics, 0);
-    let coordinator = Coordinator::start(Arc::clone(&plan), &job::new_run(), None, events, coordinator_metrics).await?;
+    let (run, metrics_of_job) = (job::new_run(), coordinator_metrics.clone());
+    let coordinator = Coordinator::start(Arc::clone(&plan), &run, None, events, metrics_of_job).await?;
+    let publishing = Publishing::start(&plan, &coordinator_metrics).await?;
     let coordinator = Arc::new(coordinator);
     page.show(Arc::clone(&coordinator));
     let (control, _control) = serve_control(args.control, Arc::clone(&coordinator), None)
@@ -128,6 +131,9 @@ async fn in_process(
             return Err(interrupted);
         }
     };
+    if let Some(publishing) = publishing {
+        publishing.finish().await;
+    }
     // The last event has been pushed, so the display ends by itself.
     let unwritten = showing.await.map_err(|error| Failure::Failed(format!("the display failed: {error}")))?;
     recorded.history.record_state(page.state());

@@ -3,122 +3,16 @@
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
 mod common;
+mod server;
 mod trained;
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
-use std::path::Path;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::net::TcpListener;
 
 use serde_json::{Value, json};
 
 use common::rectrain;
+use server::{FEATURES, Server, cells, infer_all, numbers, texts};
 use trained::{TEST_ROWS, export, largest_difference, probabilities, report, train};
-
-/// A server, which is killed at the end of its test.
-struct Server {
-    process: Child,
-    address: String,
-    /// The path of the model.
-    path: String,
-}
-
-impl Server {
-    fn start(folder: &Path, model: &str) -> Self {
-        let mut process = Command::new(env!("CARGO_BIN_EXE_rectrain"))
-            .args(["serve", model, "--listen", "127.0.0.1:0"])
-            .current_dir(folder)
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut line = String::new();
-        BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let (_, url) = line.trim().split_once("http://").unwrap_or_else(|| panic!("no address: {line:?}"));
-        let (address, path) = url.split_once('/').unwrap();
-        Self { process, address: address.to_owned(), path: format!("/{path}") }
-    }
-
-    /// The status and the body of the response to a request.
-    fn exchange(&self, head: &str, body: &str) -> (u16, String) {
-        let mut stream = TcpStream::connect(&self.address).unwrap();
-        let length = body.len();
-        let request =
-            format!("{head} HTTP/1.1\r\nHost: test\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}");
-        stream.write_all(request.as_bytes()).unwrap();
-        let mut response = String::new();
-        stream.read_to_string(&mut response).unwrap();
-        let (head, body) = response.split_once("\r\n\r\n").unwrap();
-        (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
-    }
-
-    fn get(&self, path: &str) -> String {
-        let (status, body) = self.exchange(&format!("GET {path}"), "");
-        assert_eq!(status, 200, "{path}: {body}");
-        body
-    }
-
-    /// The probabilities of the rows of these tensors.
-    fn infer(&self, inputs: &[Value]) -> Vec<f64> {
-        let request = json!({ "inputs": inputs }).to_string();
-        let (status, body) = self.exchange(&format!("POST {}/infer", self.path), &request);
-        assert_eq!(status, 200, "{body}");
-        let response: Value = serde_json::from_str(&body).unwrap();
-        serde_json::from_value(response["outputs"][0]["data"].clone()).unwrap()
-    }
-
-    /// The value of a metric; 0 if it has none.
-    fn metric(&self, name: &str) -> f64 {
-        let text = self.get("/metrics");
-        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok());
-        value.unwrap_or(0.0)
-    }
-
-    /// Ends the server by SIGTERM.
-    fn terminate(mut self) -> ExitStatus {
-        let sent = Command::new("kill").args(["-TERM", &self.process.id().to_string()]).status();
-        assert!(sent.is_ok_and(|status| status.success()));
-        self.process.wait().unwrap()
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // Neither matters after `terminate`.
-        let _ended = self.process.kill();
-        let _waited = self.process.wait();
-    }
-}
-
-/// The cells of a column of the test rows.
-fn cells(folder: &Path, column: &str) -> Vec<String> {
-    let text = std::fs::read_to_string(folder.join("test.csv")).unwrap();
-    let mut lines = text.lines();
-    let place = lines.next().unwrap().split(',').position(|name| name == column).unwrap();
-    lines.map(|line| line.split(',').nth(place).unwrap().to_owned()).collect()
-}
-
-fn texts(name: &str, cells: &[String]) -> Value {
-    json!({ "name": name, "shape": [cells.len()], "datatype": "BYTES", "data": cells })
-}
-
-/// Numbers, with null for an empty cell.
-fn numbers(name: &str, datatype: &str, cells: &[String]) -> Value {
-    let values: Vec<Option<f64>> = cells.iter().map(|cell| cell.parse().ok()).collect();
-    json!({ "name": name, "shape": [cells.len()], "datatype": datatype, "data": values })
-}
-
-const FEATURES: [&str; 5] = ["user", "city", "tags", "age", "balance"];
-
-/// Predicts all test rows by requests of 50 rows.
-fn infer_all(server: &Server, columns: &[Vec<String>], tensor: impl Fn(&str, &[String]) -> Value) -> Vec<f64> {
-    let starts = (0..TEST_ROWS as usize).step_by(50);
-    let request = |start: usize| {
-        let part = |cells: &[String]| cells[start..(start + 50).min(cells.len())].to_vec();
-        let inputs: Vec<Value> = FEATURES.iter().zip(columns).map(|(name, cells)| tensor(name, &part(cells))).collect();
-        server.infer(&inputs)
-    };
-    starts.flat_map(request).collect()
-}
 
 #[test]
 fn answers_are_the_predictions_of_files() {
@@ -130,7 +24,7 @@ fn answers_are_the_predictions_of_files() {
         let predicted = report(folder, &["export", "--input", "test.csv", "--output", "a.csv"]);
         let own = probabilities(folder, "a.csv");
         let columns = FEATURES.map(|name| cells(folder, name));
-        let server = Server::start(folder, "export");
+        let server = Server::start(folder, "export", &[]);
         let by_texts = infer_all(&server, &columns, texts);
         assert!(largest_difference(&own, &by_texts) < 1e-6, "{model}");
         for (feature, share) in predicted["unseen"].as_object().unwrap() {
@@ -157,7 +51,7 @@ fn one_user_with_many_candidates_is_as_many_rows_of_the_user() {
     train(folder, "deepfm", &[]);
     let [_, cities, tags, ages, balances] = FEATURES.map(|name| cells(folder, name));
     // A checkpoint serves as well.
-    let server = Server::start(folder, "checkpoints");
+    let server = Server::start(folder, "checkpoints", &[]);
     assert_eq!(server.path, "/v2/models/test");
     let (user, tag) = (["u7".to_owned()], ["t1|t2".to_owned()]);
     let rows = cities.len();

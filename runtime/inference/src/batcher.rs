@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex};
 use rectrain_data::Batch;
-use rectrain_serving::{Predictions, Predictor, ServingError};
+use rectrain_serving::{Model, Predictions, Predictor, ServingError};
 use tokio::sync::oneshot;
 
 use crate::error::InferenceError;
@@ -15,6 +15,7 @@ use crate::limits::Limits;
 use crate::metrics::Metrics;
 use crate::queue::{Due, Queue, Waiting};
 use crate::refusal::{Refusal, Shed};
+use crate::version::{Replacement, Version, freshness};
 
 /// Ids that count as one row, for the bounds of the queue and of a batch.
 const IDS_A_ROW: usize = 256;
@@ -26,16 +27,33 @@ pub trait Predict: Send + 'static {
     /// # Errors
     /// A batch of another schema; a prediction that is not finite.
     fn predict(&mut self, batch: &Batch) -> Result<Predictions, ServingError>;
+
+    /// Predicts with this model from now on.
+    ///
+    /// # Errors
+    /// A model with other features. The one before stays.
+    fn set_model(&mut self, model: Arc<Model>) -> Result<(), ServingError>;
 }
 
 impl Predict for Predictor {
     fn predict(&mut self, batch: &Batch) -> Result<Predictions, ServingError> {
         Self::predict(self, batch)
     }
+
+    fn set_model(&mut self, model: Arc<Model>) -> Result<(), ServingError> {
+        Self::set_model(self, model)
+    }
 }
 
-/// The probabilities of a request, or the reason why there are none.
-pub(crate) type Answer = Result<Vec<f32>, Refusal>;
+/// The probabilities of a request, all by one model.
+#[derive(Debug)]
+pub(crate) struct Predicted {
+    pub(crate) probabilities: Vec<f32>,
+    pub(crate) version: Arc<Version>,
+}
+
+/// The prediction of a request, or the reason why there is none.
+pub(crate) type Answer = Result<Predicted, Refusal>;
 
 /// A request that waits, and its client.
 struct Job {
@@ -54,6 +72,16 @@ impl Job {
 struct State {
     queue: Queue<Box<Job>>,
     closed: bool,
+    /// A model that the thread takes before its next batch.
+    replacement: Option<Replacement>,
+    /// The version of the model that the thread has.
+    version: Arc<Version>,
+}
+
+/// The next task of the thread.
+enum Work {
+    Predict(Vec<Waiting<Box<Job>>>),
+    Replace(Replacement),
 }
 
 /// The queue between the requests and the thread. Its bound is the queue's: beyond it requests are
@@ -78,11 +106,12 @@ impl Batcher {
     /// Starts the thread.
     pub(crate) fn start(
         mut model: impl Predict,
+        version: Arc<Version>,
         limits: &Limits,
         metrics: Metrics,
     ) -> Result<(Self, Running), InferenceError> {
         let queue = Queue::new(limits.max_queued_rows, limits.max_batch_rows, limits.max_wait);
-        let state = Mutex::new(State { queue, closed: false });
+        let state = Mutex::new(State { queue, closed: false, replacement: None, version });
         let batcher = Self(Arc::new(Shared { state, changed: Condvar::new(), metrics }));
         let (ending, ended) = oneshot::channel();
         let closing = CloseOnDrop(batcher.clone());
@@ -110,6 +139,23 @@ impl Batcher {
         self.0.admit(Waiting { rows, arrived, job: Box::new(Job { batch, deadline, reply }) })?;
         self.0.changed.notify_one();
         Ok(answer)
+    }
+
+    /// The version of the model that answers.
+    pub(crate) fn version(&self) -> Arc<Version> {
+        Arc::clone(&self.0.state.lock().version)
+    }
+
+    pub(crate) fn metrics(&self) -> &Metrics {
+        &self.0.metrics
+    }
+
+    /// Replaces the model before the next batch.
+    pub(crate) fn replace(&self, replacement: Replacement) {
+        let skipped = self.0.state.lock().replacement.replace(replacement);
+        self.0.changed.notify_one();
+        // Its memory is freed without the lock.
+        drop(skipped);
     }
 
     /// Admits no further request. The thread ends when it has answered the waiting ones.
@@ -158,7 +204,14 @@ impl Shared {
     }
 
     fn run(&self, model: &mut impl Predict) {
-        while let Some(mut requests) = self.next_batch() {
+        while let Some(work) = self.next_work() {
+            let mut requests = match work {
+                Work::Predict(requests) => requests,
+                Work::Replace(replacement) => {
+                    self.replace(model, replacement);
+                    continue;
+                }
+            };
             let now = Instant::now();
             requests.retain(|request| self.keep(&request.job, now));
             for request in &requests {
@@ -170,10 +223,27 @@ impl Shared {
         }
     }
 
-    /// Waits for the next batch. `None` once the queue is closed and empty.
-    fn next_batch(&self) -> Option<Vec<Waiting<Box<Job>>>> {
+    /// Takes another model. One with other features is not taken.
+    fn replace(&self, model: &mut impl Predict, Replacement { model: next, version }: Replacement) {
+        if let Err(error) = model.set_model(next) {
+            self.metrics.update_failures.inc();
+            tracing::warn!(%error, "a newer model is not taken");
+            return;
+        }
+        version.show(&self.metrics);
+        if let Some(publication) = &version.publication {
+            self.metrics.freshness.observe(freshness(publication));
+        }
+        self.state.lock().version = version;
+    }
+
+    /// Waits for the next task. `None` once the queue is closed and empty.
+    fn next_work(&self) -> Option<Work> {
         let mut state = self.state.lock();
         loop {
+            if let Some(replacement) = state.replacement.take() {
+                return Some(Work::Replace(replacement));
+            }
             match (state.queue.due(Instant::now()), state.closed) {
                 (Due::Idle, true) => return None,
                 (Due::Idle, false) => self.changed.wait(&mut state),
@@ -183,7 +253,7 @@ impl Shared {
                 (Due::Now, _) | (Due::At(_), true) => {
                     let batch = state.queue.take();
                     self.metrics.queued_rows.set(state.queue.rows() as i64);
-                    return Some(batch);
+                    return Some(Work::Predict(batch));
                 }
             }
         }
@@ -210,7 +280,10 @@ impl Shared {
             let range = start..start + rows;
             start += rows;
             let answer = match &predicted {
-                Ok(probabilities) => Ok(probabilities[range].to_vec()),
+                Ok(Predicted { probabilities, version }) => {
+                    let (probabilities, version) = (probabilities[range].to_vec(), Arc::clone(version));
+                    Ok(Predicted { probabilities, version })
+                }
                 Err(_) if is_shared => self.predict(model, &all.slice(range)),
                 Err(refusal) => Err(refusal.clone()),
             };
@@ -226,6 +299,7 @@ impl Shared {
         self.metrics.predict.observe(started.elapsed().as_secs_f64());
         let predictions = predicted.map_err(|error| Refusal::Failed(error.to_string()))?;
         self.metrics.count(batch.samples, &predictions.look_ups);
-        Ok(predictions.probabilities)
+        let version = Arc::clone(&self.state.lock().version);
+        Ok(Predicted { probabilities: predictions.probabilities, version })
     }
 }

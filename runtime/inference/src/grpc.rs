@@ -14,6 +14,7 @@ use rectrain_proto::inference::model_metadata_response::TensorMetadata;
 use tonic::metadata::MetadataValue;
 use tonic::{Request, Response, Status};
 
+use crate::batcher::Predicted;
 use crate::progress::Progress;
 use crate::protocol::{OUTPUT, PLATFORM, REQUEST, check_output, inputs_of, read_shape, unknown_datatype};
 use crate::refusal::Refusal;
@@ -51,8 +52,8 @@ impl Grpc {
         let limit = service.limits.timeout;
         let deadline = progress.started() + limit;
         let predicted = tokio::time::timeout_at(deadline.into(), service.predict(batch, deadline)).await;
-        let probabilities = predicted.unwrap_or(Err(Refusal::Late(limit)))?;
-        Ok(respond(service, request.id, probabilities, is_raw))
+        let predicted = predicted.unwrap_or(Err(Refusal::Late(limit)))?;
+        Ok(respond(service, request.id, predicted, is_raw))
     }
 }
 
@@ -102,7 +103,7 @@ impl GrpcInferenceService for Grpc {
         };
         Ok(Response::new(v2::ModelMetadataResponse {
             name: self.0.name.clone(),
-            versions: vec![self.0.version.clone()],
+            versions: vec![self.0.version().name.clone()],
             platform: PLATFORM.to_owned(),
             inputs: inputs_of(self.0.schema()).map(tensor).collect(),
             outputs: vec![tensor((OUTPUT, "FP32"))],
@@ -121,7 +122,8 @@ impl GrpcInferenceService for Grpc {
 }
 
 /// The response with these probabilities.
-fn respond(service: &Service, id: String, probabilities: Vec<f32>, is_raw: bool) -> v2::ModelInferResponse {
+fn respond(service: &Service, id: String, predicted: Predicted, is_raw: bool) -> v2::ModelInferResponse {
+    let Predicted { probabilities, version } = predicted;
     let shape = vec![i64::try_from(probabilities.len()).unwrap_or(i64::MAX)];
     let mut output =
         InferOutputTensor { name: OUTPUT.to_owned(), datatype: "FP32".to_owned(), shape, ..Default::default() };
@@ -133,7 +135,7 @@ fn respond(service: &Service, id: String, probabilities: Vec<f32>, is_raw: bool)
     }
     v2::ModelInferResponse {
         model_name: service.name.clone(),
-        model_version: service.version.clone(),
+        model_version: version.name.clone(),
         id,
         outputs: vec![output],
         raw_output_contents: raw,

@@ -28,6 +28,8 @@ mod refusal;
 mod rest;
 mod server;
 mod service;
+mod updates;
+mod version;
 
 pub use batcher::Predict;
 pub use error::InferenceError;
@@ -35,3 +37,5 @@ pub use limits::Limits;
 pub use metrics::reference_markdown;
 pub use server::{Server, listen};
 pub use service::ServedModel;
+pub use updates::Updates;
+pub use version::Publication;

@@ -73,6 +73,11 @@ metrics! {
     unseen_ids: feature = "rectrain_inference_unseen_ids_total", "Ids without a row, which read as initial values, by `feature`. High shares mean that training had other ids, for instance because requests write them in another form.";
     step: gauge = "rectrain_inference_model_step", "Global steps that the model was trained.";
     model_rows: gauge = "rectrain_inference_model_rows", "Embedding rows of the model.";
+    sequence: gauge = "rectrain_inference_model_sequence", "Sequence number of the published model; 0 for a model that does not change.";
+    published_at: gauge = "rectrain_inference_model_published_at", "Time of the model's publication, in seconds since 1970; 0 for a model that does not change.";
+    updates: kind = "rectrain_inference_model_updates_total", "Published models that were taken, by their `kind`: `full` or `delta`.";
+    update_failures: counter = "rectrain_inference_model_update_failures_total", "Attempts to take a newer model that failed. The one before goes on serving, and the log has the reason.";
+    freshness: seconds = "rectrain_inference_model_freshness_seconds", "Time from the publication of a model until it answers, by the clocks of both machines.";
 }
 
 fn register<T: Collector + Clone + 'static>(registry: &Registry, metric: T) -> Result<T, prometheus::Error> {

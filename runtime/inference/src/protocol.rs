@@ -12,6 +12,7 @@ use serde::de::{DeserializeSeed, IgnoredAny, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::refusal::Refusal;
+use crate::version::{Publication, Version};
 
 /// The output of a model.
 pub(crate) const OUTPUT: &str = "probability";
@@ -317,6 +318,29 @@ pub(crate) struct ModelMetadata<'a> {
     platform: &'static str,
     inputs: Vec<TensorMetadata<'a>>,
     outputs: [TensorMetadata<'a>; 1],
+    /// Of a model that is published while it is trained.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    properties: Option<Properties<'a>>,
+}
+
+/// The publication of the model. The values are texts, as the protocol's parameters of a model.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Properties<'a> {
+    sequence: String,
+    content_digest: &'a str,
+    /// Milliseconds since 1970.
+    published_at: String,
+}
+
+impl<'a> Properties<'a> {
+    fn of(publication: &'a Publication) -> Self {
+        Self {
+            sequence: publication.sequence.to_string(),
+            content_digest: &publication.content_digest,
+            published_at: publication.published_at.to_string(),
+        }
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -328,14 +352,15 @@ struct TensorMetadata<'a> {
 }
 
 impl<'a> ModelMetadata<'a> {
-    pub(crate) fn new(name: &'a str, version: &'a str, schema: &'a Schema) -> Self {
+    pub(crate) fn new(name: &'a str, version: &'a Version, schema: &'a Schema) -> Self {
         let tensor = |(name, datatype)| TensorMetadata { name, datatype, shape: [-1] };
         Self {
             name,
-            versions: [version],
+            versions: [&version.name],
             platform: PLATFORM,
             inputs: inputs_of(schema).map(tensor).collect(),
             outputs: [tensor((OUTPUT, "FP32"))],
+            properties: version.publication.as_ref().map(Properties::of),
         }
     }
 }

@@ -85,7 +85,8 @@ fn ready_status(is_ready: bool) -> StatusCode {
 async fn model_metadata(State(service): State<Arc<Service>>, Path(path): Path<ModelPath>) -> Response {
     match check_model(&service, &path) {
         Ok(()) => {
-            let metadata = ModelMetadata::new(&service.name, &service.version, service.schema());
+            let version = service.version();
+            let metadata = ModelMetadata::new(&service.name, &version, service.schema());
             json_response(StatusCode::OK, &metadata)
         }
         Err(refusal) => refuse(&refusal),
@@ -186,9 +187,9 @@ async fn predict(
         decoding.await.unwrap_or(Err(Refusal::Ending))?
     };
     (progress.id, progress.rows) = (id.clone(), batch.samples);
-    let probabilities = service.predict(batch, deadline).await?;
-    let outputs = [OutputTensor::new(probabilities)];
-    let response = InferResponse { model_name: &service.name, model_version: &service.version, id, outputs };
+    let predicted = service.predict(batch, deadline).await?;
+    let outputs = [OutputTensor::new(predicted.probabilities)];
+    let response = InferResponse { model_name: &service.name, model_version: &predicted.version.name, id, outputs };
     serde_json::to_vec(&response).map_err(|error| Refusal::Failed(error.to_string()))
 }
 

@@ -18,6 +18,7 @@ use crate::grpc::Grpc;
 use crate::limits::Limits;
 use crate::rest::routes;
 use crate::service::{ServedModel, Service};
+use crate::updates::Updates;
 
 /// The time beyond the limit of a request within which its response is sent.
 const SENDING: Duration = Duration::from_secs(1);
@@ -53,6 +54,12 @@ impl Server {
     ) -> Result<Self, InferenceError> {
         let (service, running) = Service::start(model, predictor, limits, registry)?;
         Ok(Self { service, running })
+    }
+
+    /// The side that takes newer models.
+    #[must_use]
+    pub fn updates(&self) -> Updates {
+        self.service.updates()
     }
 
     /// Answers requests until `end` resolves: REST at `listener`, and gRPC at `grpc` if it is

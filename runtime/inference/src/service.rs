@@ -10,12 +10,14 @@ use rectrain_data::{Batch, Column, ColumnEncoder, Schema, Values};
 use rectrain_serving::Model;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::batcher::{Batcher, Predict, Running};
+use crate::batcher::{Answer, Batcher, Predict, Predicted, Running};
 use crate::error::InferenceError;
 use crate::limits::Limits;
 use crate::metrics::Metrics;
 use crate::progress::{Progress, SlowLog};
 use crate::refusal::{Refusal, Shed};
+use crate::updates::Updates;
+use crate::version::{Publication, Version};
 
 /// The description of the model that a server answers for.
 #[derive(Debug, Clone)]
@@ -30,6 +32,8 @@ pub struct ServedModel {
     pub schema: Schema,
     /// Texts that stand for a missing value.
     pub null_values: Vec<String>,
+    /// The publication of a model that may change; `None` for any other.
+    pub publication: Option<Publication>,
 }
 
 impl ServedModel {
@@ -43,6 +47,7 @@ impl ServedModel {
             rows: model.rows(),
             schema: description.schema.clone(),
             null_values: description.null_values.clone(),
+            publication: None,
         }
     }
 }
@@ -50,8 +55,6 @@ impl ServedModel {
 /// See the module documentation.
 pub(crate) struct Service {
     pub(crate) name: String,
-    /// The version of the model.
-    pub(crate) version: String,
     pub(crate) limits: Limits,
     pub(crate) metrics: Metrics,
     encoder: ColumnEncoder,
@@ -70,17 +73,16 @@ impl Service {
         limits: Limits,
         registry: Registry,
     ) -> Result<(Arc<Self>, Running), InferenceError> {
-        let ServedModel { name, step, rows, schema, null_values } = model;
+        let ServedModel { name, step, rows, schema, null_values, publication } = model;
         let features = schema.sparse.iter().map(|field| field.name.clone()).collect();
         let metrics = Metrics::new(registry, features)?;
-        metrics.step.set(i64::try_from(step).unwrap_or(i64::MAX));
-        metrics.model_rows.set(i64::try_from(rows).unwrap_or(i64::MAX));
+        let version = Version::new(step, rows, publication);
+        version.show(&metrics);
         let encoder = ColumnEncoder::new(schema, &null_values)?;
         predictor.predict(&row_of_missing_values(&encoder)?)?;
-        let (batcher, running) = Batcher::start(predictor, &limits, metrics.clone())?;
+        let (batcher, running) = Batcher::start(predictor, version, &limits, metrics.clone())?;
         let service = Self {
             name,
-            version: step.to_string(),
             limits,
             metrics,
             encoder,
@@ -90,6 +92,16 @@ impl Service {
             slow: Arc::new(SlowLog::new(limits.slow)),
         };
         Ok((Arc::new(service), running))
+    }
+
+    /// The version of the model that answers now.
+    pub(crate) fn version(&self) -> Arc<Version> {
+        self.batcher.version()
+    }
+
+    /// The side that takes newer models.
+    pub(crate) fn updates(&self) -> Updates {
+        Updates(self.batcher.clone())
     }
 
     /// The features of the model.
@@ -103,9 +115,10 @@ impl Service {
             let own = &self.name;
             return Err(Refusal::NotFound(format!("there is no model `{name}`; this server has the model `{own}`")));
         }
+        let served = self.version();
         match version {
-            Some(version) if version != self.version => {
-                let own = &self.version;
+            Some(version) if version != served.name => {
+                let own = &served.name;
                 let problem = format!("there is no version `{version}` of `{name}`; this server has version `{own}`");
                 Err(Refusal::NotFound(problem))
             }
@@ -145,9 +158,9 @@ impl Service {
     }
 
     /// Predicts the rows of a request.
-    pub(crate) async fn predict(&self, batch: Batch, deadline: Instant) -> Result<Vec<f32>, Refusal> {
+    pub(crate) async fn predict(&self, batch: Batch, deadline: Instant) -> Answer {
         if batch.samples == 0 {
-            return Ok(Vec::new());
+            return Ok(Predicted { probabilities: Vec::new(), version: self.version() });
         }
         let answer = match self.batcher.submit(batch, Instant::now(), deadline) {
             Err(Refusal::Shed(shed)) => return Err(self.shed(shed)),

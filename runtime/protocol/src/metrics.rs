@@ -224,6 +224,11 @@ metrics! {
         journal_copies_too_large: counter = "rectrain_coordinator_journal_copies_too_large_total", "Writes of the journal that were too large to copy. Until the next smaller one, the loss of the coordinator's node restarts the job from its last checkpoint.";
         journal_copies_recovered: counter = "rectrain_coordinator_journal_copies_recovered_total", "Recoveries of this coordinator from a copy of the journal. They lose no step.";
         skipped_checkpoints: counter = "rectrain_coordinator_checkpoints_skipped_total", "Checkpoints skipped because the one before was still being written.";
+        publications: counter = "rectrain_coordinator_publications_total", "Models published for inference servers.";
+        publication_step: gauge = "rectrain_coordinator_publication_step", "Global step of the newest published model.";
+        publication_time: seconds = "rectrain_coordinator_publication_seconds", "Time in which a model was published. Training continues meanwhile.";
+        late_publications: counter = "rectrain_coordinator_publications_late_total", "Checkpoints that were published together with a later one, because the one before was still being published.";
+        failed_publications: counter = "rectrain_coordinator_publications_failed_total", "Attempts to publish a model that failed. The next attempt has its changes.";
         map_epoch: gauge = "rectrain_coordinator_map_epoch", "Epoch of the slot map in force. Every migration increases it.";
         parameter_servers: gauge = "rectrain_coordinator_parameter_servers", "Parameter servers in the slot map.";
         embedding_workers: gauge = "rectrain_coordinator_embedding_workers", "Embedding workers that hold batches.";

@@ -103,6 +103,14 @@ impl Description {
         Ok(description)
     }
 
+    /// Whether a model with the other description takes the same requests, and has rows and dense
+    /// parameters of the same sizes.
+    #[must_use]
+    pub fn answers_as(&self, other: &Self) -> bool {
+        let same_inputs = self.schema == other.schema && self.null_values == other.null_values;
+        same_inputs && self.layout == other.layout && self.model == other.model && self.store == other.store
+    }
+
     fn check(&self, sections: &Sections<'_>) -> Result<(), ServingError> {
         let dims: Vec<usize> = self.layout.features.iter().map(|place| place.dim).collect();
         if dims != self.model.embedding_dims || self.schema.dense.len() != self.model.dense_features {

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use rectrain_checkpoint::CheckpointError;
 use rectrain_dense::DenseError;
 use rectrain_embedding::StoreError;
+use rectrain_storage::StorageError;
 use rectrain_wire::WireError;
 
 /// Every error of this crate.
@@ -39,6 +40,17 @@ pub enum ServingError {
         /// The finding.
         problem: String,
     },
+    /// A file of a publication path cannot be used, or there is none.
+    #[error("{file} cannot be used: {problem}")]
+    Publication {
+        /// The file or the path.
+        file: String,
+        /// The finding.
+        problem: String,
+    },
+    /// The storage of a publication path failed.
+    #[error(transparent)]
+    Storage(Box<StorageError>),
     /// The folder for an export has content.
     #[error("{} is not empty: name a folder that does not exist, or an empty one", folder.display())]
     NotEmpty {
@@ -77,15 +89,27 @@ impl From<CheckpointError> for ServingError {
     }
 }
 
+impl From<StorageError> for ServingError {
+    fn from(error: StorageError) -> Self {
+        Self::Storage(Box::new(error))
+    }
+}
+
 impl ServingError {
     /// Whether the user's input caused the error.
     #[must_use]
     pub fn is_users_input(&self) -> bool {
         match self {
             Self::Description { .. } | Self::NotEmpty { .. } | Self::Value { .. } => true,
+            Self::Storage(error) => error.is_users_input(),
             Self::Io { source, .. } => source.kind() == std::io::ErrorKind::NotFound,
             _ => false,
         }
+    }
+
+    /// A conversion of the problem with a file of a publication path.
+    pub(crate) fn publication(file: String) -> impl FnOnce(String) -> Self {
+        move |problem| Self::Publication { file, problem }
     }
 
     /// A conversion of an error of the operating system.

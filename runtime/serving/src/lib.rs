@@ -11,13 +11,18 @@
 //! export ──────┘                              └─► export: rows-G.bin, tower.onnx, model.json
 //! ```
 //!
+//! [`publication`] has models that change while they are served.
+//!
 //! This crate prints nothing. Its callers are the commands of `rectrain`.
 
+mod content;
 mod description;
 mod error;
 mod export;
+mod hash;
 mod model;
 mod predictor;
+pub mod publication;
 mod table;
 mod value;
 
@@ -27,5 +32,5 @@ pub use export::{Exported, MODEL_FILE, export, is_export, load_export};
 pub use model::Model;
 pub use predictor::{Predictions, Predictor, PredictorOptions};
 pub use rectrain_protocol::unseen::{self, LookUps};
-pub use table::Table;
+pub use table::{KeyRange, Table};
 pub use value::ExportType;

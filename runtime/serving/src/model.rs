@@ -6,6 +6,7 @@ use std::sync::Arc;
 use rectrain_checkpoint::{Checkpoint, CheckpointError, Identity, SlotSet};
 use rectrain_embedding::{Slot, Store};
 
+use crate::content::{RowSum, content_digest};
 use crate::description::Description;
 use crate::error::ServingError;
 use crate::table::Table;
@@ -78,6 +79,21 @@ impl Model {
         for (table, is_kept) in self.tables.iter_mut().zip(is_kept) {
             table.keep_rows(is_kept);
         }
+    }
+
+    /// Whether all values of rows and all dense parameters are finite.
+    #[must_use]
+    pub fn is_finite(&self) -> bool {
+        let values = self.tables.iter().flat_map(Table::values);
+        values.chain(&self.parameters).all(|value| value.is_finite())
+    }
+
+    /// The digest of rows and dense parameters, as in `model.json`. Takes time in proportion to the
+    /// rows.
+    #[must_use]
+    pub fn content_digest(&self) -> String {
+        let sums: Vec<RowSum> = self.tables.iter().map(RowSum::of).collect();
+        content_digest(&self.tables, &sums, &self.parameters)
     }
 
     /// Rows of all groups.

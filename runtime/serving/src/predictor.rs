@@ -1,6 +1,8 @@
 //! Predicts batches of rows, on the code paths of training. Ids have no duplicates, as the loader
 //! sends them. Pooling is the embedding worker's, and the tower is the dense workers'.
 
+use std::sync::Arc;
+
 use rectrain_data::Batch;
 use rectrain_dense::tasks::BinaryCrossEntropy;
 use rectrain_dense::{ComputeDevice, DenseOptimizer, Features, Precision, Tasks, Tower, TowerOptions};
@@ -24,7 +26,7 @@ pub struct PredictorOptions {
 
 /// A model that is ready to predict.
 pub struct Predictor {
-    model: Model,
+    model: Arc<Model>,
     /// An empty store. It reads the initial values of keys without a row, as in an evaluation.
     initial: Store,
     tower: Tower,
@@ -53,7 +55,8 @@ impl Predictor {
     ///
     /// # Errors
     /// Errors of the tower and of the store of initial values.
-    pub fn new(model: Model, options: PredictorOptions) -> Result<Self, ServingError> {
+    pub fn new(model: impl Into<Arc<Model>>, options: PredictorOptions) -> Result<Self, ServingError> {
+        let model: Arc<Model> = model.into();
         let PredictorOptions { threads, precision } = options;
         let options = TowerOptions { seed: 0, rank: 0, threads, device: ComputeDevice::Cpu, precision };
         // The tower is not trained, and this optimizer has no state.
@@ -69,6 +72,21 @@ impl Predictor {
     #[must_use]
     pub fn model(&self) -> &Model {
         &self.model
+    }
+
+    /// Replaces the model. After an error the one before stays.
+    ///
+    /// # Errors
+    /// [`ServingError::Description`] for a model with other features or another tower.
+    pub fn set_model(&mut self, model: Arc<Model>) -> Result<(), ServingError> {
+        if !self.model.description.answers_as(&model.description) {
+            let problem = "its model or its features differ from the served ones; start the server anew".to_owned();
+            return Err(ServingError::Description { model: model.name.clone(), problem });
+        }
+        model.check()?;
+        self.tower.parameters_mut()?.copy_from_slice(&model.parameters);
+        self.model = model;
+        Ok(())
     }
 
     /// Predicts the rows of a batch, in their order.

@@ -10,6 +10,15 @@ pub struct Table {
     values: Vec<f32>,
 }
 
+/// Keys from `first` to `last`, both included.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct KeyRange {
+    /// The least key.
+    pub first: u64,
+    /// The greatest key.
+    pub last: u64,
+}
+
 /// The first distance that a look-up searches on each side of the expected place. It doubles.
 const FIRST_STEP: usize = 16;
 
@@ -40,6 +49,35 @@ impl Table {
         let values = values.flatten().copied().collect();
         self.keys = kept().filter_map(|row| self.keys.get(row).copied()).collect();
         self.values = values;
+    }
+
+    /// The keys and values of all rows, by rising key.
+    pub fn rows(&self) -> impl Iterator<Item = (u64, &[f32])> {
+        self.keys.iter().copied().zip(self.values.chunks_exact(self.dim.max(1)))
+    }
+
+    /// A copy without the rows of the `removed` ranges, which rise and do not overlap. Then the
+    /// rows of `changed` replace the ones of their keys, or join. `gone` sees each row that is not
+    /// in the copy as it was.
+    #[must_use]
+    pub(crate) fn with_changes(&self, removed: &[KeyRange], changed: &Self, mut gone: impl FnMut(u64, &[f32])) -> Self {
+        let mut next = Self {
+            dim: self.dim,
+            keys: Vec::with_capacity(self.keys.len() + changed.keys.len()),
+            values: Vec::with_capacity(self.values.len() + changed.values.len()),
+        };
+        let (mut ranges, mut others) = (removed.iter().peekable(), changed.rows().peekable());
+        for (key, values) in self.rows() {
+            while let Some((other, row)) = others.next_if(|(other, _)| *other < key) {
+                next.push(other, row);
+            }
+            while ranges.next_if(|range| range.last < key).is_some() {}
+            let is_replaced = others.peek().is_some_and(|(other, _)| *other == key);
+            let is_removed = ranges.peek().is_some_and(|range| range.first <= key);
+            if is_replaced || is_removed { gone(key, values) } else { next.push(key, values) }
+        }
+        others.for_each(|(key, values)| next.push(key, values));
+        next
     }
 
     /// Values of a row.
@@ -116,6 +154,23 @@ mod tests {
         assert_eq!(table, Table::of(2, vec![1, 9], vec![0.1, 0.2, 0.5, 0.6]).unwrap());
         table.keep_rows(&[false]);
         assert_eq!(table, Table::new(2));
+    }
+
+    #[test]
+    fn changes_remove_ranges_and_then_set_rows() {
+        let table = Table::of(1, vec![10, 20, 30, 40, 50], vec![1.0, 2.0, 3.0, 4.0, 5.0]).unwrap();
+        let changed = Table::of(1, vec![5, 30, 35, 50, 60], vec![0.5, 3.5, 3.6, 5.5, 6.0]).unwrap();
+        let removed = [KeyRange { first: 0, last: 10 }, KeyRange { first: 25, last: 40 }];
+        let mut gone = Vec::new();
+        let found = table.with_changes(&removed, &changed, |key, values| gone.push((key, values[0])));
+        let expected = [(5, 0.5), (20, 2.0), (30, 3.5), (35, 3.6), (50, 5.5), (60, 6.0)];
+        assert_eq!(found.rows().map(|(key, values)| (key, values[0])).collect::<Vec<_>>(), expected);
+        assert_eq!(gone, [(10, 1.0), (30, 3.0), (40, 4.0), (50, 5.0)]);
+        let none = Table::new(1);
+        assert_eq!(table.with_changes(&[], &none, |_, _| ()), table);
+        assert_eq!(none.with_changes(&removed, &changed, |_, _| ()), changed);
+        let all = [KeyRange { first: 0, last: u64::MAX }];
+        assert_eq!(table.with_changes(&all, &none, |_, _| ()), none);
     }
 
     #[test]

@@ -88,7 +88,7 @@ fn open(args: &PredictArgs, description: &Description) -> Result<Dataset, Failur
 }
 
 /// Text has the format of the training files, if those were text.
-fn format(paths: &[String], description: &Description) -> Format {
+pub(crate) fn format(paths: &[String], description: &Description) -> Format {
     let is_parquet = |path: &String| DataFormat::of_path(path) == Some(DataFormat::Parquet);
     match &description.csv {
         Some(format) if !paths.iter().any(is_parquet) => Format::Files(FileFormat::Csv(format.clone())),

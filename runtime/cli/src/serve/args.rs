@@ -13,8 +13,9 @@ const LONGEST: Duration = Duration::from_secs(24 * 3600);
 
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
-    /// The model: a folder of `rectrain checkpoint export --for serving`, a checkpoint, or a path
-    /// with checkpoints (the newest is used)
+    /// The model: a folder of `rectrain checkpoint export --for serving`, a checkpoint, a path with
+    /// checkpoints (the newest is used), or a path of spec.serving.publish (newer models are taken
+    /// while the server runs)
     pub(super) model: String,
     /// The name of the model in requests; by default the name of its job
     #[arg(long)]
@@ -54,6 +55,16 @@ pub(crate) struct ServeArgs {
     /// Log requests that take this long, at most one a second
     #[arg(long, value_name = "TIME", default_value = "500ms", value_parser = time)]
     pub(super) slow: Duration,
+    /// The time between two looks for a newer published model
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = time_above_zero)]
+    pub(super) poll: Duration,
+    /// Held-out rows with labels, files as in spec.data: a model whose AUC on them is below
+    /// --gate-min-auc is not taken, and the one before goes on serving
+    #[arg(long, value_name = "FILE", num_args = 1.., requires = "gate_min_auc")]
+    pub(super) gate_rows: Vec<String>,
+    /// The least AUC of a model on --gate-rows, from 0 to 1
+    #[arg(long, value_name = "AUC", requires = "gate_rows", value_parser = share)]
+    pub(super) gate_min_auc: Option<f64>,
     /// Threads that compute; 0 means one for each core
     #[arg(long, default_value_t = 0)]
     pub(super) threads: usize,
@@ -86,6 +97,11 @@ fn time(text: &str) -> Result<Duration, String> {
     let found = text.parse::<SignedDuration>().ok().and_then(|time| Duration::try_from(time).ok());
     let found = found.filter(|time| *time <= LONGEST);
     found.ok_or_else(|| "expected a time such as 500us, 5ms or 2s, of at most 24h".to_owned())
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    let found = text.parse().ok().filter(|share| (0.0..=1.0).contains(share));
+    found.ok_or_else(|| "expected a number from 0 to 1".to_owned())
 }
 
 fn time_above_zero(text: &str) -> Result<Duration, String> {
@@ -121,6 +137,18 @@ mod tests {
             let message = parse(&["model", &format!("{option}={value}")]).unwrap_err().to_string();
             assert!(message.contains("expected a time"), "{option} {value}: {message}");
         }
+    }
+
+    #[test]
+    fn a_gate_has_rows_and_a_bound() {
+        let args = parse(&["model", "--gate-min-auc", "0.7", "--gate-rows", "a.csv", "b.csv"]).unwrap();
+        assert_eq!((args.gate_rows, args.gate_min_auc), (vec!["a.csv".to_owned(), "b.csv".to_owned()], Some(0.7)));
+        for wrong in [&["--gate-min-auc", "0.7"][..], &["--gate-rows", "a.csv"]] {
+            let message = parse(&[&["model"], wrong].concat()).unwrap_err().to_string();
+            assert!(message.contains("required arguments were not provided"), "{message}");
+        }
+        let message = parse(&["model", "--gate-rows", "a.csv", "--gate-min-auc", "70"]).unwrap_err().to_string();
+        assert!(message.contains("expected a number from 0 to 1"), "{message}");
     }
 
     #[test]

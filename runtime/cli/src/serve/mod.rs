@@ -1,12 +1,18 @@
 //! `rectrain serve`: answers requests with the predictions of a trained model.
 
 pub(crate) mod args;
+mod follow;
+mod gate;
+
+use std::sync::Arc;
 
 use prometheus::Registry;
-use rectrain_inference::{ServedModel, Server, listen};
+use rectrain_inference::{Publication, ServedModel, Server, listen};
 use rectrain_serving::{Model, Predictor, PredictorOptions};
 
 use self::args::ServeArgs;
+use self::follow::Following;
+use self::gate::Gate;
 use crate::failure::{Failure, runtime};
 use crate::human::thousands;
 use crate::output;
@@ -16,12 +22,24 @@ use crate::{signal, trained};
 const UNNAMED: &str = "model";
 
 pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
-    let model = trained::load(&args.model, &args.options)?;
-    let served = ServedModel::of(&model, name(args, &model));
+    let following = Following::open(&args.model, &args.options)?;
+    let model = match &following {
+        Some(following) => Arc::clone(&following.version().model),
+        None => Arc::new(trained::load(&args.model, &args.options)?),
+    };
+    let mut gate = Gate::open(args, &model)?;
+    if let Some(gate) = &mut gate {
+        gate.check(&model).map_err(Failure::Failed)?;
+    }
+    let publication = following.as_ref().map(|following| Publication::of(following.version()));
+    let served = ServedModel { publication, ..ServedModel::of(&model, name(args, &model)) };
     let predictor = Predictor::new(model, PredictorOptions { threads: args.threads, precision: args.precision })?;
     let announced = format!("{}: step {}, {} rows", served.name, served.step, thousands(served.rows));
     let path = format!("/v2/models/{}", served.name);
     let server = Server::new(served, predictor, args.limits(), Registry::new())?;
+    if let Some(following) = following {
+        following.start(args.poll, gate, server.updates())?;
+    }
     runtime()?.block_on(async {
         let interrupted = signal::interrupted();
         let (listener, bound) = listen(args.listen).await.map_err(|error| Failure::cannot_listen(error, "--listen"))?;

@@ -8,7 +8,7 @@ use parking_lot::{Condvar, Mutex};
 use prometheus::Registry;
 use rectrain_data::{Batch, DenseField, LabelField, MissingValue, Schema, SparseField, Transform};
 use rectrain_inference::{InferenceError, Limits, Predict, ServedModel, Server, listen};
-use rectrain_serving::{LookUps, Predictions, ServingError};
+use rectrain_serving::{LookUps, Model, Predictions, ServingError};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -88,6 +88,10 @@ impl Predict for Fake {
         let ids = batch.samples as u64;
         let look_ups = vec![LookUps { ids, unseen: ids / 2 }, LookUps::default()];
         Ok(Predictions { probabilities, look_ups })
+    }
+
+    fn set_model(&mut self, _model: Arc<Model>) -> Result<(), ServingError> {
+        panic!("no test of this server offers another model");
     }
 }
 
@@ -183,7 +187,8 @@ pub struct Host {
 impl Host {
     pub async fn start(limits: Limits) -> Self {
         let model = Arc::new(Gate::default());
-        let served = ServedModel { name: "clicks".into(), step: 7, rows: 9, schema: schema(), null_values: vec![] };
+        let (name, schema) = ("clicks".into(), schema());
+        let served = ServedModel { name, step: 7, rows: 9, schema, null_values: vec![], publication: None };
         let server = Server::new(served, Fake(Arc::clone(&model)), limits, Registry::new()).unwrap();
         let (listener, address) = listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
         let (grpc_listener, grpc) = listen("127.0.0.1:0".parse().unwrap()).await.unwrap();

@@ -29,6 +29,27 @@ pub struct CheckpointPlan {
     pub resume_latest: bool,
 }
 
+/// Publications of the model for inference servers. They are in the store of the checkpoints.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PublishPlan {
+    /// Directory or URL.
+    pub path: String,
+    /// The least time between two publications; `None`: one for each checkpoint.
+    pub every: Option<Duration>,
+    /// Full models to keep.
+    pub keep: NonZeroUsize,
+}
+
+impl PublishPlan {
+    pub(super) fn new(publish: &crds::ResolvedPublish) -> Self {
+        Self {
+            path: publish.path.clone(),
+            every: publish.every_seconds.map(|seconds| Duration::from_secs(u64::from(seconds.max(1)))),
+            keep: NonZeroUsize::new(publish.keep).unwrap_or(NonZeroUsize::MIN),
+        }
+    }
+}
+
 impl CheckpointPlan {
     pub(super) fn new(checkpoint: &crds::ResolvedCheckpoint, storage_options: &BTreeMap<String, String>) -> Self {
         Self {

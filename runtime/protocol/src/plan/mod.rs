@@ -24,7 +24,7 @@ use rectrain_modes::migration::SlotMap;
 use rectrain_modes::{EvaluationPoints, Rank, StreamParts, StreamPlan, TrainingLength, TrainingMode, share_of_batch};
 use rectrain_policy::ModePolicy;
 
-pub use self::checkpoint::CheckpointPlan;
+pub use self::checkpoint::{CheckpointPlan, PublishPlan};
 pub use self::small::small_plan;
 pub use self::warm_start::{Inheritance, WarmStartPlan};
 use crate::deadline::CALL_DEADLINE;
@@ -99,6 +99,8 @@ pub struct JobPlan {
     pub compression: Compression,
     /// Checkpoints; `None` if the job saves none.
     pub checkpoint: Option<CheckpointPlan>,
+    /// Where the model is published; `None`: nowhere.
+    pub publish: Option<PublishPlan>,
     /// The checkpoint of another job that this job begins with; `None`: initial values.
     pub warm_start: Option<WarmStartPlan>,
     /// How many times a normal loss the mean loss of a batch may be, before training has diverged.

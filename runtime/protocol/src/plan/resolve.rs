@@ -14,7 +14,7 @@ use rectrain_modes::shadow::Shadow;
 use rectrain_modes::{EvaluationPoints, ModeSettings, TrainingLength, TrainingMode};
 use rectrain_policy::ModePolicy;
 
-use super::{CheckpointPlan, JobPlan, Replicas, SLOTS, WarmStartPlan, life};
+use super::{CheckpointPlan, JobPlan, PublishPlan, Replicas, SLOTS, WarmStartPlan, life};
 use crate::error::RoleError;
 use crate::layout::{FeatureLayout, FeaturePlace};
 
@@ -73,6 +73,7 @@ impl JobPlan {
             precision: training.precision,
             compression: training.compression,
             checkpoint: checkpoint(job),
+            publish: publish(job),
             warm_start: warm_start(job),
             divergence_factor: training.divergence_factor,
             max_restarts: job.fault_tolerance.max_restarts,
@@ -124,6 +125,10 @@ fn evaluation_points(training: &crds::ResolvedTraining, slice_rows: Option<u64>)
         crds::ResolvedEvaluation::Epoch => EvaluationPoints::Epoch,
         crds::ResolvedEvaluation::Steps(steps) => EvaluationPoints::Steps(steps),
     }
+}
+
+fn publish(job: &ResolvedJob) -> Option<PublishPlan> {
+    job.publish.as_ref().map(PublishPlan::new)
 }
 
 fn checkpoint(job: &ResolvedJob) -> Option<CheckpointPlan> {

@@ -4,9 +4,6 @@ use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
-use sha2::{Digest, Sha256};
-
-use super::manifest::FileOfExport;
 use crate::error::ServingError;
 
 /// A folder under construction, beside its final place. Dropping it before
@@ -35,15 +32,14 @@ impl Folder {
     }
 
     /// Writes a file durably.
-    pub(super) fn write(&self, name: &str, bytes: &[u8]) -> Result<FileOfExport, ServingError> {
+    pub(super) fn write(&self, name: &str, bytes: &[u8]) -> Result<(), ServingError> {
         let path = self.partial.join(name);
         let write = || {
             let mut file = File::create(&path)?;
             file.write_all(bytes)?;
             file.sync_all()
         };
-        write().map_err(ServingError::io("write", &path))?;
-        Ok(FileOfExport { name: name.to_owned(), bytes: bytes.len() as u64, sha256: sha256(bytes) })
+        write().map_err(ServingError::io("write", &path))
     }
 
     /// Moves the folder to its place. It replaces an empty folder.
@@ -57,11 +53,6 @@ impl Drop for Folder {
         // After `finish` the folder is no longer there.
         let _ = fs::remove_dir_all(&self.partial);
     }
-}
-
-/// The SHA-256 of bytes, in hexadecimal digits.
-pub(super) fn sha256(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

@@ -8,10 +8,11 @@ use rectrain_protocol::layout::FeaturePlace;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::folder::sha256;
 use super::rows::RowsFile;
 use crate::error::ServingError;
+use crate::hash::sha256;
 use crate::model::Model;
+use crate::value::ExportType;
 
 const FORMAT: &str = "rectrain-serving";
 /// The newest version that this program reads, and the one it writes.
@@ -26,6 +27,12 @@ pub(super) struct FileOfExport {
     pub(super) sha256: String,
 }
 
+impl FileOfExport {
+    pub(super) fn of(name: &str, bytes: &[u8]) -> Self {
+        Self { name: name.to_owned(), bytes: bytes.len() as u64, sha256: sha256(bytes) }
+    }
+}
+
 /// The part of `model.json` that this program reads back. The other part repeats the identity for
 /// programs in other languages: see [`ServedModel::encode`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -38,6 +45,9 @@ pub(super) struct ServedModel {
     pub(super) step: u64,
     /// SHA-256 over the identity and the digests of all files: equal for equal models.
     pub(super) digest: String,
+    /// The digest of rows and dense parameters, if all values are the checkpoint's.
+    #[serde(rename = "contentDigest", default, skip_serializing_if = "Option::is_none")]
+    pub(super) content_digest: Option<String>,
     /// The identity of the checkpoint.
     pub(super) identity: Identity,
     /// By row group.
@@ -60,6 +70,7 @@ impl ServedModel {
             job: model.job.clone(),
             step: model.step,
             digest: sha256(all.join("\n").as_bytes()),
+            content_digest: content_digest_of(model, &rows),
             identity: model.identity.clone(),
             rows,
             tower,
@@ -91,6 +102,11 @@ impl ServedModel {
             _ => serde_json::from_value(value).map_err(|error| fault(error.to_string())),
         }
     }
+}
+
+/// The content digest of an export, if it has the values of the checkpoint.
+fn content_digest_of(model: &Model, rows: &[RowsFile]) -> Option<String> {
+    rows.iter().all(|rows| rows.value_type == ExportType::F32.name()).then(|| model.content_digest())
 }
 
 /// How cells become inputs, spelled out for programs that do not know this one's rules.

@@ -21,6 +21,7 @@ use rectrain_dense::tasks::{BinaryCrossEntropy, Tasks};
 use self::folder::Folder;
 use self::manifest::{FileOfExport, ServedModel};
 pub use self::read::load_export;
+pub(crate) use self::read::{FoundExport, load_from};
 use self::rows::RowsFile;
 use crate::error::ServingError;
 use crate::model::Model;
@@ -32,7 +33,7 @@ const TOWER: &str = "tower.onnx";
 const DENSE: &str = "dense.bin";
 
 /// A finished export.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Exported {
     /// The names of its files.
     pub files: Vec<String>,
@@ -59,20 +60,63 @@ pub fn is_export(folder: &Path) -> bool {
 /// [`ServingError::NotEmpty`], [`ServingError::Value`], and errors of the operating system.
 pub fn export(model: &Model, output: &Path, value_type: ExportType) -> Result<Exported, ServingError> {
     let folder = Folder::begin(output)?;
-    let mut groups = Vec::with_capacity(model.tables.len());
-    for (group, table) in model.tables.iter().enumerate() {
-        let (bytes, layout) = RowsFile::encode(group, table, value_type)?;
-        groups.push(RowsFile { file: folder.write(&layout.name(), &bytes)?, ..layout });
+    let mut files = Files::new(model, value_type);
+    while let Some((name, bytes)) = files.next_file()? {
+        folder.write(&name, &bytes)?;
     }
-    let built = model.description.model.build()?;
-    let onnx = rectrain_dense::export_onnx(&*built, &Tasks::single(BinaryCrossEntropy), &model.parameters)?;
-    let tower = folder.write(TOWER, &onnx)?;
-    let parameters: Vec<u8> = model.parameters.iter().flat_map(|value| value.to_le_bytes()).collect();
-    let dense = folder.write(DENSE, &parameters)?;
-    let served = ServedModel::new(model, groups, tower, dense);
-    folder.write(MODEL_FILE, &served.encode())?;
     folder.finish()?;
-    Ok(summary(&served))
+    Ok(files.served.as_ref().map(summary).unwrap_or_default())
+}
+
+/// The files of an export, one after another, so that only one is in memory.
+pub(crate) struct Files<'m> {
+    model: &'m Model,
+    value_type: ExportType,
+    rows: Vec<RowsFile>,
+    tower: Option<FileOfExport>,
+    dense: Option<FileOfExport>,
+    /// `model.json`, once all files were taken.
+    served: Option<ServedModel>,
+}
+
+impl<'m> Files<'m> {
+    pub(crate) fn new(model: &'m Model, value_type: ExportType) -> Self {
+        Self { model, value_type, rows: Vec::new(), tower: None, dense: None, served: None }
+    }
+
+    /// The name and the bytes of the next file. `model.json` is the last one, because it has the
+    /// digests of the others.
+    pub(crate) fn next_file(&mut self) -> Result<Option<(String, Vec<u8>)>, ServingError> {
+        let group = self.rows.len();
+        if let Some(table) = self.model.tables.get(group) {
+            let (bytes, layout) = RowsFile::encode(group, table, self.value_type)?;
+            let name = layout.name();
+            self.rows.push(RowsFile { file: FileOfExport::of(&name, &bytes), ..layout });
+            return Ok(Some((name, bytes)));
+        }
+        if self.tower.is_none() {
+            let built = self.model.description.model.build()?;
+            let tasks = Tasks::single(BinaryCrossEntropy);
+            let bytes = rectrain_dense::export_onnx(&*built, &tasks, &self.model.parameters)?;
+            self.tower = Some(FileOfExport::of(TOWER, &bytes));
+            return Ok(Some((TOWER.to_owned(), bytes)));
+        }
+        if self.dense.is_none() {
+            let bytes: Vec<u8> = self.model.parameters.iter().flat_map(|value| value.to_le_bytes()).collect();
+            self.dense = Some(FileOfExport::of(DENSE, &bytes));
+            return Ok(Some((DENSE.to_owned(), bytes)));
+        }
+        let (None, Some(tower), Some(dense)) = (&self.served, &self.tower, &self.dense) else { return Ok(None) };
+        let served = ServedModel::new(self.model, self.rows.clone(), tower.clone(), dense.clone());
+        let bytes = served.encode();
+        self.served = Some(served);
+        Ok(Some((MODEL_FILE.to_owned(), bytes)))
+    }
+
+    /// The digest of the export. Empty until all files were taken.
+    pub(crate) fn digest(&self) -> String {
+        self.served.as_ref().map(|served| served.digest.clone()).unwrap_or_default()
+    }
 }
 
 fn summary(served: &ServedModel) -> Exported {

@@ -1,0 +1,81 @@
+//! The gate of a server: a model with a low AUC on held-out rows is not taken.
+
+use std::sync::Arc;
+
+use rectrain_data::{Batch, Dataset, ReadPlan, SourceConfig};
+use rectrain_dense::metrics::Evaluation;
+use rectrain_serving::{Model, Predictor, PredictorOptions};
+
+use super::args::ServeArgs;
+use crate::checkpoint::store_options;
+use crate::failure::Failure;
+use crate::outlook::failure;
+use crate::predict::format;
+
+/// Rows of a batch.
+const BATCH_ROWS: u64 = 4096;
+/// Batches that are parsed ahead.
+const READ_AHEAD: usize = 2;
+/// The most held-out rows. They stay in memory.
+const MAX_ROWS: usize = 1 << 20;
+
+/// Held-out rows in memory, and a predictor of its own, so that requests do not wait for it.
+pub(super) struct Gate {
+    predictor: Predictor,
+    batches: Vec<Batch>,
+    least_auc: f64,
+}
+
+impl Gate {
+    /// Reads the held-out rows; `None` if the server has no gate.
+    pub(super) fn open(args: &ServeArgs, model: &Arc<Model>) -> Result<Option<Self>, Failure> {
+        let Some(least_auc) = args.gate_min_auc else { return Ok(None) };
+        let description = &model.description;
+        let config = SourceConfig {
+            paths: args.gate_rows.clone(),
+            format: format(&args.gate_rows, description),
+            null_values: description.null_values.clone(),
+            storage_options: store_options(&args.options)?,
+            ..SourceConfig::default()
+        };
+        let dataset = Dataset::open(config, description.schema.clone()).map_err(failure)?;
+        let options = PredictorOptions { threads: 1, precision: args.precision };
+        let predictor = Predictor::new(Arc::clone(model), options)?;
+        Ok(Some(Self { predictor, batches: read(&dataset)?, least_auc }))
+    }
+
+    /// Checks a model. The error is the reason why it is not taken.
+    pub(super) fn check(&mut self, model: &Arc<Model>) -> Result<(), String> {
+        let refused = |error: rectrain_serving::ServingError| error.to_string();
+        self.predictor.set_model(Arc::clone(model)).map_err(refused)?;
+        let mut evaluation = Evaluation::default();
+        for batch in &self.batches {
+            let predictions = self.predictor.predict(batch).map_err(refused)?;
+            evaluation.push(&predictions.probabilities, &batch.labels);
+        }
+        let least = self.least_auc;
+        match evaluation.finish().auc {
+            Some(auc) if auc >= least => Ok(()),
+            Some(auc) => Err(format!(
+                "the model of step {} has an AUC of {auc:.4} on --gate-rows, and --gate-min-auc is {least}",
+                model.step
+            )),
+            None => Err("the rows of --gate-rows have labels of one kind, so there is no AUC".to_owned()),
+        }
+    }
+}
+
+fn read(dataset: &Dataset) -> Result<Vec<Batch>, Failure> {
+    let plan = ReadPlan { chunk_rows: BATCH_ROWS, shuffle: None, epoch: 0, read_ahead_chunks: READ_AHEAD };
+    let mut reader = dataset.reader(plan).map_err(failure)?;
+    let (mut batches, mut rows) = (Vec::new(), 0);
+    for chunk in 0.. {
+        let Some(batch) = reader.read(chunk).map_err(failure)? else { break };
+        rows += batch.samples;
+        if rows > MAX_ROWS {
+            return Err(Failure::User(format!("--gate-rows have more than {MAX_ROWS} rows; name fewer")));
+        }
+        batches.push(batch);
+    }
+    Ok(batches)
+}

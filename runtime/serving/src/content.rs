@@ -1,0 +1,119 @@
+//! The digest of a model's content: the values of its rows, and its dense parameters. A change of
+//! some rows changes it in time proportional to their number. So a server that applies deltas can
+//! say at each version what it serves, and `rectrain checkpoint export` says the same of a
+//! checkpoint. It guards against faults, not against an attacker.
+
+use sha2::{Digest, Sha256};
+
+use crate::hash::hexadecimal;
+use crate::table::Table;
+
+/// The sum of the SHA-256 of rows, as numbers of 256 bits, modulo 2²⁵⁶. The order of the rows does
+/// not matter. The least word comes first.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct RowSum([u64; 4]);
+
+impl RowSum {
+    /// The sum over all rows of a table.
+    pub(crate) fn of(table: &Table) -> Self {
+        let mut sum = Self::default();
+        table.rows().for_each(|(key, values)| sum.add(key, values));
+        sum
+    }
+
+    /// Adds a row.
+    pub(crate) fn add(&mut self, key: u64, values: &[f32]) {
+        let mut carry = false;
+        for (word, other) in self.0.iter_mut().zip(words_of_row(key, values)) {
+            let (sum, first) = word.overflowing_add(other);
+            let (sum, second) = sum.overflowing_add(u64::from(carry));
+            (*word, carry) = (sum, first || second);
+        }
+    }
+
+    /// Takes a row away that was added.
+    pub(crate) fn subtract(&mut self, key: u64, values: &[f32]) {
+        let mut borrow = false;
+        for (word, other) in self.0.iter_mut().zip(words_of_row(key, values)) {
+            let (difference, first) = word.overflowing_sub(other);
+            let (difference, second) = difference.overflowing_sub(u64::from(borrow));
+            (*word, borrow) = (difference, first || second);
+        }
+    }
+}
+
+/// SHA-256 of key (u64) and values (f32), little-endian, as a number of 256 bits.
+fn words_of_row(key: u64, values: &[f32]) -> [u64; 4] {
+    let mut hasher = Sha256::new();
+    hasher.update(key.to_le_bytes());
+    values.iter().for_each(|value| hasher.update(value.to_le_bytes()));
+    let digest: [u8; 32] = hasher.finalize().into();
+    let mut words = [0; 4];
+    for (word, bytes) in words.iter_mut().zip(digest.as_chunks::<8>().0) {
+        *word = u64::from_le_bytes(*bytes);
+    }
+    words
+}
+
+/// The digest of a model, in hexadecimal digits: SHA-256 over the number of rows (u64) and the sum
+/// of each row group, and then the dense parameters (f32), all little-endian.
+pub(crate) fn content_digest(tables: &[Table], sums: &[RowSum], parameters: &[f32]) -> String {
+    let mut hasher = Sha256::new();
+    for (table, sum) in tables.iter().zip(sums) {
+        hasher.update((table.keys().len() as u64).to_le_bytes());
+        sum.0.iter().for_each(|word| hasher.update(word.to_le_bytes()));
+    }
+    parameters.iter().for_each(|value| hasher.update(value.to_le_bytes()));
+    hexadecimal(&hasher.finalize())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_that_is_added_and_taken_away_leaves_the_sum() {
+        let table = Table::of(2, vec![1, 5, 9], vec![0.1, 0.2, 0.3, 0.4, 0.5, 0.6]).unwrap();
+        let smaller = Table::of(2, vec![1, 9], vec![0.1, 0.2, 0.5, 0.6]).unwrap();
+        let mut sum = RowSum::of(&table);
+        sum.subtract(5, &[0.3, 0.4]);
+        assert_eq!(sum, RowSum::of(&smaller));
+        assert_ne!(sum, RowSum::of(&table));
+        sum.subtract(1, &[0.1, 0.2]);
+        sum.subtract(9, &[0.5, 0.6]);
+        assert_eq!(sum, RowSum::default());
+    }
+
+    #[test]
+    fn carries_and_borrows_cross_words() {
+        let mut sum = RowSum([u64::MAX; 4]);
+        let before = sum;
+        sum.add(7, &[1.0]);
+        let words = words_of_row(7, &[1.0]);
+        // −1 + w = w − 1, modulo 2²⁵⁶.
+        assert_eq!(sum.0[0], words[0].wrapping_sub(1));
+        assert_eq!(sum.0[1..], words[1..]);
+        sum.subtract(7, &[1.0]);
+        assert_eq!(sum, before);
+    }
+
+    #[test]
+    fn any_other_value_key_or_parameter_is_another_digest() {
+        let digest = |keys: Vec<u64>, values: Vec<f32>, parameters: &[f32]| {
+            let table = Table::of(1, keys, values).unwrap();
+            content_digest(&[table.clone()], &[RowSum::of(&table)], parameters)
+        };
+        let all = [
+            digest(vec![1, 2], vec![0.5, 0.25], &[1.0]),
+            digest(vec![1, 2], vec![0.25, 0.5], &[1.0]),
+            digest(vec![1, 3], vec![0.5, 0.25], &[1.0]),
+            digest(vec![1, 2], vec![0.5, -0.25], &[1.0]),
+            digest(vec![1, 2], vec![0.5, 0.25], &[1.5]),
+            digest(vec![1], vec![0.5], &[1.0]),
+        ];
+        for (place, one) in all.iter().enumerate() {
+            assert_eq!(one.len(), 64);
+            assert!(all[place + 1..].iter().all(|other| other != one), "{place}");
+        }
+    }
+}

@@ -1,0 +1,395 @@
+//! Checkpoints become publications, and publications become the models of their checkpoints, to the
+//! bit. Files that are missing, cut short or of another model are refused, and the model before
+//! them stays.
+
+#![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
+
+use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
+use std::path::Path;
+use std::sync::Arc;
+
+use rectrain_checkpoint::{
+    Base, Begin, Checkpoint, CheckpointWriter, DensePart, Manifest, SlotSet, save_dense, save_rows,
+};
+use rectrain_embedding::{FeatureKey, GroupId, Missing, SaveScope, Slot, Store};
+use rectrain_protocol::plan::JobPlan;
+use rectrain_serving::publication::{Follower, Published, Publisher};
+use rectrain_serving::{ExportType, Model, ServingError, export, load_export};
+use rectrain_storage::Directory;
+use serde_json::json;
+
+const JOB: &str = "
+apiVersion: rectrain.dev/v1alpha1
+kind: RecTrainingJob
+metadata: {name: test}
+spec:
+  model: {kind: deepfm, embeddingDim: 4, hidden: [8]}
+  features:
+    sparse: [{name: user}, {name: item, dim: 4}]
+    dense: [{name: age}]
+  data: {train: {paths: ['d/*.csv']}}
+";
+
+fn plan(sets: &[(&str, &str)]) -> JobPlan {
+    let text = sets.iter().fold(JOB.to_owned(), |text, (from, to)| text.replace(from, to));
+    JobPlan::new(&rectrain_crds::load(&text, "test.yaml", &[]).unwrap().resolved).unwrap()
+}
+
+fn key(number: u64) -> FeatureKey {
+    FeatureKey(number.wrapping_mul(0x9e37_79b9_7f4a_7c15))
+}
+
+/// A trained job without roles, its checkpoint path, and its publication path.
+struct Job {
+    plan: JobPlan,
+    store: Arc<Store>,
+    parameters: Vec<f32>,
+    step: u64,
+    last: Option<Manifest>,
+    place: tempfile::TempDir,
+}
+
+impl Job {
+    fn new() -> Self {
+        let plan = plan(&[]);
+        let store = Arc::new(Store::new(plan.store.clone()).unwrap());
+        store.track_changes(true);
+        let parameters = vec![0.25; plan.dense_parameters().unwrap()];
+        Self { plan, store, parameters, step: 0, last: None, place: tempfile::tempdir().unwrap() }
+    }
+
+    fn directory(&self, name: &str) -> Directory {
+        Directory::open(self.place.path().join(name).to_str().unwrap(), &BTreeMap::new(), true).unwrap()
+    }
+
+    fn file(&self, name: &str) -> std::path::PathBuf {
+        self.place.path().join("published").join(name)
+    }
+
+    /// Updates or creates the rows of these numbers, and the dense parameters.
+    fn train(&mut self, numbers: std::ops::Range<u64>) {
+        self.step += 10;
+        for (group, spec) in (0..).map(GroupId).zip(&self.plan.store.groups) {
+            for number in numbers.clone() {
+                self.store.lookup(group, &[key(number)], Missing::Insert, &mut vec![0.0; spec.dim]).unwrap();
+                let gradient = vec![number as f32 / 7.0 - 1.0; spec.dim];
+                self.store.update(group, &[key(number)], &gradient, self.step).unwrap();
+            }
+        }
+        for (place, parameter) in self.parameters.iter_mut().enumerate() {
+            *parameter += (place as f32 + 1.0) / (self.step as f32 + 100.0);
+        }
+    }
+
+    fn evict(&self, number: u64) {
+        for group in 0..self.plan.store.groups.len() {
+            assert!(self.store.remove(GroupId(group as u16), key(number)).unwrap(), "{number} has no row");
+        }
+    }
+
+    /// Saves a checkpoint: a full one, or the changes since the last one.
+    async fn save(&mut self, full: bool) -> Manifest {
+        let directory = self.directory("checkpoints");
+        let base = self.last.as_ref().filter(|_| !full);
+        let begin = Begin {
+            step: self.step,
+            base: base.map(|base| Base { directory: base.directory(), id: base.id }),
+            slots: self.plan.store.slots,
+            identity: self.plan.identity(),
+            info: BTreeMap::from([("job".to_owned(), json!("test"))]),
+        };
+        let writer = CheckpointWriter::begin(&directory, begin).await.unwrap();
+        let ticket = writer.ticket();
+        let scope = ticket.base.as_ref().map_or(SaveScope::Everything, |b| SaveScope::ChangesSince(b.id.save_id()));
+        let frozen = Arc::new(self.store.freeze(ticket.id.save_id(), scope).unwrap());
+        let slots = SlotSet::new((0..self.plan.store.slots).map(Slot));
+        let part = DensePart {
+            offset: 0,
+            parameters: self.parameters.clone(),
+            optimizer: "sgd".to_owned(),
+            state: Vec::new(),
+            update_count: self.step,
+        };
+        let files = vec![
+            save_rows(&directory, ticket, 0, &frozen, &slots).await.unwrap(),
+            save_dense(&directory, ticket, 0, &part).await.unwrap(),
+        ];
+        let manifest = writer.commit(files).await.unwrap();
+        Arc::into_inner(frozen).unwrap().complete();
+        self.last = Some(manifest.clone());
+        manifest
+    }
+
+    async fn publisher(&self) -> Publisher {
+        let (checkpoints, output) = (self.directory("checkpoints"), self.directory("published"));
+        Publisher::open(checkpoints, output, "test", NonZeroUsize::new(2).unwrap()).await.unwrap()
+    }
+
+    async fn follower(&self) -> Follower {
+        let (follower, update) = Follower::open(self.directory("published")).await.unwrap();
+        assert!(update.stopped.is_none(), "{:?}", update.stopped);
+        follower
+    }
+
+    /// The served model equals the last checkpoint: its values, its digest, and a full export of
+    /// both, byte for byte.
+    async fn assert_served(&self, follower: &Follower) {
+        let name = self.last.as_ref().unwrap().directory();
+        let checkpoint = Checkpoint::open(&self.directory("checkpoints"), &name).await.unwrap();
+        let (expected, version) = (Model::of_checkpoint(&checkpoint).await.unwrap(), follower.version());
+        assert_eq!(version.model.step, expected.step);
+        assert_eq!(version.model.tables, expected.tables);
+        assert_eq!(version.model.parameters, expected.parameters);
+        let folders = ["own", "other"].map(|folder| self.place.path().join(folder));
+        for (model, folder) in [&*version.model, &expected].into_iter().zip(&folders) {
+            export(model, folder, ExportType::F32).unwrap();
+        }
+        for file in ["model.json", "rows-0.bin", "dense.bin", "tower.onnx"] {
+            let [own, other] = folders.each_ref().map(|folder| std::fs::read(folder.join(file)).unwrap());
+            assert!(own == other, "{file} differs");
+        }
+        let stated = content_digest(&folders[1]);
+        assert_eq!(version.content_digest, stated);
+        assert_eq!(load_export(&folders[1]).unwrap().content_digest(), stated);
+        folders.iter().for_each(|folder| std::fs::remove_dir_all(folder).unwrap());
+    }
+}
+
+fn content_digest(export: &Path) -> String {
+    let model: serde_json::Value = serde_json::from_slice(&std::fs::read(export.join("model.json")).unwrap()).unwrap();
+    model["contentDigest"].as_str().unwrap().to_owned()
+}
+
+async fn published(publisher: &mut Publisher) -> Published {
+    let published = publisher.publish().await.unwrap().expect("there is a new checkpoint");
+    assert_eq!(published.not_deleted, None);
+    published
+}
+
+#[tokio::test]
+async fn a_follower_serves_each_published_checkpoint_to_the_bit() {
+    let mut job = Job::new();
+    job.train(0..40);
+    job.save(true).await;
+    let mut publisher = job.publisher().await;
+    let full = published(&mut publisher).await;
+    let rows = 40 * job.plan.store.groups.len() as u64;
+    assert_eq!((full.sequence, full.step, full.rows, full.is_full), (1, 10, rows, true));
+    assert_eq!(publisher.publish().await.unwrap(), None);
+    let mut follower = job.follower().await;
+    job.assert_served(&follower).await;
+    assert!(follower.poll().await.unwrap().is_none());
+
+    job.train(30..50);
+    job.evict(3);
+    job.save(false).await;
+    let delta = published(&mut publisher).await;
+    assert_eq!((delta.sequence, delta.is_full, delta.coalesced), (2, false, 0));
+    assert!(delta.rows < rows, "a delta has changed rows only: {}", delta.rows);
+    let before = Arc::clone(&follower.version().model);
+    let update = follower.poll().await.unwrap().unwrap();
+    assert_eq!((update.loaded, update.deltas), (false, 1));
+    assert!(follower.version().model.tables.iter().all(|table| table.row(key(3).0).is_none()));
+    assert!(before.tables.iter().all(|table| table.row(key(3).0).is_some()), "a model in use has changed");
+    job.assert_served(&follower).await;
+
+    // The publisher was late: one delta has the changes of two checkpoints. A row returns.
+    job.train(0..5);
+    job.evict(45);
+    job.save(false).await;
+    job.train(2..4);
+    job.evict(0);
+    job.save(false).await;
+    // Another process continues.
+    let delta = published(&mut job.publisher().await).await;
+    assert_eq!((delta.sequence, delta.is_full, delta.coalesced), (3, false, 1));
+    follower.poll().await.unwrap().unwrap();
+    job.assert_served(&follower).await;
+    job.assert_served(&job.follower().await).await;
+}
+
+#[tokio::test]
+async fn a_slot_that_a_checkpoint_has_whole_replaces_its_rows() {
+    let mut job = Job::new();
+    job.train(0..40);
+    job.save(true).await;
+    let mut publisher = job.publisher().await;
+    published(&mut publisher).await;
+    let mut follower = job.follower().await;
+    // As after a move: the slot has other rows, and its changes are not known.
+    let slot = rectrain_embedding::slot_of(key(7), job.plan.store.slots);
+    job.store.clear_slot(slot).unwrap();
+    job.train(7..8);
+    job.save(false).await;
+    assert!(!published(&mut publisher).await.is_full);
+    follower.poll().await.unwrap().unwrap();
+    job.assert_served(&follower).await;
+}
+
+#[tokio::test]
+async fn a_follower_that_was_away_catches_up_or_loads_anew() {
+    let mut job = Job::new();
+    job.train(0..40);
+    job.save(true).await;
+    let mut publisher = job.publisher().await;
+    published(&mut publisher).await;
+    let mut away = job.follower().await;
+    let mut longer_away = job.follower().await;
+    for round in 0..3 {
+        job.train(round..round + 9);
+        job.save(false).await;
+        published(&mut publisher).await;
+    }
+    let update = away.poll().await.unwrap().unwrap();
+    assert_eq!((update.loaded, update.deltas), (false, 3));
+    job.assert_served(&away).await;
+    for _ in 0..2 {
+        job.train(50..60);
+        job.save(true).await;
+        assert!(published(&mut publisher).await.is_full);
+    }
+    // Two full models stay, and no delta below them.
+    let mut names: Vec<String> = std::fs::read_dir(job.file(""))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    assert_eq!(names, ["full-000000000005", "full-000000000006", "latest.json"]);
+    let update = longer_away.poll().await.unwrap().unwrap();
+    assert_eq!((update.loaded, update.deltas), (true, 0));
+    job.assert_served(&longer_away).await;
+}
+
+/// What happens to a delta, and the words of the refusal.
+fn damage(file: &Path, kind: &str) -> &'static str {
+    let bytes = std::fs::read(file).unwrap();
+    match kind {
+        "missing" => {
+            std::fs::remove_file(file).unwrap();
+            "delta-000000000002.bin cannot be used: it does not exist"
+        }
+        "torn" => {
+            std::fs::write(file, &bytes[..bytes.len() / 2]).unwrap();
+            "delta-000000000002.bin cannot be used: its SHA-256 is"
+        }
+        _ => {
+            let before = b"\"digest\":\"";
+            let place = bytes.windows(before.len()).position(|window| window == before).unwrap() + before.len();
+            let mut other = bytes;
+            other[place] = if other[place] == b'0' { b'1' } else { b'0' };
+            let content = other.len() - 32;
+            let digest = <sha2::Sha256 as sha2::Digest>::digest(&other[..content]);
+            other[content..].copy_from_slice(&digest);
+            std::fs::write(file, other).unwrap();
+            "delta-000000000002.bin cannot be used: it is the delta 2 on the model 1 with digest"
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_delta_that_cannot_be_used_leaves_the_model_until_the_next_full_one() {
+    for kind in ["missing", "torn", "another base"] {
+        let mut job = Job::new();
+        job.train(0..40);
+        job.save(true).await;
+        let mut publisher = job.publisher().await;
+        published(&mut publisher).await;
+        let mut follower = job.follower().await;
+        let served = follower.version().content_digest.clone();
+        job.train(0..9);
+        job.save(false).await;
+        published(&mut publisher).await;
+        let expected = damage(&job.file("delta-000000000002.bin"), kind);
+        for _ in 0..2 {
+            let message = follower.poll().await.unwrap_err().to_string();
+            assert!(message.contains(expected), "{kind}: {message}");
+            assert_eq!(follower.version().content_digest, served, "{kind}");
+        }
+        // One that starts serves the model before the delta, and says so.
+        let (new, update) = Follower::open(job.directory("published")).await.unwrap();
+        assert!(update.stopped.unwrap().to_string().contains(expected), "{kind}");
+        assert_eq!(new.version().content_digest, served, "{kind}");
+        job.train(0..9);
+        job.save(kind != "missing").await;
+        // A publisher builds upon no delta that is missing.
+        assert!(published(&mut publisher).await.is_full, "{kind}");
+        let update = follower.poll().await.unwrap().unwrap();
+        assert!(update.loaded && update.stopped.is_none(), "{kind}");
+        job.assert_served(&follower).await;
+    }
+}
+
+#[tokio::test]
+async fn values_that_are_not_finite_are_not_taken() {
+    let mut job = Job::new();
+    job.train(0..4);
+    job.save(true).await;
+    let mut publisher = job.publisher().await;
+    published(&mut publisher).await;
+    let mut follower = job.follower().await;
+    job.parameters[3] = f32::NAN;
+    job.train(0..4);
+    job.save(false).await;
+    published(&mut publisher).await;
+    let message = follower.poll().await.unwrap_err().to_string();
+    assert!(message.ends_with("it has a value that is not finite, so it is not taken"), "{message}");
+    job.save(true).await;
+    published(&mut publisher).await;
+    let message = follower.poll().await.unwrap_err().to_string();
+    assert!(message.contains("full-000000000003 cannot be used") && message.contains("not finite"), "{message}");
+    assert_eq!(follower.version().base.sequence, 1);
+}
+
+#[tokio::test]
+async fn a_damaged_full_model_is_refused() {
+    let mut job = Job::new();
+    job.train(0..4);
+    job.save(true).await;
+    published(&mut job.publisher().await).await;
+    let file = job.file("full-000000000001/rows-0.bin");
+    let mut bytes = std::fs::read(&file).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&file, bytes).unwrap();
+    let message = Follower::open(job.directory("published")).await.unwrap_err().to_string();
+    assert!(message.contains("rows-0.bin is damaged: its SHA-256 is"), "{message}");
+    std::fs::remove_file(file).unwrap();
+    let message = Follower::open(job.directory("published")).await.unwrap_err().to_string();
+    assert!(message.contains("rows-0.bin is damaged: it does not exist"), "{message}");
+}
+
+#[tokio::test]
+async fn a_path_belongs_to_one_job_and_has_models() {
+    let mut job = Job::new();
+    let empty = Follower::open(job.directory("published")).await.unwrap_err();
+    assert!(empty.to_string().contains("it has no latest.json"), "{empty}");
+    assert_eq!(job.publisher().await.publish().await.unwrap(), None);
+    job.train(0..4);
+    job.save(true).await;
+    published(&mut job.publisher().await).await;
+    let (checkpoints, output) = (job.directory("checkpoints"), job.directory("published"));
+    let other = Publisher::open(checkpoints, output, "other", NonZeroUsize::MIN).await.unwrap_err();
+    assert!(matches!(other, ServingError::Publication { .. }), "{other}");
+    assert!(other.to_string().contains("the job test publishes its models there"), "{other}");
+    std::fs::write(job.file("latest.json"), "{}").unwrap();
+    let message = Follower::open(job.directory("published")).await.unwrap_err().to_string();
+    assert!(message.contains("latest.json cannot be used: its format is null"), "{message}");
+}
+
+#[tokio::test]
+async fn a_model_with_other_features_needs_a_new_server() {
+    let mut job = Job::new();
+    job.train(0..4);
+    job.save(true).await;
+    let mut publisher = job.publisher().await;
+    published(&mut publisher).await;
+    let mut follower = job.follower().await;
+    job.plan = plan(&[("name: age", "name: age, transform: log1p")]);
+    job.train(0..4);
+    // The identity differs, so the chain is no base of a delta.
+    job.save(false).await;
+    assert!(published(&mut publisher).await.is_full);
+    let message = follower.poll().await.unwrap_err().to_string();
+    assert!(message.contains("start the server anew"), "{message}");
+    assert_eq!(follower.version().base.sequence, 1);
+}
