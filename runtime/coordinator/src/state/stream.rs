@@ -9,6 +9,7 @@ use rectrain_modes::{DataLedger, FirstPass, JobChunks, Lost, StreamChunks, Strea
 use rectrain_proto::v1;
 use rectrain_protocol::error::RoleError;
 use rectrain_protocol::events::{JobEvent, StreamLag};
+use rectrain_protocol::plan::JobPlan;
 use serde::{Deserialize, Serialize};
 
 use super::State;
