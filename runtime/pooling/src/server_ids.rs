@@ -3,7 +3,7 @@
 //! code that pools a whole piece.
 
 use rectrain_modes::des::cells::Cell;
-use rectrain_modes::des::{Partial, PooledGradients, Substitution};
+use rectrain_modes::des::{PooledGradients, Substitution};
 use rectrain_modes::migration::SlotMap;
 use rectrain_protocol::error::RoleError;
 use rectrain_protocol::layout::{FeatureLayout, Pooled};
