@@ -9,6 +9,7 @@ use rectrain_modes::{DataLedger, FirstPass, JobChunks, Lost, StreamChunks, Strea
 use rectrain_proto::v1;
 use rectrain_protocol::error::RoleError;
 use rectrain_protocol::events::{JobEvent, StreamLag};
+use rectrain_protocol::plan::JobPlan;
 use serde::{Deserialize, Serialize};
 
 use super::State;
@@ -245,7 +246,7 @@ fn write_segment(segment: Segment) -> v1::Segment {
 #[cfg(test)]
 mod tests {
     use rectrain_modes::Lease;
-    use rectrain_protocol::plan::{JobPlan, small_plan};
+    use rectrain_protocol::plan::small_plan;
 
     use super::*;
 
