@@ -246,7 +246,7 @@ fn write_segment(segment: Segment) -> v1::Segment {
 #[cfg(test)]
 mod tests {
     use rectrain_modes::Lease;
-    use rectrain_protocol::plan::{JobPlan, small_plan};
+    use rectrain_protocol::plan::small_plan;
 
     use super::*;
 
