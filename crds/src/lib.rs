@@ -78,8 +78,8 @@ pub use resolved::{
     DataSource, FilePlan, ResolvedAdmission, ResolvedAutoMode, ResolvedAutoscaling, ResolvedBounds, ResolvedBudget,
     ResolvedCheckpoint, ResolvedData, ResolvedDenseWorkerScaling, ResolvedEmbedding, ResolvedEmbeddingWorkerScaling,
     ResolvedEvaluation, ResolvedEviction, ResolvedFaultTolerance, ResolvedFeatures, ResolvedJob, ResolvedLife,
-    ResolvedMemory, ResolvedModel, ResolvedPsScaling, ResolvedRole, ResolvedRoles, ResolvedShadow, ResolvedStorage,
-    ResolvedTable, ResolvedTraining, StreamSource, TrainTest, TrainingLength,
+    ResolvedMemory, ResolvedModel, ResolvedPsScaling, ResolvedPublish, ResolvedRole, ResolvedRoles, ResolvedShadow,
+    ResolvedStorage, ResolvedTable, ResolvedTraining, StreamSource, TrainTest, TrainingLength,
 };
 pub use schema::{crd, crd_yaml, server_crd, server_crd_yaml};
 pub use server::{
