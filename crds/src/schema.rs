@@ -307,6 +307,13 @@ mod tests {
     }
 
     #[test]
+    fn a_server_needs_a_model_and_nothing_else() {
+        let schema = for_cluster(annotated_server());
+        assert_eq!(schema["required"], json!(["spec"]));
+        assert_eq!(schema["properties"]["spec"]["required"], json!(["model"]));
+    }
+
+    #[test]
     fn the_servers_schema_is_structural_and_described() {
         visit(&for_cluster(annotated_server()), &FieldPath::root(), &mut |path, node| {
             for keyword in ["oneOf", "anyOf", "allOf", "$ref", "nullable", "x-default", "x-values", "x-expected"] {

@@ -52,7 +52,7 @@ pub struct RecModelServerSpec {
 
     /// The checkpoint to serve: `latest`, or its global step. `latest` needs `model.job`, and
     /// follows its newest checkpoint. A step stays. Another step rolls forward or back to it.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "version_schema", extend("x-default" = "latest with `model.job`, and `model.path` as it is"))]
     pub version: Option<ModelVersion>,
 

@@ -547,6 +547,7 @@ const LEFT_OUT: &[(&str, &str)] = &[
     ("spec.model.dropout", "regularization of the steps to come; no state depends on it"),
     ("spec.training.mode", "a checkpoint resumes in any mode, as the guide says"),
     ("spec.training.auto", "a checkpoint resumes in any mode, as the guide says"),
+    ("spec.training.sync", "the settings of a mode, which may change"),
     ("spec.training.hybrid", "the settings of a mode, which may change"),
     ("spec.training.gba", "the settings of a mode, which may change"),
     ("spec.training.hopBs", "the settings of a mode, which may change"),
