@@ -101,7 +101,7 @@ mod tests {
     fn any_other_value_key_or_parameter_is_another_digest() {
         let digest = |keys: Vec<u64>, values: Vec<f32>, parameters: &[f32]| {
             let table = Table::of(1, keys, values).unwrap();
-            content_digest(&[table.clone()], &[RowSum::of(&table)], parameters)
+            content_digest(std::slice::from_ref(&table), &[RowSum::of(&table)], parameters)
         };
         let all = [
             digest(vec![1, 2], vec![0.5, 0.25], &[1.0]),

@@ -105,7 +105,12 @@ mod tests {
         SlotValues { slot: Slot(slot), slots: SLOTS, content, groups: vec![group] }
     }
 
-    fn merged(changes: Vec<SlotValues>) -> (Vec<(u64, u64)>, Vec<(u64, f32)>) {
+    /// The bounds of removed ranges.
+    type Removed = Vec<(u64, u64)>;
+    /// Keys and values.
+    type Rows = Vec<(u64, f32)>;
+
+    fn merged(changes: Vec<SlotValues>) -> (Removed, Rows) {
         let mut all = Changes::new(&[1]);
         assert!(changes.into_iter().all(|change| all.add(change)));
         let group = all.finish().remove(0);

@@ -286,7 +286,7 @@ fn key_range(bytes: &[u8; 16]) -> KeyRange {
 
 /// Cuts `bytes` off the front.
 fn take<'b>(rest: &mut &'b [u8], bytes: usize) -> &'b [u8] {
-    let all: &'b [u8] = *rest;
+    let all: &'b [u8] = rest;
     let (own, others) = all.split_at_checked(bytes).unwrap_or((all, &[]));
     *rest = others;
     own
@@ -370,7 +370,9 @@ mod tests {
 
     #[test]
     fn contents_that_contradict_each_other_are_refused() {
-        let cases: [(&str, fn(&mut Value)); 9] = [
+        /// The words of a refusal, and the change of the header that causes it.
+        type Case = (&'static str, fn(&mut Value));
+        let cases: [Case; 9] = [
             ("its format is \"other\"", |header| header["format"] = json!("other")),
             ("its format has version 2, and this program reads versions up to 1", |header| {
                 header["version"] = json!(2)
