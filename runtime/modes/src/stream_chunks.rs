@@ -277,8 +277,12 @@ impl StreamChunks {
     }
 
     /// Begins a chunk. `None`: no partition has rows enough, or the one whose turn it is waits for
-    /// a loader.
+    /// a loader. No chunk begins before the state of the partitions is known: records of a chunk
+    /// that an earlier run had begun may be gone.
     pub fn begin(&mut self, chunk: u64) -> Option<Segment> {
+        if !self.is_known {
+            return None;
+        }
         let begun = match self.again.remove(&chunk) {
             Some(again) => again,
             None => BegunChunk { segment: self.next_segment(chunk)?, is_read: false },
@@ -289,9 +293,6 @@ impl StreamChunks {
     }
 
     fn next_segment(&mut self, chunk: u64) -> Option<Segment> {
-        if !self.is_known {
-            return None;
-        }
         let part = self.next_turn()?;
         let of = self.partitions.get_mut(&part)?;
         if of.on_lease.is_some() || !of.has_row {
@@ -594,6 +595,20 @@ mod tests {
         assert!(!chunks.is_finished());
         chunks.found(0, &[state(0, 3)]).unwrap();
         assert!(chunks.is_finished());
+    }
+
+    #[test]
+    fn no_chunk_of_an_earlier_run_begins_before_the_partitions_are_known() {
+        let segments = [(0, 4), (4, 8)].map(|(from, until)| Segment { part: PartId(0), from, until });
+        let place = StreamPlace {
+            partitions: vec![PartitionPlace { part: PartId(0), next: 8 }],
+            last_turn: Some(PartId(0)),
+            begun: segments.map(|segment| BegunChunk { segment, is_read: true }).into(),
+        };
+        let mut chunks = StreamChunks::resume(PLAN, &place);
+        assert_eq!(chunks.begin(0), None);
+        chunks.found(0, &[state(0, 20)]).unwrap();
+        assert_eq!([chunks.begin(0), chunks.begin(1)], segments.map(Some));
     }
 
     #[test]
