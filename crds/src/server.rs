@@ -13,9 +13,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::{CheckpointStatus, PodTemplate, StorageSpec, defaults};
 
-/// The version of the newest checkpoint.
-const LATEST: &str = "latest";
-
 /// The model, its version, and the servers that answer for it.
 #[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[kube(
@@ -135,12 +132,6 @@ pub enum ModelVersion {
     Word(String),
 }
 
-impl Default for ModelVersion {
-    fn default() -> Self {
-        Self::Word(LATEST.to_owned())
-    }
-}
-
 fn version_schema(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "x-kubernetes-int-or-string": true,
@@ -184,9 +175,6 @@ pub enum ServerPhase {
 }
 
 impl ServerPhase {
-    /// All phases.
-    pub const ALL: [Self; 4] = [Self::Pending, Self::Progressing, Self::Ready, Self::Degraded];
-
     /// The name in a status.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -369,7 +357,7 @@ mod tests {
         let version = |version: serde_json::Value| spec(json!({"model": {"job": "clicks"}, "version": version}));
         assert_eq!(version(json!(800)).pinned(), Some(800));
         assert_eq!(version(json!("latest")).pinned(), None);
-        assert_eq!(version(json!("latest")).version, Some(ModelVersion::default()));
+        assert_eq!(version(json!("latest")).version, Some(ModelVersion::Word("latest".to_owned())));
         assert_eq!(serde_json::to_value(version(json!(800))).expect("JSON")["version"], json!(800));
         assert!(spec(json!({"model": {"job": "clicks"}})).version.is_none());
     }

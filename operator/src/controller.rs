@@ -149,19 +149,19 @@ where
     .boxed()
 }
 
-/// Consecutive failures of each job's reconciles. An entry is dropped when a reconcile succeeds.
+/// Consecutive failures of each object's reconciles. An entry is dropped when a reconcile succeeds.
 #[derive(Debug, Default)]
-struct Failures(Mutex<HashMap<JobName, u32>>);
+pub(crate) struct Failures(Mutex<HashMap<JobName, u32>>);
 
 impl Failures {
-    fn count(&self, job: &JobName) -> u32 {
+    pub(crate) fn count(&self, job: &JobName) -> u32 {
         let mut failures = self.0.lock();
         let count = failures.entry(job.clone()).or_default();
         *count += 1;
         *count
     }
 
-    fn clear(&self, job: &JobName) {
+    pub(crate) fn clear(&self, job: &JobName) {
         self.0.lock().remove(job);
     }
 }
@@ -229,7 +229,7 @@ fn outcomes(
     applier(
         move |job, context| in_turn(job, context, Arc::clone(&turns)).boxed(),
         move |job: Arc<RecTrainingJob>, _: &ReconcileError, _| {
-            Action::requeue(back_off(failures.count(&JobName::of(&job))))
+            Action::requeue(back_off(failures.count(&JobName::of(&*job))))
         },
         context,
         watches.jobs,
@@ -256,7 +256,7 @@ async fn in_turn(job: Arc<RecTrainingJob>, context: Arc<Context>, turns: Arc<Tur
     match turns.jobs.get(&ObjectRef::from_obj(&*job)) {
         Some(job) => timed(job, context, &turns.failures, ready).await,
         None => {
-            context.forget(&JobName::of(&job));
+            context.forget(&JobName::of(&*job));
             Ok(Action::await_change())
         }
     }
@@ -269,7 +269,7 @@ async fn timed(
     failures: &Failures,
     ready: Result<(), ReconcileError>,
 ) -> Result<Action, ReconcileError> {
-    let name = JobName::of(&job);
+    let name = JobName::of(&*job);
     let begun = Instant::now();
     let result = match ready {
         Ok(()) => Box::pin(reconcile(job, Arc::clone(&context))).await,

@@ -45,6 +45,11 @@ macro_rules! metrics {
             fn clear_statuses(&self) {
                 $(metrics!(@clear $kind, self.$field);)*
             }
+
+            /// Clears the gauges of model servers.
+            fn clear_servers(&self) {
+                $(metrics!(@clear_server $kind, self.$field);)*
+            }
         }
 
         /// Name, kind and help of every metric, for the reference.
@@ -80,6 +85,8 @@ macro_rules! metrics {
     };
     (@clear status, $family:expr) => { $family.reset() };
     (@clear $kind:ident, $family:expr) => {};
+    (@clear_server server, $family:expr) => { $family.reset() };
+    (@clear_server $kind:ident, $family:expr) => {};
     (@kind seconds) => { "histogram" };
     (@kind counter) => { "counter" };
     (@kind counters) => { "counter" };
@@ -376,11 +383,7 @@ impl OperatorMetrics {
         families.leader.set(i64::from(leads));
         if !leads {
             // Only the leader knows them.
-            for gauge in
-                [&families.servers, &families.ready_servers, &families.server_steps, &families.server_latest_steps]
-            {
-                gauge.reset();
-            }
+            families.clear_servers();
         }
     }
 

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use kube::ResourceExt;
-use rectrain_crds::{PodTemplate, RecTrainingJob, RecTrainingJobSpec, ResolvedJob, Role};
+use rectrain_crds::{PodTemplate, RecTrainingJobSpec, ResolvedJob, Role};
 
 /// The one field owner of everything that the operator applies.
 pub const FIELD_MANAGER: &str = "rectrain-operator";
@@ -60,10 +60,10 @@ impl JobName {
         Self { namespace: namespace.to_owned(), name: name.to_owned() }
     }
 
-    /// The namespace and name of `job`.
+    /// The namespace and name of an object.
     #[must_use]
-    pub fn of(job: &RecTrainingJob) -> Self {
-        Self { namespace: job.namespace().unwrap_or_default(), name: job.name_any() }
+    pub fn of(object: &impl ResourceExt) -> Self {
+        Self { namespace: object.namespace().unwrap_or_default(), name: object.name_any() }
     }
 }
 

@@ -2,7 +2,7 @@
 //! the user's cache.
 
 use std::collections::BTreeSet;
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use crate::command::{command, output, start};
+use crate::http::free_address;
 use crate::skips::is_ci;
 use crate::{HarnessError, files, not_yet};
 
@@ -116,7 +117,7 @@ impl Broker {
         std::fs::create_dir_all(&folder).map_err(HarnessError::io("create", folder.display()))?;
         let mut ports = [0; 4];
         for port in &mut ports {
-            *port = free_port()?;
+            *port = free_address()?.port();
         }
         let [plain, sasl, tls, _] = ports.map(|port| format!("127.0.0.1:{port}"));
         let mut broker = Self {
@@ -309,11 +310,6 @@ fn check(jars: &Path) -> Result<(), HarnessError> {
 
 fn lines(text: &str) -> BTreeSet<&str> {
     text.lines().collect()
-}
-
-fn free_port() -> Result<u16, HarnessError> {
-    let failed = HarnessError::io("find", "a free port");
-    TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).map(|at| at.port()).map_err(failed)
 }
 
 #[cfg(test)]

@@ -61,7 +61,7 @@ const AGAIN: Duration = Duration::from_millis(100);
 /// The first failed call. The next reconcile finishes the work that is half done.
 pub async fn reconcile(seen: Arc<RecTrainingJob>, context: Arc<Context>) -> Result<Option<Action>, ReconcileError> {
     let Some(current) = Box::pin(gather::current(&context, &seen)).await? else {
-        context.forget(&JobName::of(&seen));
+        context.forget(&JobName::of(&*seen));
         return Ok(Some(Action::await_change()));
     };
     context.memories.note(current.job());

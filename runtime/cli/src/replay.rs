@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::args::Replay;
 use crate::failure::{Failure, runtime};
-use crate::output;
+use crate::{outlook, output};
 
 /// Records of one write, at most.
 const MOST_RECORDS: usize = 1_000;
@@ -46,20 +46,14 @@ pub(crate) fn replay(replay: &Replay) -> Result<(), Failure> {
     if replay.by.is_some() {
         rows.sort_by(|a, b| a.order.total_cmp(&b.order));
     }
+    let failed = |error: KafkaError| outlook::failure(error.into());
     runtime()?.block_on(async {
         let client = Client::new(brokers, Security::default());
-        let partitions = ready(&client, &topic, replay.partitions).await.map_err(failure)?;
-        let written = write(&client, &topic, partitions, &rows, replay.rate).await.map_err(failure)?;
+        let partitions = ready(&client, &topic, replay.partitions).await.map_err(failed)?;
+        let written = write(&client, &topic, partitions, &rows, replay.rate).await.map_err(failed)?;
         output::line(format_args!("{topic}: {written} rows in {partitions} partitions"))?;
         Ok(())
     })
-}
-
-fn failure(error: KafkaError) -> Failure {
-    match error {
-        error @ (KafkaError::Refused { .. } | KafkaError::Security { .. }) => Failure::User(error.to_string()),
-        error => Failure::Failed(error.to_string()),
-    }
 }
 
 /// The rows of a text file with a header.

@@ -39,12 +39,17 @@ pub(crate) struct Asking<'w> {
 
 impl Asking<'_> {
     /// Sends these keys, by row group.
-    pub(crate) async fn look_up(&self, keys: &[Vec<u64>]) -> Result<Answer, RoleError> {
-        let mut answer = self.in_parts(keys).await?;
+    pub(crate) async fn look_up(&self, keys: Vec<Vec<u64>>) -> Result<Answer, RoleError> {
+        if self.request.piece.is_none() {
+            // The server answers such a request whole, so nothing needs the keys again.
+            let (reply, rows) = self.call(self.request, keys).await?;
+            return Ok(Answer::whole(reply, rows));
+        }
+        let mut answer = self.in_parts(&keys).await?;
         if answer.is_none() {
             // The server applied the step between the parts, after a worker that died had sent all
             // gradients. It now repeats a reply if it has both parts of it.
-            answer = self.in_parts(keys).await?;
+            answer = self.in_parts(&keys).await?;
         }
         Ok(answer.unwrap_or_else(Answer::without_rows))
     }
@@ -54,19 +59,24 @@ impl Asking<'_> {
     /// dense worker may push the gradients of this step earlier. `None` if the server has the
     /// second part no longer.
     async fn in_parts(&self, keys: &[Vec<u64>]) -> Result<Option<Answer>, RoleError> {
-        let (first, now) = self.call(self.request, keys.to_vec()).await?;
-        let Some(now) = now else { return Ok(Some(Answer::without_rows())) };
-        let v1::LookupReply { step, is_applied, missing, gate_seconds, deferred, is_early } = first;
-        let answer = Answer { rows: None, step, is_applied, missing, early_seconds: 0.0, gate_seconds };
-        if !is_early {
-            return Ok(Some(Answer { rows: Some(now), ..answer }));
-        }
-        let deferred = KeySet::read(keys.iter().map(Vec::len).sum(), deferred)?;
+        let (mut first, now) = self.call(self.request, keys.to_vec()).await?;
+        let now = match now {
+            Some(now) if first.is_early => now,
+            now => return Ok(Some(Answer::whole(first, now))),
+        };
+        let gate_seconds = first.gate_seconds;
+        let deferred = KeySet::read(keys.iter().map(Vec::len).sum(), std::mem::take(&mut first.deferred))?;
         let (second, rest) = self.call(v1::Lookup { piece: None, ..self.request }, chosen(keys, &deferred)).await?;
         let Some(rest) = rest else { return Ok(None) };
         let rows = self.together(keys, &deferred, &now, &rest)?;
         let v1::LookupReply { is_applied, gate_seconds: waited, .. } = second;
-        Ok(Some(Answer { rows: Some(rows), is_applied, early_seconds: gate_seconds, gate_seconds: waited, ..answer }))
+        Ok(Some(Answer {
+            rows: Some(rows),
+            is_applied,
+            early_seconds: gate_seconds,
+            gate_seconds: waited,
+            ..Answer::whole(first, None)
+        }))
     }
 
     /// Sends a request. Returns its reply with the rows by group, or without rows if the server has
@@ -106,6 +116,12 @@ impl Asking<'_> {
 }
 
 impl Answer {
+    /// The answer of a reply with all rows, or of a server that no longer has them.
+    fn whole(reply: v1::LookupReply, rows: Option<Vec<Vec<f32>>>) -> Self {
+        let v1::LookupReply { step, is_applied, missing, gate_seconds, .. } = reply;
+        Self { rows, step, is_applied, missing, early_seconds: 0.0, gate_seconds }
+    }
+
     /// The answer of a server that has applied the step and no longer has the rows.
     const fn without_rows() -> Self {
         Self { rows: None, step: 0, is_applied: true, missing: Vec::new(), early_seconds: 0.0, gate_seconds: 0.0 }

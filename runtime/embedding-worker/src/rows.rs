@@ -167,7 +167,7 @@ impl Rows {
             let keys: Vec<Vec<u64>> = keys.collect();
             let (compression, dims) = (self.compression, &*self.layout.group_dims);
             let asking = Asking { channel, request, compression, dims, patience: self.patience };
-            let call = async move { asking.look_up(&keys).await };
+            let call = async move { asking.look_up(keys).await };
             self.timed(call, server_number(placement, server), train)
         });
         let (answers, servers): (Vec<Answer>, Vec<_>) = try_join_all(calls).await?.into_iter().unzip();

@@ -712,6 +712,20 @@ mod tests {
     }
 
     #[test]
+    fn no_chunk_of_an_earlier_run_begins_before_the_partitions_are_known() {
+        let segments = [(0, 4), (4, 8)].map(|(from, until)| Segment { part: PartId(0), from, until });
+        let place = StreamPlace {
+            partitions: vec![PartitionPlace { part: PartId(0), next: 8 }],
+            last_turn: Some(PartId(0)),
+            begun: segments.map(|segment| BegunChunk { segment, is_read: true }).into(),
+        };
+        let mut chunks = StreamChunks::resume(PLAN, &place);
+        assert_eq!(chunks.begin(0), None);
+        chunks.found(0, &[state(0, 20)]).unwrap();
+        assert_eq!([chunks.begin(0), chunks.begin(1)], segments.map(Some));
+    }
+
+    #[test]
     fn chunks_of_an_earlier_run_whose_records_are_gone_are_dropped() {
         let begun = |from, until, is_read| BegunChunk { segment: Segment { part: PartId(0), from, until }, is_read };
         let place = StreamPlace {

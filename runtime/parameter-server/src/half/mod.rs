@@ -44,17 +44,23 @@ pub(crate) trait ModeHalf: Send + Sync {
 
     /// Waits until a look-up may read the rows, except for the keys that it returns. Earlier steps
     /// may still change those.
-    fn admit_early(&self, look_up: EarlyLookUp) -> BoxFuture<'_, Result<Vec<PieceKeys>, RoleError>>;
+    fn admit_early(&self, look_up: EarlyLookUp) -> BoxFuture<'_, Result<Vec<PieceKeys>, RoleError>> {
+        Box::pin(async move { self.admit_look_up(Some(look_up.step)).await.map(|()| Vec::new()) })
+    }
 
     /// The step that collects gradients of rows, for their staleness. 0 in a mode with a barrier.
     fn row_step(&self) -> u64;
 
     /// In `sync`: whether the rows may include steps that a look-up for `step` must not see.
-    fn has_passed(&self, step: GlobalStep) -> bool;
+    fn has_passed(&self, _step: GlobalStep) -> bool {
+        false
+    }
 
     /// In `sync`: the first step whose replies to look-ups the server stores. A replacement of a
     /// dense worker then reads the same rows again, to the bit. `None` in other modes.
-    fn keeps_look_ups_from(&self) -> Option<GlobalStep>;
+    fn keeps_look_ups_from(&self) -> Option<GlobalStep> {
+        None
+    }
 
     /// Accepts gradients of rows, and applies the steps that they complete.
     fn update<'a>(

@@ -17,7 +17,6 @@ use rectrain_wire::BoxFuture;
 
 use super::averaging::Averaging;
 use super::{BufferStanding, ModeHalf, RowGradients, Snapshot, TokenHalf, not_this_mode};
-use crate::early::{EarlyLookUp, PieceKeys};
 use crate::kept::LeftTokens;
 use crate::partition::Replica;
 use crate::shared::Shared;
@@ -74,20 +73,8 @@ impl ModeHalf for ShadowHalf {
         self.rows.admit_look_up(step)
     }
 
-    fn admit_early(&self, look_up: EarlyLookUp) -> BoxFuture<'_, Result<Vec<PieceKeys>, RoleError>> {
-        self.rows.admit_early(look_up)
-    }
-
     fn row_step(&self) -> u64 {
         self.rows.row_step()
-    }
-
-    fn has_passed(&self, step: GlobalStep) -> bool {
-        self.rows.has_passed(step)
-    }
-
-    fn keeps_look_ups_from(&self) -> Option<GlobalStep> {
-        self.rows.keeps_look_ups_from()
     }
 
     fn update<'a>(

@@ -25,7 +25,6 @@ use rectrain_proto::v1;
 use super::buffer::{Buffer, BufferStanding};
 use super::{ModeHalf, RowGradients, not_this_mode};
 use crate::contribution::{Contribution, KeyExamples, latest, sum_examples};
-use crate::early::{EarlyLookUp, PieceKeys};
 use crate::kept::{Kept, LeftTokens, Pushes, RowsStanding, WrittenPush};
 use crate::partition::Snapshot;
 use crate::shared::{GroupUpdate, Shared, as_keys};
@@ -381,20 +380,8 @@ impl ModeHalf for TokenHalf {
         })
     }
 
-    fn admit_early(&self, look_up: EarlyLookUp) -> BoxFuture<'_, Result<Vec<PieceKeys>, RoleError>> {
-        Box::pin(async move { self.admit_look_up(Some(look_up.step)).await.map(|()| Vec::new()) })
-    }
-
     fn row_step(&self) -> u64 {
         self.0.embedding_step()
-    }
-
-    fn has_passed(&self, _step: GlobalStep) -> bool {
-        false
-    }
-
-    fn keeps_look_ups_from(&self) -> Option<GlobalStep> {
-        None
     }
 
     fn update<'a>(

@@ -43,11 +43,11 @@ pub(in crate::cluster) fn serves_a_model(cluster: &TestCluster) -> Result<(), Tr
 
 fn rolls_and_outlives(jobs: &Jobs, first: u64) -> Result<(), TrialError> {
     let newer = until_serving(jobs, "servers with a newer model", |step| step > first)?;
-    patch(jobs, &json!({"spec": {"version": first}}))?;
+    patch(jobs, NAME, &json!({"spec": {"version": first}}))?;
     until_serving(jobs, "servers with the first model again", |step| step == first)?;
     println!("rolled from step {first} to {newer}, and back");
     jobs.delete(NAME)?;
-    patch(jobs, &json!({"spec": {"version": newer, "replicas": 3}}))?;
+    patch(jobs, NAME, &json!({"spec": {"version": newer, "replicas": 3}}))?;
     until_serving(jobs, "three servers without their job", |step| step == newer)?;
     Ok(())
 }
@@ -96,8 +96,8 @@ fn server(name: &str, spec: &Value) -> Value {
     json!({"apiVersion": "rectrain.dev/v1alpha1", "kind": "RecModelServer", "metadata": {"name": name}, "spec": spec})
 }
 
-fn patch(jobs: &Jobs, patch: &Value) -> Result<(), HarnessError> {
-    jobs.within(&["patch", "recmodelserver", NAME, "--type=merge", &format!("--patch={patch}")]).map(drop)
+fn patch(jobs: &Jobs, name: &str, patch: &Value) -> Result<(), HarnessError> {
+    jobs.within(&["patch", "recmodelserver", name, "--type=merge", &format!("--patch={patch}")]).map(drop)
 }
 
 /// Waits until all servers answer with a wanted model; returns its step.
@@ -133,8 +133,7 @@ pub(super) fn gains_and_loses_an_autoscaler(jobs: &Jobs) -> Result<(), HarnessEr
         jobs.apply(&server(name, &spec(most)))?;
         until(Some(u64::from(most)))?;
     }
-    let none = json!({"spec": {"autoscaling": null}});
-    jobs.within(&["patch", "recmodelserver", name, "--type=merge", &format!("--patch={none}")])?;
+    patch(jobs, name, &json!({"spec": {"autoscaling": null}}))?;
     until(None)?;
     jobs.within(&["delete", "recmodelserver", name, "--timeout=120s"]).map(drop)
 }

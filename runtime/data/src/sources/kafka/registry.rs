@@ -34,8 +34,7 @@ enum Missing {
 impl Registry {
     /// The registry at `http://HOST:PORT`.
     pub(super) fn new(url: &str) -> Result<Self, DataError> {
-        // Another part of the program may have chosen one already.
-        let _chosen = tokio_rustls::rustls::crypto::ring::default_provider().install_default();
+        rectrain_storage::use_ring();
         let url = url.trim_end_matches('/').to_owned();
         let client = reqwest::Client::builder().timeout(ANSWER).build();
         let client = client.map_err(|error| DataError::Registry { url: url.clone(), problem: error.to_string() })?;
