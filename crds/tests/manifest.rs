@@ -336,9 +336,8 @@ fn the_manifest_of_the_page_on_gke_places_every_role() {
 #[test]
 fn the_criteo_example_is_valid_for_every_model_and_mode() {
     let text = read("docs/examples/criteo.yaml");
-    let load = |expressions: &[&str]| {
-        load(&text, "criteo.yaml", &sets(expressions)).unwrap_or_else(|e| panic!("{e}")).resolved
-    };
+    let try_load = |expressions: &[&str]| load(&text, "criteo.yaml", &sets(expressions));
+    let load = |expressions: &[&str]| try_load(expressions).unwrap_or_else(|e| panic!("{e}")).resolved;
     let resolved = load(&["spec.data.source.paths={/data/a.tsv.gz,s3://b/c.tsv.gz}"]);
     assert_eq!(resolved.features.schema.sparse.len(), 26);
     assert_eq!(resolved.features.schema.sparse[25].name, "C26");
@@ -364,7 +363,14 @@ fn the_criteo_example_is_valid_for_every_model_and_mode() {
             let embedding =
                 if kind.has_embeddings() { "spec.model.embeddingDim=8" } else { "spec.model.embeddingDim=null" };
             let workers = "spec.roles.denseWorker.replicas=2";
-            let resolved = load(&[&model, embedding, workers, &format!("spec.training.mode={mode}")]);
+            let mode_set = format!("spec.training.mode={mode}");
+            let settings = [&*model, embedding, workers, &*mode_set];
+            if mode == Mode::Des && kind.refuses_substitution().is_some() {
+                let error = try_load(&settings).unwrap_err().to_string();
+                assert!(error.contains("mode des has no substitution"), "{error}");
+                continue;
+            }
+            let resolved = load(&settings);
             assert_eq!(resolved.training.mode, mode);
             let dim = if kind.has_embeddings() { 8 } else { 0 };
             assert!(resolved.features.embeddings.iter().all(|embedding| embedding.dim == dim), "{kind}");
@@ -801,7 +807,7 @@ const BAD_JOBS: [(&[&str], &str, &str); 74] = [
     (
         &["spec.training.mode=bmuf"],
         "spec.training.mode",
-        "this version does not run the training mode `bmuf`; it runs one of `sync`, `hybrid`, `async`, `gba`",
+        "`bmuf` is an algorithm of the mode `shadow`: set spec.training.mode to `shadow` and spec.training.shadow.algorithm to `bmuf`",
     ),
     (
         &["spec.training.mode=des"],
