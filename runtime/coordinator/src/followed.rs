@@ -58,9 +58,13 @@ struct TakenFile {
     /// In bytes.
     size: u64,
     /// A generation, an entity tag or a time of modification; see `rectrain_data::Fingerprint`.
+    /// Stays once the rows are handed out: they may be read again.
     version: String,
     /// In milliseconds since 1970 (UTC).
     modified_millis: i64,
+    /// The last other version that a listing found since the rows were handed out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    noted: Option<String>,
     /// The good rows; `None` until a loader has counted them.
     rows: Option<u64>,
     /// The digest of a local file's content.
@@ -348,6 +352,7 @@ impl FileLedger {
             size,
             version,
             modified_millis,
+            noted: None,
             rows: None,
             content: None,
             is_handed_out: false,
@@ -383,20 +388,28 @@ impl TakenFile {
         is_read: impl Fn(PartId) -> bool,
         counts: &mut FollowedFiles,
     ) -> Option<Finding> {
-        // A loader compares the rows that an earlier run had counted.
-        let is_compared = !self.is_handed_out && self.rows.is_some();
-        if self.version == seen.version || is_compared {
+        if self.version == seen.version || self.noted.as_ref() == Some(&seen.version) {
             return None;
         }
-        let finding = self.lose_unread(CHANGED, &is_read, counts);
-        let is_after = self.is_handed_out && !self.is_lost && is_read(PartId(self.part));
-        (self.version, self.size) = (seen.version.clone(), seen.size);
-        self.modified_millis = seen.modified_millis;
-        if is_after {
+        if !self.is_handed_out {
+            self.adopt_version(seen);
+            return None;
+        }
+        self.noted = Some(seen.version.clone());
+        if !self.is_lost && is_read(PartId(self.part)) {
             counts.changed += 1;
             return Some(Finding::Changed { name: self.name.clone() });
         }
-        finding
+        self.lose_unread(CHANGED, is_read, counts)
+    }
+
+    /// The file changed before its rows were handed out. A loader compares the rows that an earlier
+    /// run had counted.
+    fn adopt_version(&mut self, seen: &v1::SeenFile) {
+        if self.rows.is_none() {
+            (self.version, self.size) = (seen.version.clone(), seen.size);
+            self.modified_millis = seen.modified_millis;
+        }
     }
 
     /// Notes that rows that were handed out and not read are lost.
@@ -427,7 +440,7 @@ impl TakenFile {
                 return false;
             }
         }
-        (self.size, self.content, self.rows) = (now.size, content, Some(rows));
+        (self.size, self.content, self.rows, self.noted) = (now.size, content, Some(rows), None);
         if let Some(version) = &now.version {
             self.version.clone_from(version);
         }
@@ -591,8 +604,19 @@ mod tests {
         followed.looked_at(&looked(0, 9, 1));
         followed.looked_at(&looked(1, 4, 1));
         assert_eq!(followed.ready().len(), 2);
+        stored(&followed)
+    }
+
+    /// The ledger, as a checkpoint gives it back.
+    fn stored(followed: &Followed) -> FileLedger {
         let json = serde_json::to_string(followed.ledger()).unwrap();
         serde_json::from_str(&json).unwrap()
+    }
+
+    /// A loader has looked at an object of four rows. The store digests its content.
+    fn object(part: u32, version: &str) -> v1::LookedAtFile {
+        let file = v1::DataFile { size: 5, version: Some(version.to_owned()), ..v1::DataFile::default() };
+        v1::LookedAtFile { part, file: Some(file), rows: 4 }
     }
 
     #[test]
@@ -632,6 +656,42 @@ mod tests {
             assert_eq!(followed.note(&seen(&[("b", version)]), unread, 0), []);
             assert_eq!(followed.looked_at(&found(version)).is_some(), is_lost, "{version}");
         }
+    }
+
+    /// Its rows may be needed again: by a replay in this run, and by a run that resumes.
+    #[test]
+    fn a_file_that_changes_after_it_was_read_keeps_the_version_that_was_read() {
+        let mut followed = Followed::new(&config(|_| {}), None, unread);
+        followed.note(&seen(&[("a", "1")]), read, 0);
+        followed.take(0).unwrap();
+        assert_eq!(followed.looked_at(&object(0, "1")), None);
+        assert_eq!(parts(&followed.ready()), [(0, 0, 4)]);
+        let mut later = seen(&[("a", "2")]);
+        (later.files[0].size, later.files[0].modified_millis) = (6, 8);
+        assert_eq!(followed.note(&later, read, 0), [Finding::Changed { name: "a".to_owned() }]);
+        let expected = v1::FollowedFile { part: 0, name: "a".to_owned(), version: "1".to_owned(), modified_millis: 7 };
+        assert_eq!(followed.file(PartId(0)), Some(expected), "for a replay");
+        let saved = stored(&followed);
+        for (version, is_lost) in [("1", false), ("2", true)] {
+            let mut resumed = Followed::new(&config(|_| {}), Some(&saved), read);
+            assert_eq!(resumed.looked_at(&object(0, version)).is_some(), is_lost, "{version}");
+        }
+    }
+
+    /// The version that the earlier run has told is news to a run that reads the file again.
+    #[test]
+    fn a_resumed_run_tells_a_change_again() {
+        let mut followed = Followed::new(&config(|_| {}), None, unread);
+        followed.note(&seen(&[("a", "1")]), read, 0);
+        followed.take(0).unwrap();
+        followed.looked_at(&object(0, "1"));
+        followed.ready();
+        followed.note(&seen(&[("a", "2")]), read, 0);
+        let mut resumed = Followed::new(&config(|_| {}), Some(&stored(&followed)), read);
+        assert_eq!(resumed.looked_at(&object(0, "1")), None, "it was put back");
+        assert_eq!(parts(&resumed.ready()), [(0, 0, 4)]);
+        let lost = Finding::Lost { name: "a".to_owned(), problem: CHANGED, part: Some(PartId(0)) };
+        assert_eq!(resumed.note(&seen(&[("a", "2")]), unread, 0), [lost]);
     }
 
     #[test]
