@@ -103,6 +103,27 @@ pub(crate) struct Followed {
     listing_millis: Option<i64>,
     /// Files that the last loader has yet to tell.
     untold: u64,
+    /// Set once the time has come at which the run ends.
+    ending: Option<Ending>,
+}
+
+/// The end of a run at a time. A path may get new files forever, so names that come later are not
+/// taken in.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Ending {
+    /// When the first listing after that time came, in milliseconds since 1970 (UTC).
+    millis: i64,
+    /// The loader that has listed the paths last since then.
+    lister: u32,
+    /// Whether a loader has told all names that it listed since then.
+    is_complete: bool,
+}
+
+impl Ending {
+    /// Whether a file that is not known yet is for the next run.
+    fn excludes(&self, file: &v1::SeenFile) -> bool {
+        self.is_complete || file.modified_millis > self.millis
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -154,7 +175,8 @@ impl Followed {
 
     /// A loader tells of files. `is_read` says whether all rows of a part were read.
     pub(crate) fn note(&mut self, seen: &v1::FilesSeen, is_read: impl Fn(PartId) -> bool, now: i64) -> Vec<Finding> {
-        if seen.listed || !seen.files.is_empty() {
+        let has_names = seen.listed || !seen.files.is_empty();
+        if has_names && !self.is_closed() {
             self.untold = seen.more;
         }
         self.run_millis.get_or_insert(now);
@@ -166,7 +188,27 @@ impl Followed {
         for name in &seen.missing {
             findings.extend(self.note_missing(name, &is_read));
         }
+        if has_names {
+            self.note_end(seen, now);
+        }
         findings
+    }
+
+    /// Notes the end of the run, by a message with names.
+    fn note_end(&mut self, seen: &v1::FilesSeen, now: i64) {
+        let Some(FollowEnd::Timestamp(end)) = self.config.until else { return };
+        if seen.listed && now >= end {
+            let fresh = Ending { millis: now, lister: seen.loader, is_complete: false };
+            self.ending.get_or_insert(fresh).lister = seen.loader;
+        }
+        if let Some(ending) = &mut self.ending {
+            ending.is_complete |= ending.lister == seen.loader && seen.more == 0;
+        }
+    }
+
+    /// Whether no further name is taken in.
+    fn is_closed(&self) -> bool {
+        self.ending.as_ref().is_some_and(|ending| ending.is_complete)
     }
 
     fn note_file(&mut self, seen: &v1::SeenFile, is_read: impl Fn(PartId) -> bool, now: i64) -> Option<Finding> {
@@ -174,6 +216,10 @@ impl Followed {
             return taken.note_version(seen, is_read, &mut self.ledger.counts);
         }
         if self.ledger.is_older(&seen.name) {
+            return None;
+        }
+        let is_excluded = self.ending.as_ref().is_some_and(|ending| ending.excludes(seen));
+        if is_excluded && !self.waiting.keys().any(|Place(_, known)| *known == seen.name) {
             return None;
         }
         let v1::SeenFile { name, size, version, modified_millis } = seen.clone();
@@ -284,18 +330,18 @@ impl Followed {
         }
     }
 
-    /// Whether no further file will be trained, by the message of a loader that has just listed the
+    /// Whether no further file will be trained. `listed` says whether a loader has just listed the
     /// paths.
     pub(crate) fn is_over(&self, listed: bool, now: i64) -> bool {
         let is_handed_out = self.waiting.is_empty() && self.to_look_at.is_empty() && self.untold == 0;
         let is_time = match self.config.until {
             None => false,
-            Some(FollowEnd::Timestamp(end)) => now >= end,
+            Some(FollowEnd::Timestamp(_)) => self.is_closed(),
             Some(FollowEnd::IdleSeconds(seconds)) => {
-                self.news_millis.is_some_and(|news| now - news >= i64::from(seconds) * 1_000)
+                listed && self.news_millis.is_some_and(|news| now - news >= i64::from(seconds) * 1_000)
             }
         };
-        listed && is_handed_out && is_time && self.ledger.files.iter().all(|file| file.is_handed_out)
+        is_handed_out && is_time && self.ledger.files.iter().all(|file| file.is_handed_out)
     }
 
     /// The work for a loader.
@@ -726,27 +772,75 @@ mod tests {
     }
 
     #[test]
-    fn a_run_is_over_once_it_is_idle_or_its_time_has_come() {
+    fn a_run_is_over_once_it_is_idle() {
         let idle = config(|config| config.until = Some(FollowEnd::IdleSeconds(60)));
-        let timed = config(|config| config.until = Some(FollowEnd::Timestamp(60_000)));
-        for (config, late_news) in [(idle, true), (timed, false)] {
-            let mut followed = Followed::new(&config, None, unread);
-            followed.note(&seen(&[]), read, 0);
-            assert!(!followed.is_over(true, 59_999) && followed.is_over(true, 60_000));
-            assert!(!followed.is_over(false, 60_000), "no loader has listed the paths");
-            followed.note(&seen(&[("a", "1")]), read, 30_000);
-            assert!(!followed.is_over(true, 90_000), "a file waits");
-            followed.take(0).unwrap();
-            assert!(!followed.is_over(true, 90_000), "it is not counted");
-            followed.looked_at(&looked(0, 1, 1));
-            followed.ready();
-            assert_eq!((followed.is_over(true, 89_999), followed.is_over(true, 90_000)), (!late_news, true));
-            let more = v1::FilesSeen { more: 1, ..seen(&[]) };
-            followed.note(&more, read, 90_000);
-            assert!(!followed.is_over(true, 200_000), "a loader has names to tell");
-        }
+        let mut followed = Followed::new(&idle, None, unread);
+        followed.note(&seen(&[]), read, 0);
+        assert!(!followed.is_over(true, 59_999) && followed.is_over(true, 60_000));
+        assert!(!followed.is_over(false, 60_000), "no loader has listed the paths");
+        followed.note(&seen(&[("a", "1")]), read, 30_000);
+        assert!(!followed.is_over(true, 90_000), "a file waits");
+        followed.take(0).unwrap();
+        assert!(!followed.is_over(true, 90_000), "it is not counted");
+        followed.looked_at(&looked(0, 1, 1));
+        followed.ready();
+        assert!(!followed.is_over(true, 89_999) && followed.is_over(true, 90_000));
+        followed.note(&v1::FilesSeen { more: 1, ..seen(&[]) }, read, 90_000);
+        assert!(!followed.is_over(true, 200_000), "a loader has names to tell");
         let endless = Followed::new(&config(|_| {}), None, unread);
         assert!(!endless.is_over(true, i64::MAX));
+    }
+
+    /// Trains a file, so that nothing but new files keeps the run from its end.
+    fn train(followed: &mut Followed, part: u32) {
+        followed.take(0).unwrap();
+        followed.looked_at(&looked(part, 1, 1));
+        assert_eq!(followed.ready().len(), 1);
+    }
+
+    /// Each listing has a file that the one before had not.
+    #[test]
+    fn a_run_on_a_busy_path_is_over_once_its_time_has_come() {
+        let timed = config(|config| config.until = Some(FollowEnd::Timestamp(60_000)));
+        let mut followed = Followed::new(&timed, None, unread);
+        followed.note(&seen(&[("a", "1")]), read, 59_999);
+        train(&mut followed, 0);
+        assert!(!followed.is_over(true, 59_999));
+        followed.note(&seen(&[("b", "1")]), read, 60_000);
+        assert!(!followed.is_over(true, 60_000), "b waits");
+        for (number, name) in (1..).zip(["c", "d"]) {
+            let found = v1::FilesSeen { more: 7, ..seen(&[(name, "1")]) };
+            followed.note(&found, read, 60_000 + 30_000 * number);
+        }
+        train(&mut followed, 1);
+        assert!(followed.is_over(false, 150_000));
+        assert_eq!((taken(&followed), followed.counts(0).waiting), (vec!["a", "b"], 0));
+        assert_eq!(followed.note(&seen(&[("a", "2")]), read, 150_000).len(), 1, "known files are watched");
+    }
+
+    /// One message has not room for all names, and new files keep coming.
+    #[test]
+    fn a_run_is_over_once_the_loader_has_told_the_names_of_its_listing() {
+        let timed = config(|config| config.until = Some(FollowEnd::Timestamp(60_000)));
+        let mut followed = Followed::new(&timed, None, unread);
+        let tells = |loader, listed, name, modified_millis, more| {
+            let file = v1::SeenFile { modified_millis, ..seen(&[(name, "1")]).files.remove(0) };
+            v1::FilesSeen { loader, listed, more, files: vec![file], ..v1::FilesSeen::default() }
+        };
+        followed.note(&tells(0, true, "a", 1, 1), read, 59_000);
+        followed.note(&tells(1, true, "b", 60_500, 2), read, 60_000);
+        train(&mut followed, 0);
+        train(&mut followed, 1);
+        // The other loader had listed before the end, and has less to tell.
+        followed.note(&tells(0, false, "c", 1, 0), read, 61_000);
+        train(&mut followed, 2);
+        assert!(!followed.is_over(false, 61_000));
+        followed.note(&tells(1, false, "d", 2, 1), read, 62_000);
+        followed.note(&tells(1, false, "e", 61_000, 0), read, 63_000);
+        assert!(!followed.is_over(true, 63_000), "d waits");
+        train(&mut followed, 3);
+        assert!(followed.is_over(false, 63_000));
+        assert_eq!(taken(&followed), ["a", "b", "c", "d"], "e came after the end");
     }
 
     #[test]
