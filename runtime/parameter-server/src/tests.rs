@@ -578,6 +578,57 @@ fn piece_of(plan: &JobPlan, keys: [u64; 4]) -> ServerIds {
     ServerIds::divide(&piece, &plan.slot_map(), &plan.layout, plan.substitution().unwrap()).remove(0)
 }
 
+/// The ids of piece `number`, which differ from piece to piece.
+fn numbered_piece(plan: &JobPlan, number: u32) -> ServerIds {
+    piece_of(plan, [1, 1 << 60, u64::from(number) << 50, 1])
+}
+
+/// The gradient of the sums of piece `number`, and the update of step 0 that sends it.
+fn update_of_sums(plan: &JobPlan, number: u32, map_epoch: u64) -> (v1::Update, Vec<Tensor>) {
+    let substitution = plan.substitution().unwrap();
+    let second = numbers(9, 4 * substitution.second_columns());
+    let partial = Partial { first: numbers(u64::from(number), 4), second };
+    let tensors = ServerResults { partial, vectors: Vec::new() }.into_tensors(substitution);
+    let partial_samples = Some(4);
+    (v1::Update { step: 0, piece: number, map_epoch, partial_samples, ..v1::Update::default() }, tensors)
+}
+
+/// The replacement of an embedding worker looks its piece up again, also beside a single dense
+/// worker. Its predecessor's gradients completed the step here, and not on another server.
+#[tokio::test(flavor = "multi_thread")]
+async fn in_des_a_server_repeats_the_partial_results_of_the_last_step() {
+    let folder = tempfile::tempdir().unwrap();
+    let changes = [
+        "spec.model.kind=fm",
+        "spec.model.hidden=null",
+        "spec.roles.ps.replicas=1",
+        "spec.roles.denseWorker.replicas=1",
+    ];
+    let tried = Tried::begin_with("des", &changes, folder.path()).await;
+    let map_epoch = tried.server.shared.slots.map().epoch().0;
+    let look_up = async |piece: u32| {
+        let (step, partial_samples) = (Some(0), Some(4));
+        let request = v1::Lookup { step, train: true, map_epoch, piece: Some(piece), partial_samples };
+        let tensors = numbered_piece(&tried.plan, piece).to_tensors();
+        let frame = Frame { kind: v1::Lookup::KIND, meta: prost::Message::encode_to_vec(&request).into(), tensors };
+        let reply = tried.server.service().call(&Peer::new("test", 0), frame).await.unwrap();
+        let told: v1::LookupReply = prost::Message::decode(reply.meta).unwrap();
+        (told.is_applied, reply.tensors)
+    };
+    let mut before = Vec::new();
+    for piece in 0..tried.plan.pieces() {
+        before.push(look_up(piece).await);
+    }
+    for piece in 0..tried.plan.pieces() {
+        let (update, tensors) = update_of_sums(&tried.plan, piece, map_epoch);
+        tried.server.update(update, tensors).await.unwrap();
+    }
+    for (piece, (was_applied, sums)) in (0..).zip(before) {
+        assert!(!was_applied && !sums.is_empty());
+        assert_eq!(look_up(piece).await, (true, sums), "piece {piece}");
+    }
+}
+
 /// A killed server has no ids. It then takes them with the gradients, and updates the rows as a
 /// server that lives.
 #[tokio::test(flavor = "multi_thread")]
@@ -587,10 +638,9 @@ async fn in_des_a_replacement_takes_the_ids_with_the_gradients() {
         let folder = tempfile::tempdir().unwrap();
         let changes = ["spec.model.kind=fm", "spec.model.hidden=null", "spec.roles.ps.replicas=1"];
         let mut tried = Tried::begin_with("des", &changes, folder.path()).await;
-        let substitution = tried.plan.substitution().unwrap();
         let map_epoch = tried.server.shared.slots.map().epoch().0;
         for piece in 0..tried.plan.pieces() {
-            let ids = piece_of(&tried.plan, [1, 1 << 60, u64::from(piece) << 50, 1]);
+            let ids = numbered_piece(&tried.plan, piece);
             let (piece, partial_samples) = (Some(piece), Some(4));
             let request = v1::Lookup { step: Some(0), train: true, map_epoch, piece, partial_samples };
             let reply = tried.server.look_up(request, ids.to_tensors()).await.unwrap();
@@ -600,12 +650,8 @@ async fn in_des_a_replacement_takes_the_ids_with_the_gradients() {
             tried.is_killed(folder.path());
         }
         for piece in 0..tried.plan.pieces() {
-            let ids = piece_of(&tried.plan, [1, 1 << 60, u64::from(piece) << 50, 1]);
-            let second = numbers(9, 4 * substitution.second_columns());
-            let partial = Partial { first: numbers(u64::from(piece), 4), second };
-            let tensors = ServerResults { partial, vectors: Vec::new() }.into_tensors(substitution);
-            let partial_samples = Some(4);
-            let update = v1::Update { step: 0, piece, map_epoch, partial_samples, ..v1::Update::default() };
+            let ids = numbered_piece(&tried.plan, piece);
+            let (update, tensors) = update_of_sums(&tried.plan, piece, map_epoch);
             let reply = tried.server.update(update.clone(), tensors.clone()).await.unwrap();
             let reply: v1::UpdateReply = prost::Message::decode(reply.meta).unwrap();
             assert_eq!(reply.needs_ids, is_killed);
