@@ -417,6 +417,35 @@ async fn in_shadow_bmuf_a_server_killed_between_rounds_ends_like_one_that_lives(
     assert_eq!(lives.standing().await, dies.standing().await);
 }
 
+/// A pause keeps the block momentum. Another mode between ends it.
+#[tokio::test(flavor = "multi_thread")]
+async fn block_momentum_outlives_a_pause_and_no_other_mode() {
+    let changes = ["algorithm=bmuf", "momentum=0.9", "eta=0.5"].map(|set| format!("spec.training.shadow.{set}"));
+    let changes: Vec<&str> = changes.iter().map(String::as_str).collect();
+    let mean = |first: u64, place: usize| {
+        (first..first + 3).map(|number| f64::from(numbers(number, PARAMETERS)[place])).sum::<f64>() / 3.0
+    };
+    for (modes, momentum) in [(&["shadow"][..], 0.9), (&["gba", "shadow"][..], 0.0)] {
+        let folder = tempfile::tempdir().unwrap();
+        let mut tried = Tried::begin_with("shadow", &changes, folder.path()).await;
+        round(&tried, 1, 0, [true; 3]).await;
+        for mode in modes {
+            let (mode, step, first_row) = ((*mode).to_owned(), 3, 72);
+            let begin = v1::BeginMode { mode, step, first_row, attempt: 5, ..v1::BeginMode::default() };
+            tried.server.begin_mode(&begin).unwrap();
+        }
+        tried.is_killed(folder.path());
+        let copies = round(&tried, 2, 3, [false; 3]).await;
+        for (place, found) in copies[0].iter().enumerate() {
+            let first = place as f64 / 8.0;
+            let velocity = mean(0, place) - first;
+            let copy = first + 0.5 * velocity;
+            let expected = copy + 0.5 * (momentum * velocity + mean(3, place) - copy);
+            assert!((f64::from(*found) - expected).abs() < 1e-5, "{modes:?}, {place}: {found}, not {expected}");
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_wrong_exchange_is_explained() {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
