@@ -1,6 +1,8 @@
 //! Followed paths: lists the files that are there now, and counts the rows of one of them.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -111,6 +113,10 @@ fn local_files(path: &str, follow: &FollowConfig) -> Result<Vec<FoundFile>, Data
     if !is_glob(path) {
         return Ok(local_file(Path::new(path), &mut wholes)?.into_iter().collect());
     }
+    let folder = Some(glob_folder(path)).filter(|folder| !folder.is_empty()).unwrap_or(".");
+    if if_there("list", folder, fs::metadata(folder))?.is_none() {
+        return Ok(Vec::new());
+    }
     let matches = glob::glob(path).map_err(|error| bad_path(path, error.to_string()))?;
     let mut found = Vec::new();
     for (number, entry) in matches.enumerate() {
@@ -118,7 +124,7 @@ fn local_files(path: &str, follow: &FollowConfig) -> Result<Vec<FoundFile>, Data
             return Err(too_many(path));
         }
         // A folder that disappears meanwhile has no files.
-        let Ok(entry) = entry else { continue };
+        let Some(entry) = if_there("list", path, entry.map_err(io::Error::from))? else { continue };
         if is_meant(path, &entry.to_string_lossy()) && is_data(&entry.to_string_lossy()) {
             found.extend(local_file(&entry, &mut wholes)?);
         }
@@ -135,21 +141,34 @@ struct Wholes {
 }
 
 impl Wholes {
-    fn has(&mut self, file: &Path) -> bool {
-        let Some(folder) = file.parent().filter(|_| self.wanted) else { return true };
-        let is_whole = || folder.join(FollowConfig::MARKER).exists();
-        *self.known.entry(folder.to_owned()).or_insert_with(is_whole)
+    fn has(&mut self, file: &Path) -> Result<bool, DataError> {
+        let Some(folder) = file.parent().filter(|_| self.wanted) else { return Ok(true) };
+        if let Some(known) = self.known.get(folder) {
+            return Ok(*known);
+        }
+        let marker = folder.join(FollowConfig::MARKER);
+        let is_whole = if_there("look at", &marker.display().to_string(), fs::metadata(&marker))?.is_some();
+        self.known.insert(folder.to_owned(), is_whole);
+        Ok(is_whole)
+    }
+}
+
+/// What the operating system found under a name. `None` if nothing is there.
+///
+/// # Errors
+/// The disk or the mount failed, or refused it. The files may still be there.
+fn if_there<T>(action: &'static str, name: &str, found: io::Result<T>) -> Result<Option<T>, DataError> {
+    match found {
+        Ok(found) => Ok(Some(found)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(DataError::Io { action, file: name.to_owned(), source }),
     }
 }
 
 fn local_file(path: &Path, wholes: &mut Wholes) -> Result<Option<FoundFile>, DataError> {
     let name = path.display().to_string();
-    let metadata = match std::fs::metadata(path) {
-        Ok(metadata) => metadata,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(source) => return Err(DataError::Io { action: "look at", file: name, source }),
-    };
-    if !metadata.is_file() || !wholes.has(path) {
+    let Some(metadata) = if_there("look at", &name, fs::metadata(path))? else { return Ok(None) };
+    if !metadata.is_file() || !wholes.has(path)? {
         return Ok(None);
     }
     let modified = metadata.modified().unwrap_or(UNIX_EPOCH);
@@ -241,8 +260,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let write = |name: &str| {
             let path = folder.path().join("in").join(name);
-            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-            std::fs::write(path, "label,user\n1,a\n").unwrap();
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, "label,user\n1,a\n").unwrap();
         };
         let pattern = format!("{}/in/*/*", folder.path().display());
         let list = |whole| list_files(&follow(&pattern, whole), &BTreeMap::new()).unwrap();
@@ -260,6 +279,38 @@ mod tests {
         assert!(list_files(&follow(&one, false), &BTreeMap::new()).unwrap().is_empty());
         write("dt=3/f.csv");
         assert_eq!(list_files(&follow(&one, false), &BTreeMap::new()).unwrap().len(), 1);
+    }
+
+    /// A listing without the files of a mount that fails would say that they are gone.
+    #[test]
+    fn only_a_name_without_a_file_counts_as_no_file() {
+        let found = |kind: io::ErrorKind| if_there::<()>("list", "in/*", Err(kind.into()));
+        assert!(matches!(found(io::ErrorKind::NotFound), Ok(None)));
+        for kind in [io::ErrorKind::PermissionDenied, io::ErrorKind::StaleNetworkFileHandle, io::ErrorKind::Other] {
+            let error = found(kind).unwrap_err();
+            assert!(error.to_string().starts_with("cannot list in/*: ") && !error.is_absence(), "{error}");
+        }
+    }
+
+    /// A link to itself cannot be followed, also by root.
+    #[cfg(unix)]
+    #[test]
+    fn a_folder_or_a_marker_that_cannot_be_read_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let list = |pattern: &str, whole| {
+            let pattern = at(pattern).display().to_string();
+            list_files(&follow(&pattern, whole), &BTreeMap::new()).map(|files| files.len())
+        };
+        std::os::unix::fs::symlink(at("loop"), at("loop")).unwrap();
+        let error = list("loop/*.csv", false).unwrap_err();
+        assert!(error.to_string().starts_with("cannot list ") && error.to_string().contains("loop"), "{error}");
+        fs::create_dir(at("day")).unwrap();
+        fs::write(at("day/a.csv"), "label,user\n1,a\n").unwrap();
+        std::os::unix::fs::symlink(at("loop"), at("day/_SUCCESS")).unwrap();
+        assert_eq!(list("day/*.csv", false).unwrap(), 1);
+        let error = list("day/*.csv", true).unwrap_err();
+        assert!(error.to_string().contains("day/_SUCCESS"), "{error}");
     }
 
     #[test]
@@ -293,12 +344,12 @@ mod tests {
         let label = LabelField { name: "label".to_owned(), positive_from: None, values: BTreeMap::new() };
         let schema = Schema { sparse: Vec::new(), dense: Vec::new(), label, group: None, time: None };
         assert_eq!(look_at_file(&source, &schema).unwrap(), FileState::Gone);
-        std::fs::write(&path, "label\n1\n0\nx\n").unwrap();
+        fs::write(&path, "label\n1\n0\nx\n").unwrap();
         let skipping = SourceConfig { bad_rows: BadRows::Skip { limit: 5 }, ..source };
         let FileState::There { fingerprint, rows } = look_at_file(&skipping, &schema).unwrap() else { panic!() };
         assert_eq!((rows, fingerprint.size), (2, 12));
         assert!(fingerprint.content.is_some());
-        std::fs::write(&path, "").unwrap();
+        fs::write(&path, "").unwrap();
         let FileState::There { rows, .. } = look_at_file(&skipping, &schema).unwrap() else { panic!() };
         assert_eq!(rows, 0);
     }
