@@ -210,9 +210,15 @@ impl Publisher {
     }
 
     /// Deletes full models beyond the number that stays, and deltas that no other full model needs.
+    /// Also deletes full models that were never announced, because their publisher ended before.
     async fn delete_old(&self) -> Result<(), ServingError> {
+        let Some(latest) = &self.latest else { return Ok(()) };
         let folders = self.output.folders().await?;
-        let mut fulls: Vec<u64> = folders.iter().filter_map(|name| names::sequence_of_full(name)).collect();
+        let found = folders.iter().filter_map(|name| names::sequence_of_full(name));
+        let (mut fulls, left): (Vec<u64>, Vec<u64>) = found.partition(|sequence| *sequence <= latest.full);
+        for sequence in left.into_iter().filter(|sequence| *sequence <= latest.model.sequence) {
+            self.output.delete_folder(&names::full(sequence), MODEL_FILE).await?;
+        }
         fulls.sort_unstable();
         let old = fulls.len().saturating_sub(self.keep.get());
         let Some(oldest) = fulls.get(old).copied().filter(|_| old > 0) else { return Ok(()) };
