@@ -264,6 +264,27 @@ async fn a_follower_that_was_away_catches_up_or_loads_anew() {
     job.assert_served(&longer_away).await;
 }
 
+/// A job that begins anew under the same path reaches the steps of the one before.
+#[tokio::test]
+async fn another_checkpoint_with_the_name_of_the_published_one_is_published() {
+    let mut job = Job::new();
+    job.train(0..4);
+    let first = job.save(true).await;
+    let mut publisher = job.publisher().await;
+    published(&mut publisher).await;
+    let mut follower = job.follower().await;
+    std::fs::remove_dir_all(job.place.path().join("checkpoints")).unwrap();
+    job.train(2..9);
+    job.step = first.step;
+    let second = job.save(true).await;
+    assert_eq!(first.directory(), second.directory());
+    let other = published(&mut publisher).await;
+    assert_eq!((other.sequence, other.step, other.is_full), (2, first.step, true));
+    assert_eq!(publisher.publish().await.unwrap(), None);
+    assert!(follower.poll().await.unwrap().unwrap().loaded);
+    job.assert_served(&follower).await;
+}
+
 /// It is no replacement for the full model that servers load, and nothing refers to it.
 #[tokio::test]
 async fn a_full_model_that_was_never_announced_is_not_counted_and_goes() {

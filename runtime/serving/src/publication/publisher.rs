@@ -3,7 +3,7 @@
 
 use std::num::NonZeroUsize;
 
-use rectrain_checkpoint::{Checkpoint, CheckpointError, parse_directory_name};
+use rectrain_checkpoint::{Checkpoint, CheckpointError, find_manifest, parse_directory_name};
 use rectrain_storage::Directory;
 
 use super::changes::Changes;
@@ -84,15 +84,18 @@ impl Publisher {
         Ok(Some(published))
     }
 
-    /// The newest finished checkpoint. `None` if there is none, or if it has the name of the
-    /// published one.
+    /// The newest finished checkpoint. `None` if there is none, or if it is the published one.
     async fn newest(&self) -> Result<Option<Checkpoint>, ServingError> {
         let mut found: Vec<_> = self.checkpoints.folders().await?;
         found.retain(|name| parse_directory_name(name).is_some());
         found.sort_by_key(|name| parse_directory_name(name));
         for name in found.into_iter().rev() {
-            if self.latest.as_ref().is_some_and(|latest| latest.checkpoint == name) {
-                return Ok(None);
+            if let Some(latest) = self.latest.as_ref().filter(|latest| latest.checkpoint == name) {
+                // A job that began anew under the same path reaches the same steps.
+                let found = find_manifest(&self.checkpoints, &name).await?;
+                if found.is_none_or(|manifest| manifest.id == latest.checkpoint_id) {
+                    return Ok(None);
+                }
             }
             match Checkpoint::open(&self.checkpoints, &name).await {
                 // It is being written, or was never finished.
