@@ -1,6 +1,7 @@
 //! Followed paths: lists the files that are there now, and counts the rows of one of them.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -18,13 +19,16 @@ use crate::error::DataError;
 use crate::fingerprint::{Fingerprint, version_text};
 use crate::identity::Version;
 use crate::pace;
-use crate::storage::{bad_path, glob_folder, is_glob, is_meant, listed_version_of, object_path, request};
+use crate::storage::{bad_path, glob_folder, is_glob, is_meant, listed_version_of, object_path, one_spelling, request};
 
 /// A file that a listing found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FoundFile {
     /// The path or URL.
     pub name: String,
+    /// The same for all names of one file: its path with links followed, or its URL in one
+    /// spelling.
+    pub canonical: OsString,
     /// In bytes.
     pub size: u64,
     /// The version, in the form of [`Fingerprint::version`]. An entity tag comes before a
@@ -48,23 +52,45 @@ pub enum FileState {
     Gone,
 }
 
-/// Lists the files of followed paths. A path without files is no error. Goes through the objects
-/// page by page. Blocks.
+/// Lists the files of followed paths, each once. A path without files is no error. Goes through the
+/// objects page by page. Blocks.
+///
+/// Of the names of one file, the one that is no link counts. Of several such names, it is the one of
+/// the first path. So a name that comes later replaces no other one.
 ///
 /// # Errors
 /// A path that cannot be understood. A disk or a store that fails. A path with more objects below
 /// it than [`FollowConfig::MOST_OBJECTS`].
 pub fn list_files(follow: &FollowConfig, options: &BTreeMap<String, String>) -> Result<Vec<FoundFile>, DataError> {
-    let mut found: BTreeMap<String, FoundFile> = BTreeMap::new();
+    let mut found = Vec::new();
     for path in &follow.paths {
-        let files = match rectrain_storage::place_of(path)? {
+        found.push(match rectrain_storage::place_of(path)? {
             Place::Local(path) => local_files(&path, follow)?,
             Place::Bucket(bucket) => objects(&bucket.store(options)?, &bucket.root, &bucket.key, follow)?,
-        };
-        // A file that two paths match counts once.
-        found.extend(files.into_iter().map(|file| (file.name.clone(), file)));
+        });
     }
-    Ok(found.into_values().collect())
+    Ok(each_once(found))
+}
+
+/// A name that a path matches.
+struct Match {
+    file: FoundFile,
+    /// Whether the name is a link to the file.
+    is_link: bool,
+}
+
+/// The files of all paths, each under one of its names, by name.
+fn each_once(of_paths: Vec<Vec<Match>>) -> Vec<FoundFile> {
+    let numbered = of_paths.into_iter().enumerate();
+    let mut found: Vec<_> =
+        numbered.flat_map(|(path, files)| files.into_iter().map(move |file| (path, file))).collect();
+    let rank = |(path, found): &(usize, Match)| (found.is_link, *path, found.file.name.clone());
+    found.sort_by_cached_key(rank);
+    let mut known = HashSet::new();
+    found.retain(|(_, found)| known.insert(found.file.canonical.clone()));
+    let mut files: Vec<FoundFile> = found.into_iter().map(|(_, found)| found.file).collect();
+    files.sort_by(|a, b| a.name.cmp(&b.name));
+    files
 }
 
 /// Looks at a followed file, and counts its good rows. `source` reads this file alone. Blocks.
@@ -108,10 +134,11 @@ fn too_many(path: &str) -> DataError {
     )
 }
 
-fn local_files(path: &str, follow: &FollowConfig) -> Result<Vec<FoundFile>, DataError> {
-    let mut wholes = Wholes { wanted: follow.whole_directories, known: HashMap::new() };
+fn local_files(path: &str, follow: &FollowConfig) -> Result<Vec<Match>, DataError> {
+    let wholes = Wholes { wanted: follow.whole_directories, known: HashMap::new() };
+    let mut folders = Folders { wholes, resolved: HashMap::new() };
     if !is_glob(path) {
-        return Ok(local_file(Path::new(path), &mut wholes)?.into_iter().collect());
+        return Ok(local_file(Path::new(path), &mut folders)?.into_iter().collect());
     }
     let folder = Some(glob_folder(path)).filter(|folder| !folder.is_empty()).unwrap_or(".");
     if if_there("list", folder, fs::metadata(folder))?.is_none() {
@@ -126,11 +153,34 @@ fn local_files(path: &str, follow: &FollowConfig) -> Result<Vec<FoundFile>, Data
         // A folder that disappears meanwhile has no files.
         let Some(entry) = if_there("list", path, entry.map_err(io::Error::from))? else { continue };
         if is_meant(path, &entry.to_string_lossy()) && is_data(&entry.to_string_lossy()) {
-            found.extend(local_file(&entry, &mut wholes)?);
+            found.extend(local_file(&entry, &mut folders)?);
         }
         pace::pass(1);
     }
     Ok(found)
+}
+
+/// What a listing knows of directories. It looks at each once.
+struct Folders {
+    wholes: Wholes,
+    /// Their paths with links followed.
+    resolved: HashMap<PathBuf, PathBuf>,
+}
+
+impl Folders {
+    /// The path of a file with links followed.
+    fn canonical(&mut self, file: &Path, is_link: bool) -> io::Result<PathBuf> {
+        let (Some(folder), Some(name), false) = (file.parent(), file.file_name(), is_link) else {
+            return fs::canonicalize(file);
+        };
+        if let Some(resolved) = self.resolved.get(folder) {
+            return Ok(resolved.join(name));
+        }
+        let resolved = fs::canonicalize(if folder.as_os_str().is_empty() { Path::new(".") } else { folder })?;
+        let file = resolved.join(name);
+        self.resolved.insert(folder.to_owned(), resolved);
+        Ok(file)
+    }
 }
 
 /// Which directories are whole.
@@ -165,15 +215,21 @@ fn if_there<T>(action: &'static str, name: &str, found: io::Result<T>) -> Result
     }
 }
 
-fn local_file(path: &Path, wholes: &mut Wholes) -> Result<Option<FoundFile>, DataError> {
+fn local_file(path: &Path, folders: &mut Folders) -> Result<Option<Match>, DataError> {
     let name = path.display().to_string();
-    let Some(metadata) = if_there("look at", &name, fs::metadata(path))? else { return Ok(None) };
-    if !metadata.is_file() || !wholes.has(path)? {
+    let Some(own) = if_there("look at", &name, fs::symlink_metadata(path))? else { return Ok(None) };
+    let is_link = own.is_symlink();
+    let target = if is_link { if_there("look at", &name, fs::metadata(path))? } else { Some(own) };
+    let Some(metadata) = target.filter(fs::Metadata::is_file) else { return Ok(None) };
+    if !folders.wholes.has(path)? {
         return Ok(None);
     }
+    let Some(canonical) = if_there("look at", &name, folders.canonical(path, is_link))? else { return Ok(None) };
     let modified = metadata.modified().unwrap_or(UNIX_EPOCH);
     let version = version_text(&Version::Modified(modified));
-    Ok(Some(FoundFile { name, size: metadata.len(), version, modified_millis: millis(modified) }))
+    let (size, modified_millis) = (metadata.len(), millis(modified));
+    let file = FoundFile { name, canonical: canonical.into_os_string(), size, version, modified_millis };
+    Ok(Some(Match { file, is_link }))
 }
 
 fn millis(time: SystemTime) -> i64 {
@@ -191,7 +247,7 @@ fn objects(
     root: &str,
     key: &str,
     follow: &FollowConfig,
-) -> Result<Vec<FoundFile>, DataError> {
+) -> Result<Vec<Match>, DataError> {
     let name = format!("{root}/{key}");
     let pattern = glob::Pattern::new(key).map_err(|error| bad_path(&name, error.to_string()))?;
     let options = glob::MatchOptions { require_literal_separator: true, ..glob::MatchOptions::new() };
@@ -207,13 +263,14 @@ fn objects(
     found.into_iter().map(|meta| found_object(root, &meta)).collect()
 }
 
-fn found_object(root: &str, meta: &ObjectMeta) -> Result<FoundFile, DataError> {
+fn found_object(root: &str, meta: &ObjectMeta) -> Result<Match, DataError> {
     let name = format!("{root}/{}", meta.location);
     if is_glob(meta.location.as_ref()) {
         return Err(bad_path(&name, "its name has one of the characters * ? [ of a pattern: rename the object"));
     }
     let version = listed_version_of(meta).as_ref().map(version_text).unwrap_or_default();
-    Ok(FoundFile { name, size: meta.size, version, modified_millis: meta.last_modified.timestamp_millis() })
+    let (canonical, modified_millis) = (one_spelling(&name).into(), meta.last_modified.timestamp_millis());
+    Ok(Match { file: FoundFile { name, canonical, size: meta.size, version, modified_millis }, is_link: false })
 }
 
 /// The folder of a key, without a slash at its end.
@@ -249,6 +306,55 @@ mod tests {
 
     fn follow(path: &str, whole_directories: bool) -> FollowConfig {
         FollowConfig { paths: vec![path.to_owned()], whole_directories, ..FollowConfig::default() }
+    }
+
+    /// A file under two names would be trained twice.
+    #[cfg(unix)]
+    #[test]
+    fn a_local_file_counts_once_under_all_its_names() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let link = |to: &str, name: &str| std::os::unix::fs::symlink(at(to), at(name)).unwrap();
+        for name in ["in", "out"] {
+            fs::create_dir(at(name)).unwrap();
+        }
+        for name in ["in/a.csv", "in/b.csv", "out/c.csv"] {
+            fs::write(at(name), "label,user\n1,a\n").unwrap();
+        }
+        link("in/b.csv", "in/0.csv");
+        link("out/c.csv", "in/z.csv");
+        link("in", "other");
+        let paths = ["in/*.csv", "in/../in/*.csv", "other/*.csv"].map(|path| at(path).display().to_string());
+        let follow = |paths: &[String]| FollowConfig { paths: paths.to_vec(), ..FollowConfig::default() };
+        let list = |paths: &[String]| list_files(&follow(paths), &BTreeMap::new()).unwrap();
+        let found = list(&paths);
+        assert_eq!(names(&found), ["a.csv", "b.csv", "z.csv"]);
+        let expected = ["in/a.csv", "in/b.csv", "out/c.csv"];
+        let expected = expected.map(|name| fs::canonicalize(at(name)).unwrap().into_os_string());
+        assert_eq!(found.iter().map(|file| file.canonical.clone()).collect::<Vec<_>>(), expected);
+        assert!(found.iter().all(|file| file.name.starts_with(&*at("in/").to_string_lossy())), "{found:?}");
+        // Of one path alone, the names are the ones of that path.
+        let linked = at("other/a.csv").display().to_string();
+        assert_eq!(list(&paths[2..]).first().map(|file| &*file.name), Some(&*linked));
+    }
+
+    #[test]
+    fn an_object_counts_once_under_both_schemes() {
+        let found = |scheme: &str| {
+            let meta = ObjectMeta {
+                location: ObjectPath::from("in/a.csv"),
+                last_modified: UNIX_EPOCH.into(),
+                size: 5,
+                e_tag: None,
+                version: None,
+            };
+            vec![found_object(&format!("{scheme}://bucket"), &meta).unwrap()]
+        };
+        let files = each_once(vec![found("s3a"), found("s3"), found("gs")]);
+        assert_eq!(
+            files.iter().map(|file| &*file.name).collect::<Vec<_>>(),
+            ["gs://bucket/in/a.csv", "s3a://bucket/in/a.csv"]
+        );
     }
 
     fn names(files: &[FoundFile]) -> Vec<&str> {
@@ -326,7 +432,7 @@ mod tests {
             };
             request("write", key, write).unwrap();
         }
-        let list = |key, whole| objects(&store, "s3://bucket", key, &follow("", whole)).unwrap();
+        let list = |key, whole| each_once(vec![objects(&store, "s3://bucket", key, &follow("", whole)).unwrap()]);
         assert_eq!(names(&list("in/*/*.csv", false)), ["dt=1/a.csv", "dt=1/b.csv", "dt=2/c.csv"]);
         assert_eq!(names(&list("in/*/*", true)), ["dt=2/c.csv"]);
         assert_eq!(names(&list("in/dt=1/b.csv", false)), ["dt=1/b.csv"]);

@@ -5,6 +5,7 @@
 //! the loss of a loader costs nothing. Reports are idempotent.
 
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::ffi::OsString;
 use std::time::Duration;
 
 use rectrain_data::{FileState, Fingerprint, FollowConfig, FoundFile, list_files, look_at_file};
@@ -125,19 +126,21 @@ impl Loader {
         v1::FilesSeen { loader: self.index, ..v1::FilesSeen::default() }
     }
 
-    /// The names of the test files.
-    async fn tested_files(&self) -> Result<HashSet<String>, RoleError> {
-        match self.plan.test {
-            Some(_) => Ok(self.dataset(Pass::Evaluation).await?.files().into_iter().collect()),
-            None => Ok(HashSet::new()),
+    /// The canonical names of the test files.
+    async fn tested_files(&self) -> Result<HashSet<OsString>, RoleError> {
+        if self.plan.test.is_none() {
+            return Ok(HashSet::new());
         }
+        let dataset = self.dataset(Pass::Evaluation).await?;
+        let looking = blocking("look at the test files", move || dataset.canonical_files());
+        Ok(self.reporting_progress(looking).await???)
     }
 
     /// Does one piece of work, and returns its report; `None` if there is no work.
     async fn follow_once(
         &self,
         follow: &FollowConfig,
-        tested: &HashSet<String>,
+        tested: &HashSet<OsString>,
         listing: &mut Listing,
         wanted: &v1::FilesWanted,
     ) -> Result<Option<v1::FilesSeen>, RoleError> {
@@ -169,8 +172,8 @@ impl Loader {
 }
 
 /// A file that the model is tested on must not be trained.
-fn refuse_tested(files: &[FoundFile], tested: &HashSet<String>) -> Result<(), RoleError> {
-    match files.iter().find(|file| tested.contains(&file.name)) {
+fn refuse_tested(files: &[FoundFile], tested: &HashSet<OsString>) -> Result<(), RoleError> {
+    match files.iter().find(|file| tested.contains(&file.canonical)) {
         None => Ok(()),
         Some(file) => Err(RoleError::Input(format!(
             "spec.data.train.follow.paths: {} is also a test file, so the test would use rows that the model has seen: narrow the paths",
@@ -180,7 +183,7 @@ fn refuse_tested(files: &[FoundFile], tested: &HashSet<String>) -> Result<(), Ro
 }
 
 fn write_file(file: FoundFile) -> v1::SeenFile {
-    let FoundFile { name, size, version, modified_millis } = file;
+    let FoundFile { name, size, version, modified_millis, .. } = file;
     v1::SeenFile { name, size, version, modified_millis }
 }
 
@@ -194,7 +197,13 @@ mod tests {
     use super::*;
 
     fn file(name: &str, version: &str, modified_millis: i64) -> FoundFile {
-        FoundFile { name: name.to_owned(), size: 5, version: version.to_owned(), modified_millis }
+        FoundFile {
+            name: name.to_owned(),
+            canonical: name.into(),
+            size: 5,
+            version: version.to_owned(),
+            modified_millis,
+        }
     }
 
     fn names(seen: &v1::FilesSeen) -> Vec<&str> {
@@ -227,9 +236,10 @@ mod tests {
 
     #[test]
     fn a_test_file_is_refused() {
-        let tested = HashSet::from(["in/b.csv".to_owned()]);
-        assert!(refuse_tested(&[file("in/a.csv", "1", 1)], &tested).is_ok());
-        let error = refuse_tested(&[file("in/b.csv", "1", 1)], &tested).unwrap_err();
+        let tested = HashSet::from([OsString::from("/data/in/b.csv")]);
+        let named = |name: &str| FoundFile { canonical: format!("/data/{name}").into(), ..file(name, "1", 1) };
+        assert!(refuse_tested(&[named("in/a.csv")], &tested).is_ok());
+        let error = refuse_tested(&[named("in/b.csv")], &tested).unwrap_err();
         assert!(error.is_user_error() && error.to_string().contains("in/b.csv is also a test file"), "{error}");
     }
 }
