@@ -7,6 +7,9 @@
 //!
 //! The ledger is in every checkpoint. It lists the latest files in full, and has a hash of the name
 //! of every older one. So a file is taken once, and a name that comes again is recognized.
+//!
+//! All of this is in every image of the journal, too ([`crate::journal`]). So its size is bounded:
+//! the files that wait and the files that are listed take about 50 KB, and each older name 9 bytes.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -18,11 +21,11 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 /// Files that were noticed and not taken, about. Loaders hold the names of further ones.
-const MOST_WAITING: usize = 1_000;
+const MOST_WAITING: usize = 200;
 /// Read files that are listed in full.
-const MOST_LISTED: usize = 1_000;
-/// Names that are remembered.
-const MOST_REMEMBERED: usize = 1_000_000;
+const MOST_LISTED: usize = 64;
+/// Names that are remembered: as many as one listing goes through. They take 1.8 MB.
+const MOST_REMEMBERED: usize = FollowConfig::MOST_OBJECTS;
 /// Files that are looked at, and that are counted and unread, at most.
 const TAKEN_AHEAD: usize = 4;
 /// After this time another loader is asked to look at a file.
@@ -769,6 +772,33 @@ mod tests {
         }
         followed.take(0).unwrap();
         assert_eq!(followed.counts(0).taken, names.len() as u64);
+    }
+
+    #[test]
+    fn the_files_in_an_image_of_the_journal_have_a_bounded_size() {
+        let mut followed = Followed::new(&config(|_| {}), None, unread);
+        let names = |from: usize, count: usize| {
+            let name = |number| format!("gs://some-bucket/clicks/day=2026-01-01/part-{number:012}.snappy.parquet");
+            (from..from + count).map(name).collect::<Vec<_>>()
+        };
+        let tell = |followed: &mut Followed, names: &[String]| {
+            let version = "etag:0123456789abcdef0123456789abcdef";
+            let files: Vec<_> = names.iter().map(|name| (name.as_str(), version)).collect();
+            followed.note(&seen(&files), read, 0);
+        };
+        for part in 0..1_000 {
+            tell(&mut followed, &names(part, 1));
+            followed.take(0).unwrap();
+            followed.looked_at(&looked(part as u32, 1, u64::MAX));
+            followed.ready();
+            followed.forget(unread);
+        }
+        let room = followed.wanted(0, 0).room as usize;
+        tell(&mut followed, &names(1_000, room));
+        assert_eq!(followed.wanted(0, 0).room, 0);
+        let bytes = rmp_serde::to_vec_named(&followed).unwrap().len();
+        let older = 9 * followed.ledger.older.len();
+        assert!(older > 8_000 && bytes - older < 80_000, "{bytes} bytes, {older} of them for older names");
     }
 
     #[test]
