@@ -15,7 +15,7 @@ use rectrain_wire::ids::{Scratch, UniqueIds};
 use rectrain_wire::{Address, Frame, InProcess, InProcessConfig, Peer, Service, Tensor, Transport, WireCounters};
 use sha2::{Digest, Sha256};
 
-use super::{ParameterServer, Rows};
+use super::{ParameterServer, Rows, Shared};
 use rectrain_protocol::blocking::{await_task, blocking};
 use rectrain_protocol::deadline::CALL_DEADLINE;
 use rectrain_protocol::examples;
@@ -191,6 +191,11 @@ impl Tried {
         let dense = Sha256::digest(bytemuck::cast_slice(&dense));
         (slots.to_vec(), dense.to_vec(), digests.rows, digests.applied.unwrap())
     }
+}
+
+/// The parts of a server in this mode that its half works on.
+pub(crate) async fn shared_of(mode: &str, directory: &Path) -> Arc<Shared> {
+    Arc::clone(&Tried::begin(mode, directory).await.server.shared)
 }
 
 /// Pseudo-random numbers in [-0.5, 0.5), determined by the seed.
