@@ -264,6 +264,28 @@ async fn a_follower_that_was_away_catches_up_or_loads_anew() {
     job.assert_served(&longer_away).await;
 }
 
+/// A coordinator that was replaced lives on for a while.
+#[tokio::test]
+async fn a_publisher_does_not_overwrite_the_models_of_another_one() {
+    let mut job = Job::new();
+    job.train(0..4);
+    job.save(true).await;
+    let mut old = job.publisher().await;
+    published(&mut old).await;
+    let mut new = job.publisher().await;
+    let mut follower = job.follower().await;
+    for (sequence, numbers) in [(2, 0..2), (3, 1..4)] {
+        job.train(numbers);
+        job.save(false).await;
+        assert_eq!(published(&mut new).await.sequence, sequence);
+        let refused = old.publish().await.unwrap_err().to_string();
+        assert!(refused.contains("latest.json") && refused.contains("another process has published"), "{refused}");
+        assert_eq!(old.publish().await.unwrap(), None, "it knows the model of the other one now");
+        follower.poll().await.unwrap().unwrap();
+        job.assert_served(&follower).await;
+    }
+}
+
 /// A job that begins anew under the same path reaches the steps of the one before.
 #[tokio::test]
 async fn another_checkpoint_with_the_name_of_the_published_one_is_published() {

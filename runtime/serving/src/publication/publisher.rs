@@ -71,10 +71,11 @@ impl Publisher {
     /// published are part of it. After an error, nothing is published.
     ///
     /// # Errors
-    /// A checkpoint that cannot be read, also because it was deleted meanwhile; errors of the
-    /// storage.
+    /// A checkpoint that cannot be read, also because it was deleted meanwhile; another process that
+    /// has published since; errors of the storage.
     pub async fn publish(&mut self) -> Result<Option<Published>, ServingError> {
         let Some(checkpoint) = self.newest().await? else { return Ok(None) };
+        self.refuse_other().await?;
         let mut published = match self.known(&checkpoint).await? {
             Some(known) if known == checkpoint.chain().len() => return Ok(None),
             Some(known) => self.publish_delta(&checkpoint, known).await?,
@@ -205,8 +206,27 @@ impl Publisher {
         Ok(writer.finish().await?)
     }
 
+    /// Checks that this process has published the newest model. A coordinator that was replaced may
+    /// live for a while beside its replacement.
+    ///
+    /// # Errors
+    /// [`ServingError::Publication`] if another process has published since. The next call goes on
+    /// from its model, if it is of the same job.
+    async fn refuse_other(&mut self) -> Result<(), ServingError> {
+        let found = read_latest(&self.output).await?;
+        if found == self.latest {
+            return Ok(());
+        }
+        if found.as_ref().is_none_or(|found| found.job == self.job) {
+            self.latest = found;
+        }
+        let problem = "another process has published there meanwhile; give each job a path of its own".to_owned();
+        Err(ServingError::Publication { file: self.output.name_of(LATEST), problem })
+    }
+
     /// Makes a written model the newest one.
     async fn announce(&mut self, next: Latest) -> Result<(), ServingError> {
+        self.refuse_other().await?;
         self.output.put(LATEST, next.encode()).await?;
         self.latest = Some(next);
         Ok(())
