@@ -134,11 +134,43 @@ fn too_many(path: &str) -> DataError {
     )
 }
 
+/// A writer puts the marker last. So a directory that has one before the listing begins is listed
+/// with all its files.
 fn local_files(path: &str, follow: &FollowConfig) -> Result<Vec<Match>, DataError> {
-    let wholes = Wholes { wanted: follow.whole_directories, known: HashMap::new() };
-    let mut folders = Folders { wholes, resolved: HashMap::new() };
+    if !follow.whole_directories {
+        return files_in(path, None);
+    }
+    let whole = whole_folders(&matches(path)?)?;
+    if whole.is_empty() { Ok(Vec::new()) } else { files_in(path, Some(&whole)) }
+}
+
+/// The directories of these files that have a marker.
+fn whole_folders(files: &[PathBuf]) -> Result<HashSet<PathBuf>, DataError> {
+    let folders: HashSet<&Path> = files.iter().filter_map(|file| file.parent()).collect();
+    let mut whole = HashSet::new();
+    for folder in folders {
+        let marker = folder.join(FollowConfig::MARKER);
+        if if_there("look at", &marker.display().to_string(), fs::metadata(&marker))?.is_some() {
+            whole.insert(folder.to_owned());
+        }
+    }
+    Ok(whole)
+}
+
+/// The files of a path. If `whole` is given, only the ones that are directly in these directories.
+fn files_in(path: &str, whole: Option<&HashSet<PathBuf>>) -> Result<Vec<Match>, DataError> {
+    let is_whole = |file: &Path| whole.is_none_or(|whole| file.parent().is_some_and(|folder| whole.contains(folder)));
+    let (mut folders, mut found) = (Folders::default(), Vec::new());
+    for file in matches(path)?.into_iter().filter(|file| is_whole(file)) {
+        found.extend(local_file(&file, &mut folders)?);
+    }
+    Ok(found)
+}
+
+/// The names that a path means. Some are no files.
+fn matches(path: &str) -> Result<Vec<PathBuf>, DataError> {
     if !is_glob(path) {
-        return Ok(local_file(Path::new(path), &mut folders)?.into_iter().collect());
+        return Ok(vec![PathBuf::from(path)]);
     }
     let folder = Some(glob_folder(path)).filter(|folder| !folder.is_empty()).unwrap_or(".");
     if if_there("list", folder, fs::metadata(folder))?.is_none() {
@@ -153,19 +185,16 @@ fn local_files(path: &str, follow: &FollowConfig) -> Result<Vec<Match>, DataErro
         // A folder that disappears meanwhile has no files.
         let Some(entry) = if_there("list", path, entry.map_err(io::Error::from))? else { continue };
         if is_meant(path, &entry.to_string_lossy()) && is_data(&entry.to_string_lossy()) {
-            found.extend(local_file(&entry, &mut folders)?);
+            found.push(entry);
         }
         pace::pass(1);
     }
     Ok(found)
 }
 
-/// What a listing knows of directories. It looks at each once.
-struct Folders {
-    wholes: Wholes,
-    /// Their paths with links followed.
-    resolved: HashMap<PathBuf, PathBuf>,
-}
+/// The paths of directories with links followed. A listing looks at each once.
+#[derive(Default)]
+struct Folders(HashMap<PathBuf, PathBuf>);
 
 impl Folders {
     /// The path of a file with links followed.
@@ -173,33 +202,13 @@ impl Folders {
         let (Some(folder), Some(name), false) = (file.parent(), file.file_name(), is_link) else {
             return fs::canonicalize(file);
         };
-        if let Some(resolved) = self.resolved.get(folder) {
+        if let Some(resolved) = self.0.get(folder) {
             return Ok(resolved.join(name));
         }
         let resolved = fs::canonicalize(if folder.as_os_str().is_empty() { Path::new(".") } else { folder })?;
         let file = resolved.join(name);
-        self.resolved.insert(folder.to_owned(), resolved);
+        self.0.insert(folder.to_owned(), resolved);
         Ok(file)
-    }
-}
-
-/// Which directories are whole.
-struct Wholes {
-    /// Whether a directory needs a marker.
-    wanted: bool,
-    known: HashMap<PathBuf, bool>,
-}
-
-impl Wholes {
-    fn has(&mut self, file: &Path) -> Result<bool, DataError> {
-        let Some(folder) = file.parent().filter(|_| self.wanted) else { return Ok(true) };
-        if let Some(known) = self.known.get(folder) {
-            return Ok(*known);
-        }
-        let marker = folder.join(FollowConfig::MARKER);
-        let is_whole = if_there("look at", &marker.display().to_string(), fs::metadata(&marker))?.is_some();
-        self.known.insert(folder.to_owned(), is_whole);
-        Ok(is_whole)
     }
 }
 
@@ -221,9 +230,6 @@ fn local_file(path: &Path, folders: &mut Folders) -> Result<Option<Match>, DataE
     let is_link = own.is_symlink();
     let target = if is_link { if_there("look at", &name, fs::metadata(path))? } else { Some(own) };
     let Some(metadata) = target.filter(fs::Metadata::is_file) else { return Ok(None) };
-    if !folders.wholes.has(path)? {
-        return Ok(None);
-    }
     let Some(canonical) = if_there("look at", &name, folders.canonical(path, is_link))? else { return Ok(None) };
     let modified = metadata.modified().unwrap_or(UNIX_EPOCH);
     let version = version_text(&Version::Modified(modified));
@@ -241,7 +247,8 @@ fn is_data(name: &str) -> bool {
     !(name == FollowConfig::MARKER || name.ends_with("/_SUCCESS"))
 }
 
-/// The objects of `key`, a key or a glob. Their names are `root`, a slash and the key.
+/// The objects of `key`, a key or a glob. Their names are `root`, a slash and the key. Markers are
+/// treated as in [`local_files`].
 fn objects(
     store: &Arc<dyn ObjectStore>,
     root: &str,
@@ -249,18 +256,37 @@ fn objects(
     follow: &FollowConfig,
 ) -> Result<Vec<Match>, DataError> {
     let name = format!("{root}/{key}");
-    let pattern = glob::Pattern::new(key).map_err(|error| bad_path(&name, error.to_string()))?;
+    let listing = || list(store, &name, glob_folder(key));
+    let whole = if follow.whole_directories { Some(marked_folders(&listing()?)) } else { None };
+    if whole.as_ref().is_some_and(HashSet::is_empty) {
+        return Ok(Vec::new());
+    }
+    let found = matching(listing()?, &name, key, whole.as_ref())?;
+    found.iter().map(|meta| found_object(root, meta)).collect()
+}
+
+/// The objects that `key` means. If `whole` is given, only the ones that are directly in these
+/// folders.
+fn matching(
+    mut found: Vec<ObjectMeta>,
+    name: &str,
+    key: &str,
+    whole: Option<&HashSet<String>>,
+) -> Result<Vec<ObjectMeta>, DataError> {
+    let pattern = glob::Pattern::new(key).map_err(|error| bad_path(name, error.to_string()))?;
     let options = glob::MatchOptions { require_literal_separator: true, ..glob::MatchOptions::new() };
-    let mut found = list(store, &name, glob_folder(key))?;
-    let markers: HashSet<String> =
-        found.iter().filter_map(|meta| marked_folder(meta.location.as_ref())).map(str::to_owned).collect();
     found.retain(|meta| {
         let key_found: &str = meta.location.as_ref();
-        let is_whole = !follow.whole_directories || markers.contains(folder(key_found));
+        let is_whole = whole.is_none_or(|whole| whole.contains(folder(key_found)));
         let is_match = key_found == key || pattern.matches_with(key_found, options) && is_meant(key, key_found);
         is_match && is_whole && is_data(key_found)
     });
-    found.into_iter().map(|meta| found_object(root, &meta)).collect()
+    Ok(found)
+}
+
+/// The folders that a marker says to be whole.
+fn marked_folders(found: &[ObjectMeta]) -> HashSet<String> {
+    found.iter().filter_map(|meta| marked_folder(meta.location.as_ref())).map(str::to_owned).collect()
 }
 
 fn found_object(root: &str, meta: &ObjectMeta) -> Result<Match, DataError> {
@@ -338,18 +364,27 @@ mod tests {
         assert_eq!(list(&paths[2..]).first().map(|file| &*file.name), Some(&*linked));
     }
 
+    fn object(key: &str) -> ObjectMeta {
+        let location = ObjectPath::from(key);
+        ObjectMeta { location, last_modified: UNIX_EPOCH.into(), size: 5, e_tag: None, version: None }
+    }
+
+    /// The marker and the last object come between two pages of the listing.
+    #[test]
+    fn a_folder_whose_marker_comes_during_a_listing_is_left_for_the_next_one() {
+        let first = [object("in/1/_SUCCESS"), object("in/1/a.csv"), object("in/2/b.csv")];
+        let second = [&first[..], &[object("in/2/_SUCCESS")]].concat();
+        let keys = |listing: &[ObjectMeta], whole: &[ObjectMeta]| {
+            let found = matching(listing.to_vec(), "", "in/*/*.csv", Some(&marked_folders(whole))).unwrap();
+            found.into_iter().map(|meta| meta.location.to_string()).collect::<Vec<_>>()
+        };
+        assert_eq!(keys(&second, &first), ["in/1/a.csv"]);
+        assert_eq!(keys(&second, &second), ["in/1/a.csv", "in/2/b.csv"]);
+    }
+
     #[test]
     fn an_object_counts_once_under_both_schemes() {
-        let found = |scheme: &str| {
-            let meta = ObjectMeta {
-                location: ObjectPath::from("in/a.csv"),
-                last_modified: UNIX_EPOCH.into(),
-                size: 5,
-                e_tag: None,
-                version: None,
-            };
-            vec![found_object(&format!("{scheme}://bucket"), &meta).unwrap()]
-        };
+        let found = |scheme: &str| vec![found_object(&format!("{scheme}://bucket"), &object("in/a.csv")).unwrap()];
         let files = each_once(vec![found("s3a"), found("s3"), found("gs")]);
         assert_eq!(
             files.iter().map(|file| &*file.name).collect::<Vec<_>>(),
@@ -417,6 +452,23 @@ mod tests {
         assert_eq!(list("day/*.csv", false).unwrap(), 1);
         let error = list("day/*.csv", true).unwrap_err();
         assert!(error.to_string().contains("day/_SUCCESS"), "{error}");
+    }
+
+    /// The last file and the marker come while the directory is listed.
+    #[test]
+    fn a_directory_whose_marker_comes_during_a_listing_is_left_for_the_next_one() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["day=1", "day=2"] {
+            fs::create_dir(folder.path().join(name)).unwrap();
+            fs::write(folder.path().join(name).join("a.csv"), "label,user\n1,a\n").unwrap();
+        }
+        fs::write(folder.path().join("day=1/_SUCCESS"), "").unwrap();
+        let pattern = folder.path().join("*/*.csv").display().to_string();
+        let whole = whole_folders(&matches(&pattern).unwrap()).unwrap();
+        fs::write(folder.path().join("day=2/b.csv"), "label,user\n1,a\n").unwrap();
+        fs::write(folder.path().join("day=2/_SUCCESS"), "").unwrap();
+        assert_eq!(files_in(&pattern, Some(&whole)).unwrap().len(), 1);
+        assert_eq!(list_files(&follow(&pattern, true), &BTreeMap::new()).unwrap().len(), 3);
     }
 
     #[test]
