@@ -117,6 +117,9 @@ pub const FTRL_L1: f64 = 0.0;
 /// `l2` of FTRL
 pub const FTRL_L2: f64 = 0.0;
 
+/// `spec.training.quality.windowRows`
+pub const WINDOW_ROWS: u32 = 100_000;
+
 /// `spec.roles.*.replicas`
 pub const REPLICAS: u32 = 1;
 /// `spec.roles.*.template.terminationGracePeriodSeconds`

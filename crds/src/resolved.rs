@@ -11,7 +11,7 @@ use std::num::NonZeroU64;
 
 use rectrain_kinds::{
     BadRows, Compression, DenseOptimizer, DeviceKind, EvictionKind, FileFormat, FollowConfig, Initializer, KafkaConfig,
-    KeyDivisor, Mode, ModelSettings, PerRole, Pooling, Precision, RowPriority, Schema, ShadowAlgorithm,
+    KeyDivisor, Mode, ModelSettings, PerRole, Pooling, Precision, RegressionRule, RowPriority, Schema, ShadowAlgorithm,
     SparseOptimizer, Split, SyntheticConfig, Task, ValueType,
 };
 use serde::Serialize;
@@ -328,8 +328,22 @@ pub struct ResolvedTraining {
     pub compression: Compression,
     /// When the test rows are evaluated.
     pub evaluation: ResolvedEvaluation,
+    /// How the quality of predictions on training rows is watched.
+    pub quality: ResolvedQuality,
     /// How many times a normal loss the loss of a batch may be.
     pub divergence_factor: f64,
+}
+
+/// How the quality of predictions on training rows is watched.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ResolvedQuality {
+    /// The number of the latest predictions that count.
+    pub window_rows: u64,
+    /// The checkpoint of the frozen model, if there is one. It has a step.
+    pub baseline: Option<WarmStart>,
+    /// When the quality has fallen, if that matters.
+    pub on_regression: Option<RegressionRule>,
 }
 
 /// How the mode `shadow` synchronises the replicas of the dense workers.

@@ -114,6 +114,24 @@ fn publications_need_checkpoints_and_a_path_of_their_own() {
 }
 
 #[test]
+fn a_baseline_names_a_step_and_a_pause_needs_a_stream() {
+    let from = "spec.training.quality.baseline.from";
+    let quality = resolve(&[&format!("{from}=/ck@40")]).training.quality;
+    assert_eq!(quality.baseline.unwrap().to_string(), "/ck@40");
+    for latest in ["/ck", "/ck@latest"] {
+        refused(&[&format!("{from}={latest}")], from, "expected the number of a step, such as /ck@1200");
+    }
+    refused(&[&format!("{from}=/ck@x")], from, "expected the number of a step");
+    refused(&[&format!("{from}=hdfs://nn/p@1")], from, "no build reads hdfs:// URLs");
+    let rule = "spec.training.quality.onRegression";
+    let given = resolve(&[&format!("{rule}.tolerance=0.02")]).training.quality.on_regression.unwrap();
+    assert_eq!(serde_json::to_value(given).unwrap(), json!({"metric": "auc", "tolerance": 0.02, "action": "alert"}));
+    let pause = format!("{rule}.tolerance=0.02,{rule}.action=pause");
+    refused(&[&pause], &format!("{rule}.action"), "only a job on a stream can pause");
+    refused(&[&format!("{rule}.tolerance=0")], &format!("{rule}.tolerance"), "0.0001");
+}
+
+#[test]
 fn relative_paths_are_noted_for_a_cluster() {
     let note = local_paths(&job(&["spec.checkpoint.path=model"])).unwrap();
     let fields = "spec.data.train.paths[0] (`train.csv`), spec.data.test.paths[0] (`test.csv`), spec.checkpoint.path";
@@ -181,7 +199,7 @@ fn a_ten_line_manifest_is_enough_and_takes_every_default() {
             },
             "sparseOptimizer": {"kind": "adam", "learningRate": 0.001, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8},
             "divergenceFactor": 1000.0, "embeddingValueType": "f32", "precision": "fp32", "compression": "none",
-            "evaluation": "end",
+            "evaluation": "end", "quality": {"windowRows": 100_000, "baseline": null, "onRegression": null},
         },
         "roles": {
             "ps": {"replicas": 1, "threads": null},
@@ -235,6 +253,7 @@ fn the_manual_documents_the_actual_defaults() {
         ("spec.training.precision", "/training/precision"),
         ("spec.training.compression", "/training/compression"),
         ("spec.training.evaluation.every", "/training/evaluation"),
+        ("spec.training.quality.windowRows", "/training/quality/windowRows"),
         ("spec.roles.ps.replicas", "/roles/ps/replicas"),
         ("spec.roles.denseWorker.device", "/roles/device"),
         ("spec.suspend", "/suspend"),
