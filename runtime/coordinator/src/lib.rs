@@ -29,6 +29,7 @@ mod lease;
 mod membership;
 mod migrations;
 mod page;
+mod quality_watch;
 mod recovery;
 mod refused;
 mod reply_cache;
@@ -232,6 +233,7 @@ impl Coordinator {
             self.metrics.checkpoint_step.set(step as i64);
         }
         self.metrics.unseen_share.set(&recovered.state.unseen_shares());
+        self.metrics.training_held.set(i64::from(recovered.state.is_held()));
         Self {
             attempt: recovered.attempt,
             counted: Mutex::new(recovered.state.training().counts()),
@@ -253,6 +255,7 @@ impl Coordinator {
             warn_all(&self.events, warnings);
             resumed = found;
         }
+        self.check_baseline(resumed.as_ref()).await?;
         let warm_start = self.find_warm_start(checkpoints.as_ref(), resumed.as_ref(), run).await?;
         let begun = warm_start.as_ref().map(|warm_start| warm_start.snapshot(&self.plan));
         let saved = resumed.as_ref().map(|resumed| &resumed.state).or(begun.as_ref());
@@ -279,6 +282,19 @@ impl Coordinator {
             journal.close();
         }
         Ok(coordinator)
+    }
+
+    /// Checks that the checkpoint of the frozen model is there. A later attempt of the run goes on
+    /// without it: the job's own retention may have deleted it meanwhile.
+    async fn check_baseline(&self, resumed: Option<&ResumePoint>) -> Result<(), RoleError> {
+        let Some(baseline) = &self.plan.quality.baseline else { return Ok(()) };
+        match baseline.open(&self.plan.identity()).await {
+            Err(error) if resumed.is_some_and(|resumed| resumed.is_of_this_run) => {
+                warn_all(&self.events, [format!("training goes on without the frozen model: {error}")]);
+                Ok(())
+            }
+            checked => checked.map(drop),
+        }
     }
 
     /// Finds the model to begin with; `None` if the manifest names none. The job's own checkpoints

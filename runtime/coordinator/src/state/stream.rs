@@ -118,8 +118,8 @@ impl State {
             }
         }
         let probes = chunks.to_probe().into_iter().map(write_segment).collect();
-        if chunks.is_at_rest() {
-            // A stream without new rows is no stall.
+        if chunks.is_at_rest() || self.is_held {
+            // A stream without new rows is no stall, and neither is a pause.
             self.progress.progressed = Instant::now();
         }
         self.note_end_of_stream()?;
@@ -131,9 +131,11 @@ impl State {
         self.data.ledger.chunks().stream().is_some()
     }
 
-    /// Whether training waits for records of a stream. Then no member is slow.
+    /// Whether training waits for records of a stream, or is held. Then no member is slow.
     pub(super) fn waits_for_records(&self) -> bool {
-        self.data.stream.is_unreachable || self.data.ledger.chunks().stream().is_some_and(StreamChunks::is_at_rest)
+        self.is_held
+            || self.data.stream.is_unreachable
+            || self.data.ledger.chunks().stream().is_some_and(StreamChunks::is_at_rest)
     }
 
     /// Tells when the source of the stream goes, and when it is back. A job waits for it, which is
@@ -245,8 +247,10 @@ fn write_segment(segment: Segment) -> v1::Segment {
 
 #[cfg(test)]
 mod tests {
+    use rectrain_dense::metrics::WindowPart;
     use rectrain_modes::Lease;
     use rectrain_protocol::plan::small_plan;
+    use rectrain_protocol::window_part;
 
     use super::*;
 
@@ -392,6 +396,63 @@ mod tests {
         let gone = v1::StreamFound { unreachable: "no answer".to_owned(), ..v1::StreamFound::default() };
         state.stream_found(&gone).unwrap();
         assert!(state.waits_for_records());
+    }
+
+    /// A thousand predictions, all of them right or all of them wrong.
+    fn predictions(are_right: bool) -> v1::WindowPart {
+        let mut part = WindowPart::default();
+        let (of_high, of_low) = if are_right { (1.0, 0.0) } else { (0.0, 1.0) };
+        part.push(&[0.9; 500], &[of_high; 500]);
+        part.push(&[0.1; 500], &[of_low; 500]);
+        window_part::write(part)
+    }
+
+    fn progress(are_right: bool) -> v1::Progress {
+        let window = Some(predictions(are_right));
+        v1::Progress { samples: 1_000, loss_sum: 500.0, window, ..v1::Progress::default() }
+    }
+
+    /// A job that compares windows of a thousand predictions.
+    fn watched(action: &str) -> State {
+        let rule = "spec.training.quality.onRegression";
+        let rule = format!("{rule}.tolerance=0.1,{rule}.action={action}");
+        let mut state = running(&plan(&["spec.training.quality.windowRows=1000", &rule]));
+        tell(&mut state, 100);
+        for _ in 0..3 {
+            state.apply_progress(&progress(true)).unwrap();
+        }
+        state
+    }
+
+    #[test]
+    fn training_waits_when_the_quality_falls_and_is_not_stalled() {
+        let mut state = watched("pause");
+        let (Lease::Chunk(first), _) = state.lease(0) else { panic!("there are rows") };
+        read(&mut state, &first, 24, true);
+        state.apply_progress(&progress(false)).unwrap();
+        assert!(state.is_held() && state.has_quality_fallen() && state.waits_for_records());
+        assert_eq!(state.lease(0).0, Lease::Wait);
+        let told = format!("{:?}", state.pending_events);
+        let expected = "the quality has fallen, so training waits: the AUC of the latest predictions is 0.0000";
+        assert!(told.contains(expected) && told.contains("restart the job"), "{told}");
+        // The loaders' looks at the brokers count as progress.
+        let before = state.progress.progressed;
+        (0..100).for_each(|_| tell(&mut state, 100));
+        assert!(state.progress.progressed > before);
+    }
+
+    #[test]
+    fn a_fall_of_the_quality_may_only_be_told() {
+        let mut state = watched("alert");
+        state.note_baseline(&predictions(true));
+        let event = state.apply_progress(&progress(false)).unwrap();
+        assert!(!state.is_held() && state.has_quality_fallen());
+        assert!(matches!(state.lease(0).0, Lease::Chunk(_)));
+        let told = format!("{:?}", state.pending_events);
+        assert!(told.contains("is 0.0000, and it was 0.7") && told.contains("the frozen model has 1.0000"), "{told}");
+        let Some(JobEvent::Progress { window, baseline, .. }) = event else { panic!("{event:?}") };
+        let auc = |quality: Option<rectrain_protocol::events::WindowQuality>| quality.unwrap().auc;
+        assert_eq!((auc(window), auc(baseline)), (Some(0.0), Some(1.0)));
     }
 
     #[test]
