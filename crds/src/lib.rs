@@ -91,8 +91,8 @@ pub use set::{SetError, SetKind, apply_set};
 pub use spec::*;
 pub use status::{
     AttemptMode, AttemptReplicas, AttemptStatus, BudgetStatus, CheckpointStatus, JobSummary, ModePrediction, Phase,
-    RecTrainingJobStatus, ReplicaCount, ReplicaStatuses, RoleReplicas, SlowestStatus, StreamStatus, TableSummary,
-    TablesStatus,
+    QualityStatus, RecTrainingJobStatus, ReplicaCount, ReplicaStatuses, RoleReplicas, SlowestStatus, StreamStatus,
+    TableSummary, TablesStatus, WindowStatus,
 };
 pub use validate::{validate, validate_update};
 pub use warm_start::WarmStart;
