@@ -156,6 +156,10 @@ pub const PS_MEMORY_TARGET: f64 = 0.75;
 pub const PS_BUSY_TARGET: f64 = 0.7;
 /// `spec.autoscaling.denseWorker.marginalThroughput`
 pub const MARGINAL_THROUGHPUT: f64 = 0.6;
+/// `spec.autoscaling.loader.catchUpSeconds`
+pub const CATCH_UP_SECONDS: u32 = 300;
+/// `spec.autoscaling.loader.busyTarget`
+pub const LOADER_BUSY_TARGET: f64 = 0.8;
 /// `spec.autoscaling.coolDownSeconds`
 pub const COOL_DOWN_SECONDS: u32 = 300;
 /// `spec.autoscaling.upWindowSeconds`

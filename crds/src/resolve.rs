@@ -956,6 +956,13 @@ fn autoscaling(given: &AutoscalingSpec, spec: &RecTrainingJobSpec, errors: &mut 
     let ps = given.ps.clone().unwrap_or_default();
     let embedding = given.embedding_worker.clone().unwrap_or_default();
     let dense = given.dense_worker.clone().unwrap_or_default();
+    let loader = given.loader.clone().unwrap_or_default();
+    let is_on_stream = spec.data.train.as_ref().is_some_and(|train| train.kafka.is_some() || train.follow.is_some());
+    if given.loader.is_some() && !is_on_stream {
+        let message = "loaders are scaled by the lag of a stream, and this job trains on none: remove it, or train from \
+                       spec.data.train.kafka or spec.data.train.follow";
+        errors.add(at("spec.autoscaling.loader"), message);
+    }
     let mode = given.mode.unwrap_or_default();
     let is_ours = |scaler: Option<Scaler>| scaler.unwrap_or_default() == Scaler::Operator;
     let training = spec.training.as_ref();
@@ -1003,6 +1010,11 @@ fn autoscaling(given: &AutoscalingSpec, spec: &RecTrainingJobSpec, errors: &mut 
             marginal_throughput: dense.marginal_throughput.unwrap_or(d::MARGINAL_THROUGHPUT),
             price_per_hour: dense.price_per_hour,
             max_cost_per_million_samples: dense.max_cost_per_million_samples,
+        }),
+        loader: (is_ours(loader.scaler) && is_on_stream).then(|| ResolvedLoaderScaling {
+            bounds: bounds("loader", loader.min, loader.max, replicas.members.loader, d::MAX_REPLICAS, errors),
+            catch_up_seconds: loader.catch_up_seconds.unwrap_or(d::CATCH_UP_SECONDS),
+            busy_target: loader.busy_target.unwrap_or(d::LOADER_BUSY_TARGET),
         }),
         cool_down_seconds: given.cool_down_seconds.unwrap_or(d::COOL_DOWN_SECONDS),
         up_window_seconds: given.up_window_seconds.unwrap_or(d::UP_WINDOW_SECONDS),

@@ -394,6 +394,8 @@ pub struct ResolvedAutoscaling {
     pub embedding_worker: Option<ResolvedEmbeddingWorkerScaling>,
     /// Dense workers; `None` if an external scaler scales them.
     pub dense_worker: Option<ResolvedDenseWorkerScaling>,
+    /// Loaders; `None` if the job trains on no stream, or if an external scaler scales them.
+    pub loader: Option<ResolvedLoaderScaling>,
     /// Seconds between two decisions about a role.
     pub cool_down_seconds: u32,
     /// How long more replicas must have been needed, in seconds.
@@ -448,6 +450,18 @@ pub struct ResolvedDenseWorkerScaling {
     pub price_per_hour: Option<f64>,
     /// The highest cost of a million samples, in the same currency.
     pub max_cost_per_million_samples: Option<f64>,
+}
+
+/// How the loaders of a stream are scaled.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ResolvedLoaderScaling {
+    /// The allowed numbers of loaders.
+    pub bounds: ResolvedBounds,
+    /// Seconds in which the rows that wait should be read.
+    pub catch_up_seconds: u32,
+    /// Target share of the time that a loader reads.
+    pub busy_target: f64,
 }
 
 /// When training ends.

@@ -349,6 +349,9 @@ pub struct StreamStatus {
     pub event_time: Option<Time>,
     /// Records that the brokers deleted before they were trained.
     pub lost_records: u64,
+    /// Partitions of the topics. No more loaders than these read at once.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub partitions: Option<u32>,
 }
 
 /// The quality of predictions on the latest training rows, each made before its row was learned.

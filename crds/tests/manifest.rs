@@ -132,6 +132,22 @@ fn a_baseline_names_a_step_and_a_pause_needs_a_stream() {
 }
 
 #[test]
+fn loaders_are_scaled_on_a_stream_only() {
+    let scaling = |expressions: &[&str]| {
+        let given = ["spec.autoscaling.mode=recommend", "spec.roles.loader.replicas=2"];
+        resolve(&[&given[..], expressions].concat()).autoscaling.unwrap().loader
+    };
+    assert_eq!(scaling(&[]), None, "the job trains on files");
+    let default = json!({"bounds": {"min": 2, "max": 8}, "catchUpSeconds": 300, "busyTarget": 0.8});
+    assert_eq!(serde_json::to_value(scaling(&[KAFKA])).unwrap(), default);
+    assert_eq!(scaling(&[KAFKA, "spec.autoscaling.loader.scaler=external"]), None);
+    let loader = "spec.autoscaling.loader";
+    refused(&[&format!("{loader}.min=1")], loader, "this job trains on none");
+    let too_many = format!("{loader}.min=2");
+    refused(&[KAFKA, &too_many], &format!("{loader}.min"), "expected at most the 1 of spec.roles.loader.replicas");
+}
+
+#[test]
 fn relative_paths_are_noted_for_a_cluster() {
     let note = local_paths(&job(&["spec.checkpoint.path=model"])).unwrap();
     let fields = "spec.data.train.paths[0] (`train.csv`), spec.data.test.paths[0] (`test.csv`), spec.checkpoint.path";

@@ -274,6 +274,7 @@ fn stream(lag: &v1::StreamLag) -> StreamStatus {
         lag_seconds: lag.seconds.max(0.0).round() as u64,
         event_time: event_time.map(Time),
         lost_records: lag.lost_records,
+        partitions: Some(lag.partitions).filter(|partitions| *partitions > 0),
     }
 }
 

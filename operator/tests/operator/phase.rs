@@ -631,7 +631,7 @@ fn ready_message(status: &RecTrainingJobStatus) -> String {
 #[test]
 fn a_job_on_a_stream_shows_how_far_it_is_behind() {
     let mut history = training(7);
-    let behind = StreamStatus { lag_rows: 5, lag_seconds: 40, event_time: None, lost_records: 0 };
+    let behind = StreamStatus { lag_rows: 5, lag_seconds: 40, event_time: None, lost_records: 0, partitions: Some(8) };
     let stream = Some(Box::new(behind.clone()));
     history.happens(&reported(CoordinatorView::Live(Report { stream, ..at(7) })));
     assert_eq!(history.advance().stream, Some(behind));

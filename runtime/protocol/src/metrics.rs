@@ -145,9 +145,10 @@ macro_rules! metrics {
 metrics! {
     /// Metrics of a loader.
     LoaderMetrics {
-        read: seconds = "rectrain_loader_read_seconds", "Time to read and parse a chunk of data.";
+        read: seconds = metric_names::LOADER_READ_SECONDS, "Time to read and parse a chunk of data.";
         send: seconds = "rectrain_loader_send_seconds", "Time until every dense worker has received a global batch. High values mean that training is the bottleneck.";
-        rows: counter = "rectrain_loader_rows_total", "Rows read, including test data.";
+        accept: seconds = metric_names::LOADER_ACCEPT_SECONDS, "Time until the embedding workers have accepted a global batch, once its ids are prepared. High values mean that training is the bottleneck.";
+        rows: counter = metric_names::LOADER_ROWS_TOTAL, "Rows read, including test data.";
         skipped_rows: counter = "rectrain_loader_skipped_rows_total", "Bad rows skipped because spec.data.badRows allows it.";
         baseline_rows: counter = "rectrain_loader_baseline_rows_total", "Rows that the frozen model has predicted (spec.training.quality.baseline).";
         baseline_failures: counter = "rectrain_loader_baseline_failures_total", "Times that the frozen model could not be loaded, or failed to predict. Training then goes on without it.";

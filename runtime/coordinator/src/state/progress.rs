@@ -330,7 +330,7 @@ impl State {
             unseen: self.highest_unseen_shares(),
             slowest: self.slowest().filter(|_| phase == v1::Phase::Training),
             no_step: self.no_step(now).filter(|_| phase == v1::Phase::Training),
-            stream: self.stream_lag().map(write_lag),
+            stream: self.stream_lag().map(|lag| write_lag(lag, self.stream_partitions())),
             quality: Some(self.quality()),
             average_sync_gap: self.training.counts().average_sync_gap(),
         }
@@ -458,9 +458,9 @@ impl State {
     }
 }
 
-fn write_lag(lag: StreamLag) -> v1::StreamLag {
+fn write_lag(lag: StreamLag, partitions: u32) -> v1::StreamLag {
     let StreamLag { rows, seconds, event_time, lost_records, .. } = lag;
-    v1::StreamLag { rows, seconds, event_time, lost_records }
+    v1::StreamLag { rows, seconds, event_time, lost_records, partitions }
 }
 
 fn quality_of(metrics: WindowMetrics) -> WindowQuality {

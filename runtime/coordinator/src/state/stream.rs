@@ -203,6 +203,12 @@ impl State {
         saved.first_pass = FirstPass { epoch: 0, batch, rows: self.training.data_mut().row_of(batch) };
     }
 
+    /// The partitions of the stream, each of which one loader reads at a time. 0 if there are none.
+    pub(super) fn stream_partitions(&self) -> u32 {
+        let partitions = self.data.ledger.chunks().stream().and_then(StreamChunks::partitions);
+        partitions.map_or(0, |partitions| u32::try_from(partitions).unwrap_or(u32::MAX))
+    }
+
     /// How far training is behind the stream; `None` for a job on files.
     pub(crate) fn stream_lag(&self) -> Option<StreamLag> {
         let chunks = self.data.ledger.chunks().stream()?;
@@ -323,6 +329,7 @@ mod tests {
         let Lease::Chunk(last) = state.data.ledger.lease() else { panic!("there are rows") };
         read(&mut state, &last, 50, false);
         assert_eq!((state.total_steps().map(|total| total.0), state.data.ledger.lease()), (Some(3), Lease::Finished));
+        assert_eq!(state.stream_partitions(), 1);
         assert_eq!(state.stream_lag().map(|lag| (lag.rows, lag.event_time)), Some((0, Some(1.0))));
     }
 
