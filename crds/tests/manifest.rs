@@ -640,6 +640,7 @@ fn auto_starts_in_sync_and_autoscaling_takes_every_default() {
         "denseWorker": {
             "bounds": {"min": 1, "max": 4}, "marginalThroughput": 0.6, "pricePerHour": null, "maxCostPerMillionSamples": null,
         },
+        "loader": null,
         "coolDownSeconds": 300, "upWindowSeconds": 60, "downWindowSeconds": 300,
     });
     assert_eq!(serde_json::to_value(&resolved.autoscaling).unwrap(), expected);
@@ -1706,6 +1707,11 @@ const RULES: &[(&[&str], &[&str])] = &[
     (
         &["spec.autoscaling.denseWorker.maxCostPerMillionSamples=1"],
         &["spec.autoscaling.denseWorker.maxCostPerMillionSamples=1,spec.autoscaling.denseWorker.pricePerHour=2"],
+    ),
+    (&["spec.autoscaling.loader.min=3,spec.autoscaling.loader.max=2"], &["spec.autoscaling.loader.max=2"]),
+    (
+        &["spec.autoscaling.loader.scaler=external,spec.autoscaling.loader.catchUpSeconds=60"],
+        &["spec.autoscaling.loader.scaler=external"],
     ),
     (&["spec.checkpoint.everySteps=5"], &["spec.checkpoint.everySteps=5,spec.checkpoint.path=/c"]),
     (&["spec.checkpoint.everySeconds=60"], &["spec.checkpoint.everySeconds=60,spec.checkpoint.path=/c"]),
