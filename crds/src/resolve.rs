@@ -397,6 +397,7 @@ fn stream(
             linger_millis: given.linger_millis.unwrap_or(d::LINGER_MILLIS),
             lost_records: lost_records(given.lost_records),
             dead_letter_topic: dead_letter_topic(given, data, errors),
+            group: given.group.clone(),
             security: kafka_security(&security),
         },
         test: stream_test(data, schema, errors),
@@ -499,6 +500,7 @@ fn stream_start(given: &KafkaSpec) -> StreamStart {
     match given.start.unwrap_or_default() {
         StreamStartSpec::Earliest => StreamStart::Earliest,
         StreamStartSpec::Latest => StreamStart::Latest,
+        StreamStartSpec::Committed => StreamStart::Committed,
         StreamStartSpec::Timestamp => StreamStart::Timestamp(given.start_timestamp.unwrap_or(0) as i64),
     }
 }

@@ -1155,6 +1155,7 @@ fn a_stream_takes_every_default() {
         linger_millis: 2_000,
         lost_records: LostRecords::Fail,
         dead_letter_topic: None,
+        group: None,
         security: KafkaSecurity::default(),
     };
     assert_eq!((stream.kafka, stream.secret_name), (expected, None));
@@ -1557,6 +1558,10 @@ const RULES: &[(&[&str], &[&str])] = &[
     (
         &[KAFKA, "spec.data.train.kafka.start=timestamp"],
         &[KAFKA, "spec.data.train.kafka.start=timestamp,spec.data.train.kafka.startTimestamp=5"],
+    ),
+    (
+        &[KAFKA, "spec.data.train.kafka.start=committed"],
+        &[KAFKA, "spec.data.train.kafka.start=committed,spec.data.train.kafka.group=trainers"],
     ),
     (&[KAFKA, "spec.data.train.kafka.startTimestamp=5"], &[KAFKA, "spec.data.train.kafka.start=latest"]),
     (

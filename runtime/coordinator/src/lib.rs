@@ -93,6 +93,8 @@ use self::warm_start::{Search, WarmStart};
 /// How long a coordinator that ends, or whose job has failed, waits until parameter servers have
 /// the last image.
 const LAST_COPY: Duration = Duration::from_secs(10);
+/// How long a coordinator that ends waits until the last offsets are committed.
+const LAST_COMMIT: Duration = Duration::from_secs(15);
 
 /// The coordinator of one attempt of a job.
 pub struct Coordinator {
@@ -335,11 +337,13 @@ impl Coordinator {
     pub async fn run(&self, transport: &dyn Transport) -> Result<Summary, RoleError> {
         let _release = ReleaseOnDrop(self.lease.clone());
         let summarizing = async {
-            match self.events.last() {
+            let summary = match self.events.last() {
                 // The coordinator before this one pushed the summary and then died.
-                Some(JobEvent::Summary(summary)) => Ok(*summary),
-                _ => self.summarize(transport).await,
-            }
+                Some(JobEvent::Summary(summary)) => *summary,
+                _ => self.summarize(transport).await?,
+            };
+            self.offsets_committed().await;
+            Ok::<Summary, RoleError>(summary)
         };
         let result = tokio::select! {
             // Once a member has failed, the others end, and calls to them fail. The first failure
@@ -382,6 +386,16 @@ impl Coordinator {
         self.changed.notify_waiters();
         self.release_path().await;
         result
+    }
+
+    /// Waits until a loader has committed the offsets of the last checkpoint. Not for long: the job
+    /// is complete without this.
+    async fn offsets_committed(&self) {
+        let committed = |state: &mut State| Ok(state.offsets_are_committed().then_some(()));
+        if self.wait_until(LAST_COMMIT, committed).await.is_err() {
+            let message = "the offsets of the last checkpoint were not committed for the consumer group";
+            warn_all(&self.events, [message.to_owned()]);
+        }
     }
 
     /// The first failure of a member, if there is one. It is the cause of `error`.

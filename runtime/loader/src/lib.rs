@@ -18,6 +18,7 @@ mod send;
 mod watch;
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Instant;
 
 use rectrain_data::{Dataset, Fingerprint, ReadPlan};
@@ -59,13 +60,23 @@ pub struct Loader {
     datasets: Datasets,
     /// Set once the coordinator has accepted the list of training files.
     files_accepted: OnceCell<()>,
+    /// The number of the last commit of offsets; 0: none.
+    committed: AtomicU64,
 }
 
 impl Loader {
     /// Creates loader number `index`.
     #[must_use]
     pub fn new(plan: Arc<JobPlan>, index: u32, peers: LoaderPeers, metrics: LoaderMetrics) -> Self {
-        Self { plan, index, peers, metrics, datasets: Datasets::default(), files_accepted: OnceCell::new() }
+        Self {
+            plan,
+            index,
+            peers,
+            metrics,
+            datasets: Datasets::default(),
+            files_accepted: OnceCell::new(),
+            committed: AtomicU64::new(0),
+        }
     }
 
     /// Loads until the coordinator has no further leases, for training or for evaluation.
@@ -80,11 +91,15 @@ impl Loader {
         let probing = Box::pin(self.probe_test_data());
         let working = futures::future::try_join4(training, evaluating, repeating, probing);
         // The stream is watched for as long as there is work.
-        tokio::select! {
+        let worked = tokio::select! {
             worked = working => worked.map(|_| ()),
             Err(error) = Box::pin(self.watch_stream()) => Err(error),
             Err(error) = Box::pin(self.follow_paths()) => Err(error),
+        };
+        if worked.is_ok() {
+            Box::pin(self.commit_last()).await;
         }
+        worked
     }
 
     /// Reads the chunks of a pass and sends them. Reads one chunk ahead.

@@ -152,6 +152,7 @@ metrics! {
         skipped_rows: counter = "rectrain_loader_skipped_rows_total", "Bad rows skipped because spec.data.badRows allows it.";
         baseline_rows: counter = "rectrain_loader_baseline_rows_total", "Rows that the frozen model has predicted (spec.training.quality.baseline).";
         baseline_failures: counter = "rectrain_loader_baseline_failures_total", "Times that the frozen model could not be loaded, or failed to predict. Training then goes on without it.";
+        commit_failures: counter = "rectrain_loader_commit_failures_total", "Commits of offsets for a consumer group that failed. Training does not depend on them.";
         broker_errors: counter = "rectrain_loader_broker_errors_total", "Looks at the brokers of a stream, and listings of followed paths, that failed and are tried again. The loader trains what it has read meanwhile.";
     }
     /// Metrics of an embedding worker.

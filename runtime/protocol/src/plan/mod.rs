@@ -145,6 +145,15 @@ impl JobPlan {
         Some(StreamPlan { chunk_rows: self.global_batch_rows, until, lost_records, parts })
     }
 
+    /// The consumer group for which offsets are committed; `None` if there is none.
+    #[must_use]
+    pub fn group(&self) -> Option<&str> {
+        match &self.train.format {
+            Format::Kafka(KafkaConfig { group, .. }) => group.as_deref(),
+            _ => None,
+        }
+    }
+
     /// The paths that the job follows; `None` if it follows none.
     #[must_use]
     pub fn follow(&self) -> Option<&FollowConfig> {
