@@ -3,7 +3,6 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::needs::{Need, Unknown};
 use crate::{LoaderPolicy, ReplicaBounds};
 
 /// A decision at most doubles or halves the loaders.
@@ -31,21 +30,30 @@ pub struct LoaderLoad {
     pub waiting_share: f64,
 }
 
-/// The number of loaders that are needed, if `loaders` of them are at work.
+/// The number of loaders that are needed.
+#[derive(Debug)]
+pub(crate) struct Needed {
+    pub(crate) loaders: u32,
+    /// The measurements behind it, in words.
+    pub(crate) facts: String,
+}
+
+/// The number of loaders that are needed, if `loaders` of them are at work. `None` if none of them
+/// has read a row, although rows wait.
 ///
 /// A loader that reads all the time reads c = read / (loaders · reading share) rows per second. The
 /// job needs w = arriving + lag / catch-up time rows per second. So it needs ⌈w / (c · busy
 /// target)⌉ loaders, and no more than there are partitions. One decision at most doubles or halves
 /// them. More are not needed while they wait for training.
-pub(crate) fn need(policy: &LoaderPolicy, load: &LoaderLoad, loaders: u32) -> Result<Need, Unknown> {
+pub(crate) fn needed(policy: &LoaderPolicy, load: &LoaderLoad, loaders: u32) -> Option<Needed> {
     let LoaderLoad { lag_rows, arriving, read, reading_share, waiting_share, most_useful } = *load;
     let half = loaders.div_ceil(MOST_AT_ONCE);
     if lag_rows < 1.0 && arriving <= 0.0 {
-        return Ok(Need { replicas: half, facts: "no rows arrive, and none wait".to_owned() });
+        return Some(Needed { loaders: half, facts: "no rows arrive, and none wait".to_owned() });
     }
     let capacity = read / (f64::from(loaders) * reading_share);
     if !capacity.is_normal() || capacity < 0.0 {
-        return Err(Unknown::NoRead);
+        return None;
     }
     let wanted = arriving + lag_rows / policy.catch_up_seconds;
     let needed = (wanted / (capacity * policy.busy_target)).ceil() as u32;
@@ -53,11 +61,11 @@ pub(crate) fn need(policy: &LoaderPolicy, load: &LoaderLoad, loaders: u32) -> Re
         "{arriving:.0} rows/s arrive, {lag_rows:.0} wait, and a loader reads up to {capacity:.0} rows/s: {needed} needed"
     );
     if needed > loaders && waiting_share > WAITS {
-        return Ok(Need { replicas: loaders, facts: format!("{facts}, but the loaders wait for training") });
+        return Some(Needed { loaders, facts: format!("{facts}, but the loaders wait for training") });
     }
     let useful = ReplicaBounds { min: 1, max: most_useful.unwrap_or(u32::MAX).max(1) };
     let gradual = needed.clamp(half, loaders.saturating_mul(MOST_AT_ONCE));
-    Ok(Need { replicas: useful.clamp(gradual), facts })
+    Some(Needed { loaders: useful.clamp(gradual), facts })
 }
 
 #[cfg(test)]
@@ -77,47 +85,47 @@ mod tests {
         waiting_share: 0.0,
     };
 
-    fn needed(load: LoaderLoad, loaders: u32) -> u32 {
-        need(&POLICY, &load, loaders).unwrap_or_else(|unknown| panic!("{unknown}")).replicas
+    fn after(load: LoaderLoad, loaders: u32) -> u32 {
+        needed(&POLICY, &load, loaders).unwrap().loaders
     }
 
     #[test]
     fn loaders_follow_a_burst_up_and_down() {
         // 1,000 rows/s need 1.25 loaders.
-        assert_eq!(needed(LOAD, 2), 2);
+        assert_eq!(after(LOAD, 2), 2);
         // 100,000 rows in 100 s are 1,000 rows/s more: 2.5 loaders.
-        assert_eq!(needed(LoaderLoad { lag_rows: 100_000.0, ..LOAD }, 2), 3);
+        assert_eq!(after(LoaderLoad { lag_rows: 100_000.0, ..LOAD }, 2), 3);
         // 12.5 loaders are more than twice as many.
         let burst = LoaderLoad { lag_rows: 900_000.0, ..LOAD };
-        assert_eq!(needed(burst, 2), 4);
-        assert_eq!(needed(LoaderLoad { read: 4_000.0, reading_share: 1.0, ..burst }, 4), 8);
+        assert_eq!(after(burst, 2), 4);
+        assert_eq!(after(LoaderLoad { read: 4_000.0, reading_share: 1.0, ..burst }, 4), 8);
         let over = LoaderLoad { read: 1_000.0, reading_share: 0.125, ..LOAD };
-        assert_eq!(needed(over, 8), 4);
-        assert_eq!(needed(LoaderLoad { reading_share: 0.25, ..over }, 4), 2);
+        assert_eq!(after(over, 8), 4);
+        assert_eq!(after(LoaderLoad { reading_share: 0.25, ..over }, 4), 2);
     }
 
     #[test]
     fn a_stream_at_rest_needs_few_loaders() {
         let rest = LoaderLoad { arriving: 0.0, read: 0.0, reading_share: 0.0, ..LOAD };
-        assert_eq!([8, 4, 2, 1].map(|loaders| needed(rest, loaders)), [4, 2, 1, 1]);
+        assert_eq!([8, 4, 2, 1].map(|loaders| after(rest, loaders)), [4, 2, 1, 1]);
     }
 
     #[test]
     fn more_loaders_than_partitions_are_not_needed() {
         let burst = LoaderLoad { lag_rows: 900_000.0, ..LOAD };
-        assert_eq!(needed(LoaderLoad { most_useful: Some(3), ..burst }, 2), 3);
-        assert_eq!(needed(LoaderLoad { most_useful: Some(0), ..burst }, 2), 1);
+        assert_eq!(after(LoaderLoad { most_useful: Some(3), ..burst }, 2), 3);
+        assert_eq!(after(LoaderLoad { most_useful: Some(0), ..burst }, 2), 1);
     }
 
     #[test]
     fn none_is_added_if_training_is_the_bottleneck_or_nothing_was_read() {
         let burst = LoaderLoad { lag_rows: 900_000.0, waiting_share: 0.5, ..LOAD };
-        let Ok(Need { replicas: 2, facts }) = need(&POLICY, &burst, 2) else { panic!("more do not help") };
+        let Some(Needed { loaders: 2, facts }) = needed(&POLICY, &burst, 2) else { panic!("more do not help") };
         assert!(facts.ends_with("but the loaders wait for training"), "{facts}");
         // Fewer are enough all the same.
-        assert_eq!(needed(LoaderLoad { lag_rows: 0.0, arriving: 1.0, ..burst }, 2), 1);
+        assert_eq!(after(LoaderLoad { lag_rows: 0.0, arriving: 1.0, ..burst }, 2), 1);
         for unread in [LoaderLoad { read: 0.0, ..LOAD }, LoaderLoad { reading_share: 0.0, ..LOAD }] {
-            assert!(matches!(need(&POLICY, &unread, 2), Err(Unknown::NoRead)));
+            assert!(needed(&POLICY, &unread, 2).is_none());
         }
     }
 }

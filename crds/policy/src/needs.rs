@@ -1,7 +1,7 @@
 //! The number of replicas that a role needs now, by its latest measurements. [`crate::replicas`]
 //! decides over a window of such needs.
 
-use crate::loaders;
+use crate::loaders::{self, Needed};
 use crate::look::Look;
 use crate::observations::SlowServer;
 use crate::predict::mean_of_the_slowest;
@@ -15,7 +15,6 @@ use crate::{
 const MOST_AT_ONCE: f64 = 2.0;
 
 /// The number of replicas that a role needs.
-#[derive(Debug)]
 pub(crate) struct Need {
     pub(crate) replicas: u32,
     /// The measurements behind it, in words.
@@ -109,7 +108,9 @@ pub(crate) fn need(look: Look<'_>, subject: Subject, count: u32) -> Result<Need,
         }
         Subject::Loader => {
             let load = look.observations.loaders.as_ref().ok_or(Unknown::NoStream)?;
-            return loaders::need(policy.loader.as_ref().ok_or(Unknown::NoPolicy)?, load, count);
+            let needed = loaders::needed(policy.loader.as_ref().ok_or(Unknown::NoPolicy)?, load, count);
+            let Needed { loaders, facts } = needed.ok_or(Unknown::NoRead)?;
+            return Ok(Need { replicas: loaders, facts });
         }
         Subject::Mode => return Err(Unknown::NoPolicy),
     };
