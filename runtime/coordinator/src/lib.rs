@@ -257,7 +257,7 @@ impl Coordinator {
             warn_all(&self.events, warnings);
             resumed = found;
         }
-        self.check_baseline(resumed.as_ref()).await?;
+        Box::pin(self.check_baseline(resumed.as_ref())).await?;
         let warm_start = self.find_warm_start(checkpoints.as_ref(), resumed.as_ref(), run).await?;
         let begun = warm_start.as_ref().map(|warm_start| warm_start.snapshot(&self.plan));
         let saved = resumed.as_ref().map(|resumed| &resumed.state).or(begun.as_ref());

@@ -21,7 +21,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// look at a partition whose chunk has ended meanwhile.
 const TELL_EVERY: Duration = Duration::from_secs(1);
 /// The pause between two attempts to commit the last offsets.
-const COMMIT_PAUSE: Duration = Duration::from_millis(200);
+const COMMIT_PAUSE: Duration = Duration::from_millis(500);
 /// The longest pause while no broker answers.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
@@ -101,13 +101,19 @@ impl Loader {
         let offsets: Vec<(PartId, u64)> = offsets.iter().map(|of| (PartId(of.part), of.offset)).collect();
         let dataset = dataset.clone();
         let committed = blocking("commit of offsets", move || dataset.commit(&offsets)).await?;
-        if let Err(error) = &committed {
-            self.metrics.commit_failures.inc();
-            tracing::warn!("the offsets of a checkpoint were not committed: {error}");
+        match committed {
+            Err(error) if error.is_transient() => {
+                self.metrics.commit_failures.inc();
+                tracing::debug!("the offsets of a checkpoint are not committed yet: {error}");
+                return Ok(());
+            }
+            Err(error) => {
+                self.metrics.commit_failures.inc();
+                tracing::warn!("the offsets of a checkpoint were not committed: {error}");
+            }
+            Ok(()) => {}
         }
-        if committed.is_ok() || committed.is_err_and(|error| !error.is_transient()) {
-            self.committed.store(number, Ordering::Relaxed);
-        }
+        self.committed.store(number, Ordering::Relaxed);
         Ok(())
     }
 
