@@ -148,8 +148,8 @@ pub struct KafkaSpec {
     #[schemars(range(min = 0, max = 9_007_199_254_740_991u64), extend("x-default" = "none"))]
     pub start_timestamp: Option<u64>,
 
-    /// A consumer group. At each checkpoint the job commits its offsets for it, so that the tools of
-    /// Kafka show how far the job is. It must have no members. The job itself resumes from the
+    /// A consumer group. At each checkpoint the job commits its offsets for it, so that Kafka's
+    /// tools show how far the job is. It must have no members. The job itself resumes from the
     /// checkpoint, and reads these offsets only with `start: committed`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 249), regex(pattern = r"^[a-zA-Z0-9._-]+$"), extend("x-default" = "none"))]

@@ -165,8 +165,8 @@ impl Broker {
         Err(not_yet(format!("Kafka does not answer within {} s", START.as_secs())))
     }
 
-    /// The overrides of a job that trains a topic of JSON records, up to the end that it has when the
-    /// job starts.
+    /// The overrides of a job that trains a topic of JSON records, up to the end that it has when
+    /// the job starts.
     #[must_use]
     pub fn source(&self, topic: &str) -> String {
         let kafka = "spec.data.train.kafka";

@@ -259,8 +259,8 @@ impl Dataset {
         }
     }
 
-    /// Commits offsets for the consumer group of the stream, if it has one: the first offset of each
-    /// partition that a checkpoint does not hold. Blocks.
+    /// Commits offsets for the consumer group of the stream, if it has one: the first offset of
+    /// each partition that a checkpoint does not hold. Blocks.
     ///
     /// # Errors
     /// No broker answers, or the group refuses the offsets; a data set that is no stream.

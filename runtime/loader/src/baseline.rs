@@ -2,9 +2,9 @@
 //! that this loader reads, and learns nothing. The counts of its predictions go to the coordinator
 //! with the chunk's report.
 //!
-//! Training does not depend on it. If its checkpoint is gone, or a prediction fails, the loader says
-//! so and goes on without it. Rows that are read again, for a member that died, are not predicted
-//! again.
+//! Training does not depend on it. If its checkpoint is gone, or a prediction fails, the loader
+//! says so and goes on without it. Rows that are read again, for a member that died, are not
+//! predicted again.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

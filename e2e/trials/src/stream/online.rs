@@ -23,8 +23,8 @@ use crate::error::unmet;
 
 /// The least difference of the AUCs over the last half of the rows.
 const LEAST_GAIN: f64 = 0.01;
-/// As many rows as `rectrain data replay` writes to a partition at a time. So the job trains them in
-/// their order.
+/// As many rows as `rectrain data replay` writes to a partition at a time. So the job trains them
+/// in their order.
 const BATCH: u64 = 1_000;
 /// The frozen model has trained this part of the rows.
 const PARTS: u64 = 10;

@@ -47,12 +47,12 @@ impl QualityPlan {
 }
 
 impl BaselinePlan {
-    /// Opens the checkpoint, and reads its manifests. `job` is the identity of the job: a model with
-    /// other inputs could not predict its rows.
+    /// Opens the checkpoint, and reads its manifests. `job` is the identity of the job: a model
+    /// with other inputs could not predict its rows.
     ///
     /// # Errors
-    /// [`RoleError::Input`] if there is no such checkpoint, or if its model has other inputs. Errors
-    /// of the storage.
+    /// [`RoleError::Input`] if there is no such checkpoint, or if its model has other inputs. Also
+    /// errors of the storage.
     pub async fn open(&self, job: &Identity) -> Result<Checkpoint, RoleError> {
         let directory = Directory::open(&self.from.path, &self.storage_options, false);
         let directory = directory.map_err(|error| refused(&error.to_string()))?;
