@@ -26,8 +26,8 @@ pub struct RegressionSpec {
     #[schemars(extend("x-default" = QualityMetric::Auc))]
     pub metric: Option<QualityMetric>,
 
-    /// How much worse the measure of the latest window may be than its measure over ten windows
-    /// before. Required.
+    /// How much worse the measure of the latest window may be than over the latest ten windows.
+    /// Required.
     #[schemars(range(min = 0.0001, max = 10.0))]
     pub tolerance: f64,
 
