@@ -78,9 +78,9 @@ pub use resolved::{
     DataSource, FilePlan, FollowSource, ResolvedAdmission, ResolvedAutoMode, ResolvedAutoscaling, ResolvedBounds,
     ResolvedBudget, ResolvedCheckpoint, ResolvedData, ResolvedDenseWorkerScaling, ResolvedEmbedding,
     ResolvedEmbeddingWorkerScaling, ResolvedEvaluation, ResolvedEviction, ResolvedFaultTolerance, ResolvedFeatures,
-    ResolvedJob, ResolvedLife, ResolvedMemory, ResolvedModel, ResolvedPsScaling, ResolvedPublish, ResolvedRole,
-    ResolvedRoles, ResolvedShadow, ResolvedStorage, ResolvedTable, ResolvedTraining, StreamSource, TrainTest,
-    TrainingLength,
+    ResolvedJob, ResolvedLife, ResolvedLoaderScaling, ResolvedMemory, ResolvedModel, ResolvedPsScaling,
+    ResolvedPublish, ResolvedQuality, ResolvedRole, ResolvedRoles, ResolvedShadow, ResolvedStorage, ResolvedTable,
+    ResolvedTraining, StreamSource, TrainTest, TrainingLength,
 };
 pub use schema::{crd, crd_yaml, server_crd, server_crd_yaml};
 pub use server::{
@@ -91,8 +91,8 @@ pub use set::{SetError, SetKind, apply_set};
 pub use spec::*;
 pub use status::{
     AttemptMode, AttemptReplicas, AttemptStatus, BudgetStatus, CheckpointStatus, JobSummary, ModePrediction, Phase,
-    RecTrainingJobStatus, ReplicaCount, ReplicaStatuses, RoleReplicas, SlowestStatus, StreamStatus, TableSummary,
-    TablesStatus,
+    QualityStatus, RecTrainingJobStatus, ReplicaCount, ReplicaStatuses, RoleReplicas, SlowestStatus, StreamStatus,
+    TableSummary, TablesStatus, WindowStatus,
 };
 pub use validate::{validate, validate_update};
 pub use warm_start::WarmStart;

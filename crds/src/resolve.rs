@@ -24,7 +24,7 @@ pub(crate) fn resolve(job: &RecTrainingJob) -> Result<ResolvedJob, Vec<FieldErro
         model: model(&spec.model, &features),
         features,
         data,
-        training: training(spec),
+        training: training(spec, &mut errors),
         roles: roles(&spec.roles.clone().unwrap_or_default()),
         autoscaling: spec.autoscaling.as_ref().map(|given| autoscaling(given, spec, &mut errors)),
         checkpoint: spec.checkpoint.as_ref().and_then(|given| checkpoint(given, publish_seconds(spec))),
@@ -36,6 +36,7 @@ pub(crate) fn resolve(job: &RecTrainingJob) -> Result<ResolvedJob, Vec<FieldErro
     local_batches(&resolved, &mut errors);
     substitutions(&resolved, &mut errors);
     slices(spec, &resolved, &mut errors);
+    pauses(&resolved, &mut errors);
     check_budget(&resolved, &mut errors);
     if errors.0.is_empty() { Ok(resolved) } else { Err(errors.0) }
 }
@@ -396,6 +397,7 @@ fn stream(
             linger_millis: given.linger_millis.unwrap_or(d::LINGER_MILLIS),
             lost_records: lost_records(given.lost_records),
             dead_letter_topic: dead_letter_topic(given, data, errors),
+            group: given.group.clone(),
             security: kafka_security(&security),
         },
         test: stream_test(data, schema, errors),
@@ -498,6 +500,7 @@ fn stream_start(given: &KafkaSpec) -> StreamStart {
     match given.start.unwrap_or_default() {
         StreamStartSpec::Earliest => StreamStart::Earliest,
         StreamStartSpec::Latest => StreamStart::Latest,
+        StreamStartSpec::Committed => StreamStart::Committed,
         StreamStartSpec::Timestamp => StreamStart::Timestamp(given.start_timestamp.unwrap_or(0) as i64),
     }
 }
@@ -847,7 +850,7 @@ fn columns(csv: &CsvFormat, schema: &Schema, parts: &TrainTest, errors: &mut Err
     }
 }
 
-fn training(spec: &RecTrainingJobSpec) -> ResolvedTraining {
+fn training(spec: &RecTrainingJobSpec, errors: &mut Errors) -> ResolvedTraining {
     let given = &spec.training.clone().unwrap_or_default();
     let optimizer = given.optimizer.clone().unwrap_or_default();
     let mode = given.mode.unwrap_or_default();
@@ -877,7 +880,53 @@ fn training(spec: &RecTrainingJobSpec) -> ResolvedTraining {
         precision: given.precision.unwrap_or_default(),
         compression: given.compression.unwrap_or_default(),
         evaluation: evaluation(given.evaluation.as_ref()),
+        quality: quality(&given.quality.clone().unwrap_or_default(), errors),
         divergence_factor: given.divergence_factor.unwrap_or(d::DIVERGENCE_FACTOR),
+    }
+}
+
+fn quality(given: &QualitySpec, errors: &mut Errors) -> ResolvedQuality {
+    ResolvedQuality {
+        window_rows: u64::from(given.window_rows.unwrap_or(d::WINDOW_ROWS)),
+        baseline: given.baseline.as_ref().and_then(|baseline| frozen(baseline, errors)),
+        on_regression: given.on_regression.as_ref().map(|given| RegressionRule {
+            metric: given.metric.unwrap_or_default(),
+            tolerance: given.tolerance,
+            action: given.action.unwrap_or_default(),
+        }),
+    }
+}
+
+/// The checkpoint of a frozen model. It must stay the same, so it has a step.
+fn frozen(given: &BaselineSpec, errors: &mut Errors) -> Option<WarmStart> {
+    let field = at("spec.training.quality.baseline.from");
+    match WarmStart::parse(&given.from) {
+        Ok(from) if from.step.is_some() => Some(from),
+        Ok(from) => {
+            let path = &from.path;
+            let message = format!(
+                "a frozen model stays the same, and the latest checkpoint does not: expected the number of a step, such as \
+                 {path}@1200, found `{}` (`rectrain checkpoint ls {path}` lists them)",
+                given.from
+            );
+            errors.add(field, message);
+            None
+        }
+        Err(problem) => {
+            errors.add(field, problem);
+            None
+        }
+    }
+}
+
+/// Only a job on a stream can wait for ever without being stalled.
+fn pauses(job: &ResolvedJob, errors: &mut Errors) {
+    let pauses = job.training.quality.on_regression.is_some_and(|rule| rule.action == RegressionAction::Pause);
+    if pauses && !matches!(job.data.source, DataSource::Stream(_) | DataSource::Follow(_)) {
+        errors.add(
+            at("spec.training.quality.onRegression.action"),
+            "only a job on a stream can pause: train from spec.data.train.kafka or spec.data.train.follow, or choose `alert`",
+        );
     }
 }
 
@@ -909,6 +958,13 @@ fn autoscaling(given: &AutoscalingSpec, spec: &RecTrainingJobSpec, errors: &mut 
     let ps = given.ps.clone().unwrap_or_default();
     let embedding = given.embedding_worker.clone().unwrap_or_default();
     let dense = given.dense_worker.clone().unwrap_or_default();
+    let loader = given.loader.clone().unwrap_or_default();
+    let is_on_stream = spec.data.train.as_ref().is_some_and(|train| train.kafka.is_some() || train.follow.is_some());
+    if given.loader.is_some() && !is_on_stream {
+        let message = "loaders are scaled by the lag of a stream, and this job trains on none: remove it, or train from \
+                       spec.data.train.kafka or spec.data.train.follow";
+        errors.add(at("spec.autoscaling.loader"), message);
+    }
     let mode = given.mode.unwrap_or_default();
     let is_ours = |scaler: Option<Scaler>| scaler.unwrap_or_default() == Scaler::Operator;
     let training = spec.training.as_ref();
@@ -956,6 +1012,11 @@ fn autoscaling(given: &AutoscalingSpec, spec: &RecTrainingJobSpec, errors: &mut 
             marginal_throughput: dense.marginal_throughput.unwrap_or(d::MARGINAL_THROUGHPUT),
             price_per_hour: dense.price_per_hour,
             max_cost_per_million_samples: dense.max_cost_per_million_samples,
+        }),
+        loader: (is_ours(loader.scaler) && is_on_stream).then(|| ResolvedLoaderScaling {
+            bounds: bounds("loader", loader.min, loader.max, replicas.members.loader, d::MAX_REPLICAS, errors),
+            catch_up_seconds: loader.catch_up_seconds.unwrap_or(d::CATCH_UP_SECONDS),
+            busy_target: loader.busy_target.unwrap_or(d::LOADER_BUSY_TARGET),
         }),
         cool_down_seconds: given.cool_down_seconds.unwrap_or(d::COOL_DOWN_SECONDS),
         up_window_seconds: given.up_window_seconds.unwrap_or(d::UP_WINDOW_SECONDS),

@@ -37,6 +37,7 @@ pub fn subject(role: Role) -> Option<DecisionSubject> {
         Role::Ps => Some(DecisionSubject::Ps),
         Role::EmbeddingWorker => Some(DecisionSubject::EmbeddingWorker),
         Role::DenseWorker => Some(DecisionSubject::DenseWorker),
+        Role::Loader => Some(DecisionSubject::Loader),
         _ => None,
     }
 }
@@ -50,6 +51,7 @@ pub fn replicas(status: Option<&RecTrainingJobStatus>, job: &ResolvedJob, role: 
         Role::Ps => given.ps?.bounds,
         Role::EmbeddingWorker => given.embedding_worker?.bounds,
         Role::DenseWorker => given.dense_worker?.bounds,
+        Role::Loader => given.loader?.bounds,
         _ => return None,
     };
     let subject = subject(role)?;
@@ -186,6 +188,7 @@ pub fn write(decision: &Decision, recommends_only: bool) -> Option<DecisionStatu
         Subject::Ps => DecisionSubject::Ps,
         Subject::EmbeddingWorker => DecisionSubject::EmbeddingWorker,
         Subject::DenseWorker => DecisionSubject::DenseWorker,
+        Subject::Loader => DecisionSubject::Loader,
     };
     let action = match decision.action {
         Action::Keep => return None,
@@ -208,6 +211,7 @@ fn read(written: &DecisionStatus) -> Option<Decision> {
         DecisionSubject::Ps => Subject::Ps,
         DecisionSubject::EmbeddingWorker => Subject::EmbeddingWorker,
         DecisionSubject::DenseWorker => Subject::DenseWorker,
+        DecisionSubject::Loader => Subject::Loader,
     };
     let action = match written.action {
         DecisionAction::SwitchMode { from, to } => {

@@ -1,6 +1,7 @@
 //! The number of replicas that a role needs now, by its latest measurements. [`crate::replicas`]
 //! decides over a window of such needs.
 
+use crate::loaders::{self, Needed};
 use crate::look::Look;
 use crate::observations::SlowServer;
 use crate::predict::mean_of_the_slowest;
@@ -37,6 +38,10 @@ pub(crate) enum Unknown {
     WouldIdle,
     #[error("no batch of every dense worker was measured yet")]
     NoBatchOfAll,
+    #[error("the job trains on no stream, or its loaders were not measured yet")]
+    NoStream,
+    #[error("no loader has read a row")]
+    NoRead,
 }
 
 /// A measure of load over its target.
@@ -72,6 +77,7 @@ pub(crate) fn roles(policy: &Policy, observations: &Observations) -> Vec<Role> {
             replicas.embedding_worker,
         ),
         role(Subject::DenseWorker, policy.dense_worker.as_ref().map(|role| role.bounds), replicas.dense_worker),
+        role(Subject::Loader, policy.loader.as_ref().map(|role| role.bounds), replicas.loader),
     ]
     .into_iter()
     .flatten()
@@ -99,6 +105,12 @@ pub(crate) fn need(look: Look<'_>, subject: Subject, count: u32) -> Result<Need,
         }
         Subject::DenseWorker => {
             return dense_worker(policy.dense_worker.as_ref().ok_or(Unknown::NoPolicy)?, look, count);
+        }
+        Subject::Loader => {
+            let load = look.observations.loaders.as_ref().ok_or(Unknown::NoStream)?;
+            let needed = loaders::needed(policy.loader.as_ref().ok_or(Unknown::NoPolicy)?, load, count);
+            let Needed { loaders, facts } = needed.ok_or(Unknown::NoRead)?;
+            return Ok(Need { replicas: loaders, facts });
         }
         Subject::Mode => return Err(Unknown::NoPolicy),
     };

@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{AutoMode, Decision};
+use crate::{AutoMode, Decision, LoaderLoad};
 
 /// A dense worker since the previous observation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -125,6 +125,9 @@ pub struct Replicas {
     /// Dense workers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dense_worker: Option<ReplicaCount>,
+    /// Loaders.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loader: Option<ReplicaCount>,
 }
 
 /// Measurements of a job at one moment.
@@ -172,6 +175,9 @@ pub struct Observations {
     /// Embedding workers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub embedding_workers: Option<EmbeddingWorkerLoad>,
+    /// Loaders of a stream. Absent for a job on files.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub loaders: Option<LoaderLoad>,
     /// Nodes and pending pods.
     pub cluster: ClusterLoad,
     /// Replicas of the roles.
@@ -256,7 +262,7 @@ impl Observations {
     }
 
     fn times(&self) -> impl Iterator<Item = Field> {
-        let embedding = self.embedding_workers;
+        let (embedding, loaders) = (self.embedding_workers, self.loaders);
         [
             ("allReduceSeconds", self.all_reduce_seconds),
             ("exchangeSeconds", self.exchange_seconds),
@@ -264,6 +270,9 @@ impl Observations {
             ("samplesPerSecond", self.samples_per_second),
             ("embeddingWorkers.queueWaitSeconds", embedding.map(|load| load.queue_wait_seconds)),
             ("embeddingWorkers.serviceSeconds", embedding.map(|load| load.service_seconds)),
+            ("loaders.lagRows", loaders.map(|load| load.lag_rows)),
+            ("loaders.arriving", loaders.map(|load| load.arriving)),
+            ("loaders.read", loaders.map(|load| load.read)),
         ]
         .into_iter()
         .filter_map(|(name, value)| Some((name, value?)))
@@ -275,7 +284,10 @@ impl Observations {
 
     fn shares(&self) -> impl Iterator<Item = Field> {
         let busy = self.ps.iter().filter_map(|ps| Some(("ps[].busy", ps.busy?)));
-        busy.chain(self.cluster.node_cpu.map(|cpu| ("cluster.nodeCpu", cpu)))
+        let loaders = self.loaders.into_iter().flat_map(|load| {
+            [("loaders.readingShare", load.reading_share), ("loaders.waitingShare", load.waiting_share)]
+        });
+        busy.chain(self.cluster.node_cpu.map(|cpu| ("cluster.nodeCpu", cpu))).chain(loaders)
     }
 }
 

@@ -22,6 +22,9 @@ pub struct Policy {
     /// Dense workers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dense_worker: Option<DenseWorkerPolicy>,
+    /// Loaders of a stream.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub loader: Option<LoaderPolicy>,
 }
 
 /// When the training mode is switched.
@@ -252,6 +255,36 @@ impl DenseWorkerPolicy {
     }
 }
 
+/// Loaders of a stream: scaled by the rows that wait.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct LoaderPolicy {
+    /// The range of their number.
+    pub bounds: ReplicaBounds,
+    /// Seconds in which the rows that wait should be read, above 0.
+    #[serde(default = "LoaderPolicy::default_catch_up")]
+    pub catch_up_seconds: f64,
+    /// Share of the time that the loaders should read, above 0 and below 1.
+    #[serde(default = "LoaderPolicy::default_busy_target")]
+    pub busy_target: f64,
+}
+
+impl LoaderPolicy {
+    /// A policy with every default.
+    #[must_use]
+    pub fn new(bounds: ReplicaBounds) -> Self {
+        Self { bounds, catch_up_seconds: Self::default_catch_up(), busy_target: Self::default_busy_target() }
+    }
+
+    fn default_catch_up() -> f64 {
+        300.0
+    }
+
+    fn default_busy_target() -> f64 {
+        0.8
+    }
+}
+
 /// A policy that contradicts itself.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("{field}: expected {expected}")]
@@ -280,7 +313,7 @@ impl Policy {
         }
     }
 
-    fn bounds_rules(&self) -> [Rule; 3] {
+    fn bounds_rules(&self) -> [Rule; 4] {
         let rule = |bounds: Option<ReplicaBounds>, field| {
             let is_broken = bounds.is_some_and(|bounds| bounds.min == 0 || bounds.min > bounds.max);
             (is_broken, field, "1 <= min <= max")
@@ -289,6 +322,7 @@ impl Policy {
             rule(self.ps.as_ref().map(|role| role.bounds), "ps.bounds"),
             rule(self.embedding_worker.as_ref().map(|role| role.bounds), "embeddingWorker.bounds"),
             rule(self.dense_worker.as_ref().map(|role| role.bounds), "denseWorker.bounds"),
+            rule(self.loader.as_ref().map(|role| role.bounds), "loader.bounds"),
         ]
     }
 
@@ -323,16 +357,20 @@ impl Policy {
         ]
     }
 
-    fn worker_rules(&self) -> [Rule; 5] {
+    fn worker_rules(&self) -> [Rule; 7] {
         let not_positive = |number: Option<f64>| number.is_some_and(|number| !(number.is_finite() && number > 0.0));
         let queue_wait = self.embedding_worker.as_ref().and_then(|role| role.queue_wait_seconds);
         let dense = self.dense_worker.as_ref();
         let marginal = dense.is_some_and(|dense| !is_inner_share(dense.marginal_throughput));
         let price = dense.and_then(|dense| dense.price_per_hour);
         let max_cost = dense.and_then(|dense| dense.max_cost_per_million);
+        let catch_up = self.loader.as_ref().map(|loader| loader.catch_up_seconds);
+        let busy = self.loader.as_ref().is_some_and(|loader| !is_inner_share(loader.busy_target));
         [
             (not_positive(queue_wait), "embeddingWorker.queueWaitSeconds", "a number above 0"),
             (marginal, "denseWorker.marginalThroughput", "a share between 0 and 1"),
+            (not_positive(catch_up), "loader.catchUpSeconds", "a number above 0"),
+            (busy, "loader.busyTarget", "a share between 0 and 1"),
             (not_positive(price), "denseWorker.pricePerHour", "a number above 0"),
             (not_positive(max_cost), "denseWorker.maxCostPerMillion", "a number above 0"),
             (max_cost.is_some() && price.is_none(), "denseWorker.maxCostPerMillion", "a pricePerHour with it"),

@@ -139,6 +139,40 @@ pub struct DenseWorkerScalingSpec {
     pub max_cost_per_million_samples: Option<f64>,
 }
 
+/// How loaders are scaled: by the rows of the stream that wait.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("!has(self.min) || !has(self.max) || self.min <= self.max").message("expected a `min` of at most `max`").field_path(".min"),
+    validation = Rule::new("!(has(self.scaler) && self.scaler == 'external') || !(has(self.min) || has(self.max) || has(self.catchUpSeconds) || has(self.busyTarget))").message("an external scaler scales this role: remove the other settings, or `scaler: external`").field_path(".scaler")
+)]
+pub struct LoaderScalingSpec {
+    /// The scaler.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-default" = Scaler::Operator))]
+    pub scaler: Option<Scaler>,
+
+    /// The lower bound.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1024), extend("x-default" = "spec.roles.loader.replicas"))]
+    pub min: Option<u32>,
+
+    /// The upper bound. There are never more loaders than partitions.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1024), extend("x-default" = "4 · spec.roles.loader.replicas"))]
+    pub max: Option<u32>,
+
+    /// Seconds in which the rows that wait should be read, while further ones arrive.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 10, max = 86_400), extend("x-default" = defaults::CATCH_UP_SECONDS))]
+    pub catch_up_seconds: Option<u32>,
+
+    /// Target share of the time that a loader reads.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.1, max = 0.95), extend("x-default" = defaults::LOADER_BUSY_TARGET))]
+    pub busy_target: Option<f64>,
+}
+
 /// Automatic numbers of replicas, decided from measurements. `autoscaling: {}` takes every default.
 /// Works only in a cluster.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -160,6 +194,11 @@ pub struct AutoscalingSpec {
     /// Dense workers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dense_worker: Option<DenseWorkerScalingSpec>,
+
+    /// Loaders of a job on a stream (`spec.data.train.kafka` or `follow`). Jobs on files have no
+    /// lag, so their loaders are not scaled.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub loader: Option<LoaderScalingSpec>,
 
     /// Seconds between two decisions about a role.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use rectrain_crds::{RecTrainingJob, ResolvedJob, Role};
 use rectrain_policy::{
-    AutoMode, ClusterLoad, EmbeddingWorkerLoad, Observations, PsLoad, ReplicaCount, Replicas, Worker,
+    AutoMode, ClusterLoad, EmbeddingWorkerLoad, LoaderLoad, Observations, PsLoad, ReplicaCount, Replicas, Worker,
 };
 use rectrain_proto::metric_names;
 
@@ -36,6 +36,8 @@ pub struct JobLook<'a> {
     pub deltas: &'a Deltas,
     /// The load of its nodes.
     pub nodes: ClusterLoad,
+    /// The seconds since the previous look, and the rows of the stream that waited then.
+    pub lag_before: Option<(f64, u64)>,
 }
 
 impl<'a> JobLook<'a> {
@@ -62,11 +64,13 @@ impl<'a> JobLook<'a> {
             samples_per_second: dense.samples_per_second,
             ps: self.parameter_servers(),
             embedding_workers: embedding_worker_load(self.of_role(Role::EmbeddingWorker)),
+            loaders: self.loaders(),
             cluster: ClusterLoad { pending_pods: u32::try_from(pending).unwrap_or(u32::MAX), ..self.nodes },
             replicas: Replicas {
                 ps: self.count(Role::Ps),
                 embedding_worker: self.count(Role::EmbeddingWorker),
                 dense_worker: self.count(Role::DenseWorker),
+                loader: self.count(Role::Loader),
             },
             ..Observations::default()
         }
@@ -115,6 +119,27 @@ impl<'a> JobLook<'a> {
         }
     }
 
+    /// The loaders of a stream. `None` if the job reads none, or if a loader was not measured.
+    fn loaders(&self) -> Option<LoaderLoad> {
+        let stream = self.report.stream.as_deref()?;
+        let (seconds, lag_before) = self.lag_before?;
+        let loaders = self.of_role(Role::Loader).map(LoaderTimes::of).collect::<Option<Vec<_>>>()?;
+        if loaders.is_empty() || u32::try_from(loaders.len()) != Ok(self.present(Role::Loader)) {
+            return None;
+        }
+        let mean = |share: fn(&LoaderTimes) -> f64| loaders.iter().map(share).sum::<f64>() / loaders.len() as f64;
+        let read: f64 = loaders.iter().map(|loader| loader.rows_per_second).sum();
+        let grown = (stream.lag_rows as f64 - lag_before as f64) / seconds;
+        Some(LoaderLoad {
+            most_useful: stream.partitions,
+            lag_rows: stream.lag_rows as f64,
+            arriving: (read + grown).max(0.0),
+            read,
+            reading_share: mean(|loader| loader.reading).min(1.0),
+            waiting_share: mean(|loader| loader.waiting).min(1.0),
+        })
+    }
+
     /// All parameter servers, or none if one of them is missing: the policy needs the memory of
     /// all.
     fn parameter_servers(&self) -> Vec<PsLoad> {
@@ -138,6 +163,25 @@ impl<'a> JobLook<'a> {
         let pod = self.pods.iter().find(|pod| pod.role == Role::Ps && pod.index() == Some(index));
         let killed = pod.filter(|pod| pod.ended.as_ref().is_some_and(|ended| ended.out_of_memory));
         killed.map_or(0, |pod| pod.restarts)
+    }
+}
+
+/// A loader since the previous scrape.
+struct LoaderTimes {
+    rows_per_second: f64,
+    /// Shares of the time.
+    reading: f64,
+    waiting: f64,
+}
+
+impl LoaderTimes {
+    /// `None` if its process is new.
+    fn of(delta: &MetricsDelta) -> Option<Self> {
+        Some(Self {
+            rows_per_second: delta.rate_of(&[metric_names::LOADER_ROWS_TOTAL])?,
+            reading: delta.busy_share(&[metric_names::LOADER_READ_SECONDS])?,
+            waiting: delta.busy_share(&[metric_names::LOADER_ACCEPT_SECONDS])?,
+        })
     }
 }
 
@@ -234,7 +278,7 @@ impl WorkerTimes {
 
 #[cfg(test)]
 mod tests {
-    use rectrain_crds::Mode;
+    use rectrain_crds::{Mode, StreamStatus};
 
     use super::*;
     use crate::manifests;
@@ -263,10 +307,13 @@ mod tests {
 
     fn observe(mode: Mode, deltas: &Deltas) -> Observations {
         let rectrain_crds::Manifest { job, resolved, .. } = manifests::load(manifests::AUTOMATIC);
-        let report = Report { mode: Some(mode), ..Report::default() };
+        let stream = StreamStatus { lag_rows: 900, partitions: Some(8), ..StreamStatus::default() };
+        let report = Report { mode: Some(mode), stream: Some(Box::new(stream)), ..Report::default() };
         let now = Timestamp::from_second(1000).expect("a time");
         let nodes = ClusterLoad::default();
-        let look = JobLook { job: &job, resolved: &resolved, now, report: &report, pods: &[], deltas, nodes };
+        let lag_before = Some((10.0, 400));
+        let look =
+            JobLook { job: &job, resolved: &resolved, now, report: &report, pods: &[], deltas, nodes, lag_before };
         look.observations()
     }
 
@@ -301,6 +348,27 @@ mod tests {
         assert_eq!(seen.ps, [expected]);
         deltas.remove(&(Role::DenseWorker, 1));
         assert_eq!(observe(Mode::Gba, &deltas).workers, [], "the missing worker may be the slow one");
+    }
+
+    #[test]
+    fn the_loaders_of_a_stream_are_measured_with_its_lag() {
+        let loader = delta(&[
+            ("rectrain_loader_rows_total{replica=\"0\"}", 1_000.0),
+            ("rectrain_loader_read_seconds_sum{replica=\"0\"}", 2.5),
+            ("rectrain_loader_accept_seconds_sum{replica=\"0\"}", 1.0),
+        ]);
+        let seen = observe(Mode::Sync, &Deltas::from([((Role::Loader, 0), loader)]));
+        let expected = LoaderLoad {
+            most_useful: Some(8),
+            lag_rows: 900.0,
+            // 100 were read and 50 more wait, per second.
+            arriving: 150.0,
+            read: 100.0,
+            reading_share: 0.25,
+            waiting_share: 0.1,
+        };
+        assert_eq!((seen.check(), seen.loaders), (Ok(()), Some(expected)));
+        assert_eq!(observe(Mode::Sync, &Deltas::new()).loaders, None, "no loader was measured");
     }
 
     #[test]
@@ -343,7 +411,11 @@ mod tests {
             delta(&series.iter().map(|(name, value)| (name.as_str(), *value)).collect::<Vec<_>>())
         };
         let dense_workers = (0..2).map(|index| ((Role::DenseWorker, index), of_role("rectrain_dense_worker_")));
-        let others = [(Role::Ps, "rectrain_ps_"), (Role::EmbeddingWorker, "rectrain_embedding_worker_")];
+        let others = [
+            (Role::Ps, "rectrain_ps_"),
+            (Role::EmbeddingWorker, "rectrain_embedding_worker_"),
+            (Role::Loader, "rectrain_loader_"),
+        ];
         dense_workers.chain(others.map(|(role, prefix)| ((role, 0), of_role(prefix)))).collect()
     }
 

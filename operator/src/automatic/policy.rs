@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use rectrain_crds::{
     AutoscalingMode, BudgetStatus, ResolvedAutoMode, ResolvedAutoscaling, ResolvedBounds, ResolvedBudget,
-    ResolvedDenseWorkerScaling, ResolvedEmbeddingWorkerScaling, ResolvedJob, ResolvedPsScaling,
+    ResolvedDenseWorkerScaling, ResolvedEmbeddingWorkerScaling, ResolvedJob, ResolvedLoaderScaling, ResolvedPsScaling,
 };
 use rectrain_policy::{
-    DenseWorkerPolicy, EmbeddingWorkerPolicy, ModePolicy, Policy, PsPolicy, ReplicaBounds, ScalingPolicy,
+    DenseWorkerPolicy, EmbeddingWorkerPolicy, LoaderPolicy, ModePolicy, Policy, PsPolicy, ReplicaBounds, ScalingPolicy,
 };
 
 /// Looks in a window, so that each window has at least three measurements.
@@ -26,6 +26,7 @@ pub fn policy(job: &ResolvedJob) -> Option<Policy> {
         ps: given.ps.map(|ps| PsPolicy { table_budget_bytes: budget_of_manifest(job), ..ps_policy(ps) }),
         embedding_worker: given.embedding_worker.map(embedding_worker_policy),
         dense_worker: given.dense_worker.map(dense_worker_policy),
+        loader: given.loader.map(loader_policy),
     })
 }
 
@@ -106,6 +107,14 @@ fn dense_worker_policy(role: ResolvedDenseWorkerScaling) -> DenseWorkerPolicy {
     }
 }
 
+fn loader_policy(role: ResolvedLoaderScaling) -> LoaderPolicy {
+    LoaderPolicy {
+        bounds: bounds(role.bounds),
+        catch_up_seconds: f64::from(role.catch_up_seconds),
+        busy_target: role.busy_target,
+    }
+}
+
 fn bounds(bounds: ResolvedBounds) -> ReplicaBounds {
     ReplicaBounds { min: bounds.min, max: bounds.max }
 }
@@ -116,14 +125,15 @@ fn bounds(bounds: ResolvedBounds) -> ReplicaBounds {
 pub fn look_every(job: Option<&ResolvedJob>) -> Option<Duration> {
     let policy = policy(job?)?;
     let mode = policy.mode.iter().map(|mode| mode.window_seconds);
-    let scales = policy.ps.is_some() || policy.embedding_worker.is_some() || policy.dense_worker.is_some();
+    let workers = policy.embedding_worker.is_some() || policy.dense_worker.is_some();
+    let scales = policy.ps.is_some() || workers || policy.loader.is_some();
     let up = scales.then_some(policy.scaling.up_window_seconds);
     mode.chain(up).min().map(|seconds| Duration::from_secs((seconds / LOOKS_A_WINDOW).max(1)))
 }
 
 #[cfg(test)]
 mod tests {
-    use rectrain_crds::{EvictionKind, ResolvedEviction, ResolvedMemory};
+    use rectrain_crds::{EvictionKind, ResolvedEviction, ResolvedMemory, defaults};
 
     use super::*;
     use crate::manifests;
@@ -138,8 +148,23 @@ mod tests {
             ps: Some(PsPolicy::new(bounds(1, 4))),
             embedding_worker: Some(EmbeddingWorkerPolicy { bounds: bounds(1, 4), queue_wait_seconds: None }),
             dense_worker: Some(DenseWorkerPolicy::new(bounds(2, 8))),
+            loader: None,
         };
         assert_eq!((policy.check(), &policy), (Ok(()), &expected));
+    }
+
+    #[test]
+    fn loaders_of_a_stream_have_a_policy_with_its_defaults() {
+        let mut job = manifests::load(manifests::AUTOMATIC).resolved;
+        let bounds = ResolvedBounds { min: 1, max: 4 };
+        let (catch_up_seconds, busy_target) = (defaults::CATCH_UP_SECONDS, defaults::LOADER_BUSY_TARGET);
+        let scaling = job.autoscaling.as_mut().expect("automatic numbers");
+        scaling.loader = Some(ResolvedLoaderScaling { bounds, catch_up_seconds, busy_target });
+        let policy = policy(&job).expect("a policy");
+        assert_eq!(
+            (policy.check(), policy.loader),
+            (Ok(()), Some(LoaderPolicy::new(ReplicaBounds { min: 1, max: 4 })))
+        );
     }
 
     #[test]

@@ -124,7 +124,8 @@ async fn observe(
     let nodes = ClusterLoad { preemptions, ..nodes };
     context.metrics.crowded(&name, nodes.node_cpu);
     let (job, resolved, report) = (facts.job, due.resolved, due.report);
-    let look = JobLook { job, resolved, now, report, pods: &pods, deltas: &deltas, nodes };
+    let lag_before = state.note_lag(report.stream.as_deref().map(|stream| stream.lag_rows));
+    let look = JobLook { job, resolved, now, report, pods: &pods, deltas: &deltas, nodes, lag_before };
     Observations {
         attempt: due.attempt,
         // Only the status has the decision after a kill.
@@ -139,6 +140,7 @@ fn pause(context: &Context, uid: &str) {
     context.memories.with(uid, |memory| {
         if let Some(state) = &mut memory.policy {
             state.meters.clear();
+            state.note_lag(None);
         }
     });
 }
@@ -155,7 +157,7 @@ pub(super) fn commit(context: &Context, job: &RecTrainingJob, run: Box<PolicyRun
 
 /// Scrapes all pods at the same time. The scrapes of pods that are gone are dropped.
 async fn scrape(context: &Context, pods: &[PodFacts], state: &mut PolicyState) -> Deltas {
-    let measured = [Role::Ps, Role::EmbeddingWorker, Role::DenseWorker];
+    let measured = [Role::Ps, Role::EmbeddingWorker, Role::DenseWorker, Role::Loader];
     let running = pods.iter().filter(|pod| measured.contains(&pod.role) && pod.is_running);
     let scrapes = running.filter_map(|pod| {
         let ip: IpAddr = pod.ip.as_ref()?.parse().ok()?;

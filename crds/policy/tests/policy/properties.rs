@@ -5,8 +5,8 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use rectrain_policy::{
-    Action, AutoMode, ClusterLoad, Decision, DenseWorkerPolicy, EmbeddingWorkerLoad, History, Observations, PsLoad,
-    ReplicaBounds, ReplicaCount, Replicas, Subject, Worker, decide,
+    Action, AutoMode, ClusterLoad, Decision, DenseWorkerPolicy, EmbeddingWorkerLoad, History, LoaderLoad, LoaderPolicy,
+    Observations, PsLoad, ReplicaBounds, ReplicaCount, Replicas, Subject, Worker, decide,
 };
 
 fn of(log: &[Decision], subject: Subject) -> Vec<&Decision> {
@@ -39,7 +39,8 @@ prop_compose! {
         ps in vec((any::<u64>(), prop::option::of(any::<u64>()), prop::option::of(number()), prop::option::of(number()), 0u32..5), 0..5),
         queue in prop::option::of((number(), number())),
         cluster in (prop::option::of(number()), 0u32..3, 0u32..3, 0u32..3),
-        counts in (replicas(), replicas(), replicas()),
+        lag in prop::option::of((prop::option::of(0u32..20), number(), number(), number(), (number(), number()))),
+        counts in (replicas(), replicas(), replicas(), replicas()),
     ) -> (u64, Observations) {
         (step, Observations {
             at_seconds: 0,
@@ -59,8 +60,11 @@ prop_compose! {
                 PsLoad { bytes: bytes / 8, limit_bytes, busy, look_ups_per_second, oom_kills }
             }).collect(),
             embedding_workers: queue.map(|(queue_wait_seconds, service_seconds)| EmbeddingWorkerLoad { queue_wait_seconds, service_seconds }),
+            loaders: lag.map(|(most_useful, lag_rows, arriving, read, (reading_share, waiting_share))| {
+                LoaderLoad { most_useful, lag_rows, arriving, read, reading_share: reading_share / 100.0, waiting_share: waiting_share / 100.0 }
+            }),
             cluster: ClusterLoad { node_cpu: cluster.0, nodes_under_pressure: cluster.1, pending_pods: cluster.2, preemptions: cluster.3 },
-            replicas: Replicas { ps: counts.0, embedding_worker: counts.1, dense_worker: counts.2 },
+            replicas: Replicas { ps: counts.0, embedding_worker: counts.1, dense_worker: counts.2, loader: counts.3 },
         })
     }
 }
@@ -123,6 +127,7 @@ proptest! {
         }
         let bounds = ReplicaBounds { min, max: min + more };
         policy.dense_worker = Some(DenseWorkerPolicy { price_per_hour: price, max_cost_per_million: price, ..DenseWorkerPolicy::new(bounds) });
+        policy.loader = Some(LoaderPolicy::new(bounds));
         prop_assert_eq!(policy.check(), Ok(()));
         let mut history = History::default();
         let (mut now, mut switches) = (0, Vec::<u64>::new());
@@ -131,7 +136,7 @@ proptest! {
             observations.at_seconds = now;
             let before = history.clone();
             let decisions = history.advance(&policy, &observations);
-            prop_assert_eq!(decisions.len(), 4);
+            prop_assert_eq!(decisions.len(), Subject::ALL.len());
             for decision in &decisions {
                 prop_assert!(!decision.reason.is_empty() && decision.at_seconds == now);
                 let look = Look { bounds, cool_down: policy.scaling.cool_down_seconds, mode: observations.mode, before: &before };
@@ -168,6 +173,7 @@ proptest! {
                 let count = match decision.subject {
                     Subject::Ps => &mut observations.replicas.ps,
                     Subject::EmbeddingWorker => &mut observations.replicas.embedding_worker,
+                    Subject::Loader => &mut observations.replicas.loader,
                     _ => &mut observations.replicas.dense_worker,
                 };
                 if let Some(count) = count {

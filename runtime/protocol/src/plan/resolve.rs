@@ -14,7 +14,7 @@ use rectrain_modes::shadow::Shadow;
 use rectrain_modes::{EvaluationPoints, ModeSettings, TrainingLength, TrainingMode};
 use rectrain_policy::ModePolicy;
 
-use super::{CheckpointPlan, JobPlan, PublishPlan, Replicas, SLOTS, WarmStartPlan, life};
+use super::{CheckpointPlan, JobPlan, PublishPlan, QualityPlan, Replicas, SLOTS, WarmStartPlan, life};
 use crate::error::RoleError;
 use crate::layout::{FeatureLayout, FeaturePlace};
 
@@ -75,6 +75,7 @@ impl JobPlan {
             checkpoint: checkpoint(job),
             publish: publish(job),
             warm_start: warm_start(job),
+            quality: QualityPlan::new(&training.quality, &job.data.storage.options),
             divergence_factor: training.divergence_factor,
             max_restarts: job.fault_tolerance.max_restarts,
             backoff: Duration::from_secs(u64::from(job.fault_tolerance.backoff_seconds)),
