@@ -279,6 +279,7 @@ impl Soaked {
             life: if has_budget { LifePolicy::Managed(managed) } else { LifePolicy::KeepAll },
             initializer: Initializer::Uniform { low: -0.01, high: 0.01 },
             zero_columns: 0,
+            first_order: None,
             share: None,
         };
         let budget = has_budget.then_some(Budget { unit: BudgetUnit::Rows, limit: args.budget });

@@ -60,6 +60,7 @@ fn job(settings: ModelSettings) -> Job {
         life: LifePolicy::KeepAll,
         initializer: Initializer::Uniform { low: -0.5, high: 0.5 },
         zero_columns: usize::from(linear),
+        first_order: None,
         share: None,
     };
     let groups = vec![spec(ValueType::F32), spec(ValueType::Bf16)];

@@ -203,6 +203,7 @@ fn store(rows: RowsSection) -> StoreConfig {
         life: LifePolicy::KeepAll,
         initializer: group.initializer,
         zero_columns: group.zero_columns,
+        first_order: None,
         share: None,
     };
     let groups = rows.groups.into_iter().map(spec).collect();

@@ -228,6 +228,7 @@ fn layout(job: &ResolvedJob, model: &dyn Model) -> (FeatureLayout, Vec<RowSpec>)
             share: table.life.and_then(|life| life.share_millionths),
             initializer: table.initializer,
             zero_columns: usize::from(linear),
+            first_order: None,
         };
         let group = groups.iter().position(|group| *group == spec).unwrap_or_else(|| {
             groups.push(spec);
