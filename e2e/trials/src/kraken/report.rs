@@ -64,7 +64,7 @@ pub(super) fn report(lines: &[Value]) -> String {
         paragraph(&mut text, &[&heading(name, results), &table_of(name.0, results)]);
     }
     paragraph(&mut text, &[&soaks::report(lines)]);
-    paragraph(&mut text, &[&not_measured(&tables)]);
+    paragraph(&mut text, &[&times(lines), &not_measured(&tables)]);
     text
 }
 
@@ -180,6 +180,21 @@ fn table4(results: &[Measured]) -> String {
     table(&header, results.iter().map(row).collect())
 }
 
+/// The number of the runs on each data set, and their mean time.
+fn times(lines: &[Value]) -> String {
+    let mut seconds: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
+    for line in lines {
+        if let (Some(dataset), Some(took)) = (line["run"]["dataset"].as_str(), line["seconds"].as_f64()) {
+            seconds.entry(dataset).or_default().push(took);
+        }
+    }
+    let of_set = |(dataset, seconds): (&&str, &Vec<f64>)| {
+        format!("{dataset}: {} runs of {:.1} s on average", seconds.len(), mean(seconds.iter().copied()))
+    };
+    let times: Vec<String> = seconds.iter().map(of_set).collect();
+    if times.is_empty() { String::new() } else { format!("**Time.** {}.\n", times.join("; ")) }
+}
+
 /// The tables that the file lacks.
 fn not_measured(tables: &BTreeMap<Name, Vec<Measured>>) -> String {
     let mut missing = Vec::new();
@@ -253,6 +268,16 @@ mod tests {
         assert!(report.contains("ml-1m, `deepfm`, one seed"), "{report}");
         assert!(report.contains("| 0.5 | 0.7000 | 1,234 | 1,000, 234 |"), "{report}");
         assert!(report.contains("| score with r 3 | 0.6900 | −0.0100 | 1,234 |"), "{report}");
+    }
+
+    #[test]
+    fn runs_have_their_mean_time_for_each_data_set() {
+        let run =
+            |dataset: &str, seconds: f64| json!({ "run": { "dataset": dataset }, "auc": 0.7, "seconds": seconds });
+        let lines = [run("ml-1m", 90.0), run("criteo-dac-80k", 8.0), run("ml-1m", 100.5)];
+        let expected = "**Time.** criteo-dac-80k: 1 runs of 8.0 s on average; ml-1m: 2 runs of 95.2 s on average.\n";
+        assert!(report(&lines).starts_with(expected), "{}", report(&lines));
+        assert!(!report(&[]).contains("Time"));
     }
 
     #[test]
