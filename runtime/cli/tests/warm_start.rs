@@ -267,7 +267,7 @@ fn a_model_that_does_not_fit_is_refused_with_all_differences() {
     }
 }
 
-/// The state of the first-order weights carries over as that of the embeddings does.
+/// The state of the first-order weights carries over too.
 #[test]
 fn nights_with_ftrl_for_first_order_weights_equal_one_run() {
     let folder = folder();

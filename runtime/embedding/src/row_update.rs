@@ -1,6 +1,7 @@
-//! The optimizers of a whole row. One optimizer holds for all columns, or the leading columns, which
-//! are first-order weights, have one of their own ([`RowSpec::first_order`]). Each optimizer sees
-//! its columns as if they were a row of their own, with its own state. Pure functions on slices.
+//! The optimizers of a whole row. One optimizer holds for all columns, or the leading columns have
+//! one of their own ([`RowSpec::first_order`]), because they are first-order weights. Each
+//! optimizer sees its columns as if they were a row of their own, with its own state. Pure
+//! functions on slices.
 //!
 //! The state of the leading columns comes first, as their values do:
 //!

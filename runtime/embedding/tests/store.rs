@@ -155,8 +155,8 @@ fn initial_state(optimizer: SparseOptimizer, values: &[f32]) -> Vec<f32> {
     }
 }
 
-/// The state of a new row: that of the leading columns comes first if they have an optimizer of
-/// their own.
+/// The state of a new row. The state of the leading columns comes first if they have an optimizer
+/// of their own.
 fn initial_state_of_row(spec: &RowSpec, values: &[f32]) -> Vec<f32> {
     let Some(first_order) = spec.first_order else { return initial_state(spec.optimizer, values) };
     let (weights, values) = values.split_at(spec.zero_columns);

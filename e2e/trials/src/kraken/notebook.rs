@@ -1,5 +1,5 @@
-//! The file of results: lines of JSON, one for each run and one for each result. A command takes the
-//! figures of a run from the file if it is there. So a command that was ended goes on.
+//! The file of results: lines of JSON, one for each run and one for each result. A command takes
+//! the figures of a run from the file if it is there. So a command that was ended goes on.
 //!
 //! | line | content |
 //! |---|---|
@@ -69,7 +69,7 @@ impl Notebook {
     }
 }
 
-/// The name of a result: what was measured, and with how many seeds.
+/// The name of a result: its variant, and the number of its seeds.
 fn name(line: &Value) -> String {
     let fields = ["experiment", "dataset", "model", "memory", "variant", "set"].map(|field| line[field].to_string());
     format!("{} with {} seeds", fields.join(" "), line["auc"].as_array().map_or(0, Vec::len))
