@@ -431,6 +431,7 @@ mod tests {
     fn a_field_in_the_wrong_place_is_found_by_its_last_name() {
         let error = explain("training.learningRate").unwrap_err().to_string();
         let hint = "did you mean `spec.training.optimizer.dense.learningRate` or \
+                    `spec.training.optimizer.firstOrder.learningRate` or \
                     `spec.training.optimizer.sparse.learningRate`?";
         assert!(error.contains(hint), "{error}");
     }

@@ -214,6 +214,7 @@ fn a_ten_line_manifest_is_enough_and_takes_every_default() {
                 "kind": "adam", "learningRate": 0.001, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "weightDecay": 0.0,
             },
             "sparseOptimizer": {"kind": "adam", "learningRate": 0.001, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8},
+            "firstOrderOptimizer": null,
             "divergenceFactor": 1000.0, "embeddingValueType": "f32", "precision": "fp32", "compression": "none",
             "evaluation": "end", "quality": {"windowRows": 100_000, "baseline": null, "onRegression": null},
         },
@@ -718,7 +719,8 @@ const BAD_TEXTS: [(&str, &str, &str, &str); 36] = [
         "globalBatchSize: 256",
         "learningRate: 0.1",
         "base.yaml:15:5: spec.training.learningRate: ",
-        "did you mean `spec.training.optimizer.dense.learningRate` or `spec.training.optimizer.sparse.learningRate`?",
+        "did you mean `spec.training.optimizer.dense.learningRate` or `spec.training.optimizer.firstOrder.learningRate` or \
+         `spec.training.optimizer.sparse.learningRate`?",
     ),
     ("{kind: dnn}", "{kind: dnn, colour: red}", "base.yaml:5:22: spec.model.colour: ", "`spec.model` has the fields"),
     ("kind: dnn", "kind: deepFM", "base.yaml:5:11: spec.model.kind: ", "did you mean `deepfm`?"),
@@ -1412,6 +1414,22 @@ fn a_budget_makes_row_wise_adagrad_the_default() {
 }
 
 #[test]
+fn first_order_weights_may_have_an_optimizer_of_their_own() {
+    let training = |sets: &[&str]| resolve(sets).training;
+    let lr = training(&["spec.model.kind=lr", "spec.training.optimizer.firstOrder.kind=ftrl"]);
+    let ftrl = SparseOptimizer::Ftrl { learning_rate: 0.05, beta: 1.0, l1: 0.0, l2: 0.0 };
+    assert_eq!(lr.first_order_optimizer, Some(ftrl));
+    assert_eq!(lr.sparse_optimizer.kind(), SparseOptimizerKind::Adam);
+    let budget = training(&["spec.model.kind=deepfm", BUDGET, "spec.training.optimizer.firstOrder.learningRate=0.5"]);
+    assert_eq!(budget.first_order_optimizer.unwrap().kind(), SparseOptimizerKind::RowWiseAdaGrad);
+    refused(
+        &["spec.training.optimizer.firstOrder.kind=ftrl"],
+        "spec.training.optimizer.firstOrder",
+        "choose lr, fm, deepfm or wideDeep",
+    );
+}
+
+#[test]
 fn a_number_is_no_marker_of_missing_values() {
     refused(&["spec.data.nullValues={NA,01}"], "spec.data.nullValues[1]", "`01` is a number");
     for infinite in ["inf", "-Infinity", "1e999"] {
@@ -1678,6 +1696,10 @@ const RULES: &[(&[&str], &[&str])] = &[
         &["spec.training.optimizer.sparse.l1=0.1"],
         &["spec.training.optimizer.sparse.l1=0.1,spec.training.optimizer.sparse.kind=ftrl"],
     ),
+    (
+        &["spec.training.optimizer.firstOrder.kind=ftrl"],
+        &["spec.training.optimizer.firstOrder.kind=ftrl,spec.model.kind=deepfm"],
+    ),
     (&["spec.training.localBatchSize=100"], &["spec.training.localBatchSize=64"]),
     (
         &[
@@ -1763,6 +1785,13 @@ const CHANGES: &[(&[&str], &[&str], &[&str])] = &[
         &[],
         &["spec.training.optimizer.sparse.kind=sgd"],
         &["spec.training.optimizer.sparse.kind=adam,spec.training.optimizer.sparse.learningRate=0.1"],
+    ),
+    (
+        &["spec.model.kind=deepfm,spec.training.optimizer.firstOrder.kind=ftrl"],
+        &["spec.model.kind=deepfm,spec.training.optimizer.firstOrder.kind=sgd"],
+        &[
+            "spec.model.kind=deepfm,spec.training.optimizer.firstOrder.kind=ftrl,spec.training.optimizer.firstOrder.l1=0.1",
+        ],
     ),
     (&["spec.managedBy=a"], &["spec.managedBy=b"], &["spec.managedBy=a,spec.suspend=true"]),
 ];

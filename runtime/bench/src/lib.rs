@@ -25,7 +25,7 @@ pub use job::{JobArgs, JobFigures, RunFigures, bench_job};
 pub use large::{LargeArgs, LargeFigures, bench_large};
 pub use managed::ManagedFigures;
 pub use memory::{MemoryFigures, bench_memory};
-pub use soak::{SoakArgs, SoakFigures, bench_soak};
+pub use soak::{SoakArgs, SoakFigures, SoakPart, SoakedFigures, bench_soak};
 pub use step::{BenchedPrecision, BenchedTower, StepArgs, StepFigures, bench_step};
 pub use store::{StoreArgs, StoreFigures, bench_store};
 pub use wire::{WireArgs, WireFigures, bench_wire};

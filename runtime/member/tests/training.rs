@@ -228,6 +228,22 @@ fn sync_equals_a_plain_loop_to_the_bit() {
     }
 }
 
+/// FTRL for the first-order weights, and another optimizer for the embeddings.
+#[test]
+fn first_order_weights_with_an_optimizer_of_their_own_equal_a_plain_loop() {
+    let first = "spec.training.optimizer.firstOrder.kind=ftrl,spec.training.optimizer.firstOrder.l1=0.001";
+    let kind = "spec.model.kind=deepfm";
+    let expected = plain_loop(&plan(&[kind, first]), None);
+    assert_ne!(expected, digest_of(&[kind]), "the optimizer has no effect");
+    for servers in ["spec.roles.ps.replicas=1", "spec.roles.ps.replicas=3"] {
+        assert_eq!(digest_of(&[kind, first, servers]), expected, "{servers}");
+    }
+    // A row of lr is a first-order weight alone, so that its optimizer may be given in two ways.
+    let lr = substitutable("lr");
+    let ways = ["firstOrder", "sparse"].map(|part| format!("spec.training.optimizer.{part}.kind=ftrl"));
+    assert_eq!(digest_of(&[&lr, &ways[0]]), digest_of(&[&lr, &ways[1]]));
+}
+
 /// A model with a substitution, in place of the job's.
 fn substitutable(kind: &str) -> String {
     let dim = if kind == "lr" { "null" } else { "4" };
