@@ -33,12 +33,16 @@
 //! - for bf16: AMX (`tdpbf16ps`, on Linux), AVX512-BF16 (`vdpbf16ps`), or a kernel for 32-bit
 //!   floats with operands that packing has rounded, at the speed of 32-bit floats.
 //!
-//! `unsafe` is used in `kernel`, and in `product` for results in uninitialized memory.
+//! [`Pairwise`] has a kernel of its own, for the dot products of few short vectors of each sample.
+//!
+//! `unsafe` is used in `kernel`, in `pairwise` to call code compiled for a vector unit, and in
+//! `product` for results in uninitialized memory.
 
 mod kernel;
 mod left;
 mod lines;
 mod matrix;
+mod pairwise;
 mod product;
 mod right;
 #[cfg(test)]
@@ -47,5 +51,6 @@ mod tests;
 pub use kernel::Kernel;
 pub use left::Left;
 pub use matrix::Matrix;
+pub use pairwise::{Pairwise, PairwiseVectors};
 pub use product::{Finish, ROW_GRANULE, Start, multiply, product, sum_products};
 pub use right::{Right, RightPart};
