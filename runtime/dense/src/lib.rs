@@ -9,8 +9,8 @@
 //!
 //! Each module imports only modules to its left:
 //!
-//! `random`, `device` → `layout` → `linear`, `onnx` → `layers` → `models` → `tasks` → `pass` →
-//! `host`, `accelerator` → `tower`
+//! `random`, `device`, `flex` → `layout` → `linear`, `pairwise`, `onnx` → `layers` → `models` →
+//! `tasks` → `pass` → `host`, `accelerator` → `tower`
 //!
 //! `models` → `transfer`
 
@@ -20,6 +20,7 @@ mod device;
 mod error;
 mod export;
 mod finite;
+mod flex;
 mod host;
 mod inputs;
 pub mod layers;
@@ -29,6 +30,7 @@ pub mod metrics;
 mod models;
 pub mod onnx;
 mod optimizer;
+mod pairwise;
 mod pass;
 mod random;
 pub mod tasks;

@@ -8,11 +8,12 @@ use burn::backend::autodiff::checkpoint::strategy::NoCheckpointing;
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::flex::FlexTensor;
-use burn::backend::{Autodiff, Flex, TensorMetadata};
-use burn::tensor::{Tensor, TensorData};
+use burn::backend::{Autodiff, Flex};
+use burn::tensor::Tensor;
 use rectrain_gemm::{Finish, Left, Matrix, Start, product};
 
 use super::{Packed, Record};
+use crate::flex::{floats, shape, tensor};
 use crate::layout::{LinearParameters, ParameterId};
 
 thread_local! {
@@ -129,17 +130,4 @@ fn through_relu(derivatives: &mut FlexTensor, output: Option<&FlexTensor>, bias:
             bias.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
         }
     }
-}
-
-fn tensor(values: Vec<f32>, shape: [usize; 2]) -> FlexTensor {
-    FlexTensor::from_data(TensorData::new(values, shape))
-}
-
-fn shape(tensor: &FlexTensor) -> [usize; 2] {
-    tensor.shape().dims()
-}
-
-/// The values of a contiguous tensor.
-fn floats(tensor: &FlexTensor) -> &[f32] {
-    tensor.as_slice().expect("this crate makes f32 tensors only, and this one is contiguous")
 }
