@@ -6,8 +6,8 @@
 //! [`Left::pack`] and [`Right::pack`] lay an operand out for a kernel. The operand may be stored as
 //! it is or transposed. A packed operand may be used in any number of products ([`multiply`]) with
 //! operands that were packed for the same [`Kernel`]. An operand that is packed again reuses its
-//! memory. A product allocates only its result. For wide results, each thread also allocates 264
-//! KiB once, as a buffer of incomplete sums.
+//! memory. A product allocates at most its result ([`product_into`]). For wide results, each thread
+//! also allocates 264 KiB once, as a buffer of incomplete sums.
 //!
 //! # Numerical results
 //!
@@ -52,5 +52,5 @@ pub use kernel::Kernel;
 pub use left::Left;
 pub use matrix::Matrix;
 pub use pairwise::{Pairwise, PairwiseVectors};
-pub use product::{Finish, ROW_GRANULE, Start, multiply, product, sum_products};
+pub use product::{Finish, ROW_GRANULE, Start, multiply, product, product_into, sum_products};
 pub use right::{Right, RightPart};
