@@ -10,12 +10,13 @@ use crate::DenseError;
 use crate::Precision;
 use crate::batch::{Features, StepOutput};
 use crate::finite::first_not_finite;
+use crate::flex::{contiguous, floats, reclaim, reclaim_values};
 use crate::layers::{Context, Products, matrix};
 use crate::layout::{ParameterEntry, ParameterLayout};
 use crate::linear::{Linears, Wave};
 use crate::models::Model;
 use crate::optimizer::Rule;
-use crate::pass::{Pass, Passed, inputs, logits};
+use crate::pass::{Pass, Passed, Recorded, inputs, logits};
 use crate::workers::{Workers, shards};
 
 /// Values that one thread updates at a time.
@@ -231,14 +232,17 @@ fn differentiate(
     let derivative = matrix(loss.logit_gradients, [shard.len(), columns], &Device::flex());
     let mut gradients = recorded.backward(derivative);
     targets.predictions.copy_from_slice(&loss.predictions);
-    for (leaf, target) in [(&recorded.embeddings, targets.embeddings), (&recorded.linear, targets.linear)] {
-        if let Some(gradient) = leaf.as_ref().and_then(|leaf| leaf.grad_remove(&mut gradients)) {
+    let Recorded { parameters, embeddings, linear, .. } = recorded;
+    for (leaf, target) in [(embeddings, targets.embeddings), (linear, targets.linear)] {
+        let Some(leaf) = leaf else { continue };
+        if let Some(gradient) = leaf.grad_remove(&mut gradients) {
             copy(gradient, target);
         }
+        reclaim_values(leaf);
     }
     ShardGradients {
         loss_sums: loss.loss_sums,
-        parameters: recorded.parameters.iter().map(|leaf| take(leaf, &mut gradients)).collect(),
+        parameters: parameters.iter().map(|leaf| take(leaf, &mut gradients)).collect(),
     }
 }
 
@@ -254,8 +258,9 @@ fn copy(gradient: Tensor<2>, target: &mut [f32]) {
                 target.copy_from_slice(&row[..columns]);
             }
         }
-        _ => target.copy_from_slice(as_slice(&gradient.into_data())),
+        _ => target.copy_from_slice(floats(&contiguous(gradient.clone()))),
     }
+    reclaim(gradient);
 }
 
 /// Moves a leaf's gradient out of the graph.

@@ -12,14 +12,16 @@ use burn::backend::{Autodiff, Flex};
 use burn::tensor::Tensor;
 use rectrain_gemm::{Pairwise, PairwiseVectors};
 
-use crate::flex::{floats, shape, tensor};
+use crate::flex::{contiguous, floats, reclaim, shape, take, tensor};
 
 /// The leading vector of each sample, and then its dot products: `[B, d]` and `[B, (n−1)·d]` to
 /// `[B, d + n(n−1)/2]`. Without `leading`, `[B, n·d]` to `[B, n(n−1)/2]`. No gradients are recorded.
 pub(crate) fn forward(pairwise: Pairwise, leading: Option<Tensor<2>>, others: Tensor<2>) -> Tensor<2> {
-    let values = |tensor: Tensor<2>| tensor.try_into_primitive::<Flex>().expect("computed on the CPU").to_contiguous();
+    let values = |tensor: Tensor<2>| contiguous(tensor.try_into_primitive::<Flex>().expect("computed on the CPU"));
     let operands = Operands { pairwise, leading: leading.map(values), others: values(others) };
-    Tensor::from_primitive::<Flex>(operands.forward())
+    let output = operands.forward();
+    operands.leading.into_iter().chain([operands.others]).for_each(reclaim);
+    Tensor::from_primitive::<Flex>(output)
 }
 
 /// [`forward`] in a graph that records gradients.
@@ -34,7 +36,7 @@ pub(crate) fn forward_recorded(pairwise: Pairwise, leading: Option<Tensor<2>>, o
 fn values_and_node(tensor: Tensor<2>) -> (FlexTensor, NodeGuard) {
     let tensor = tensor.autodiff().try_into_primitive::<Autodiff<Flex>>();
     let (values, node) = tensor.expect("computed on the CPU").into_parts();
-    (values.to_contiguous(), node)
+    (contiguous(values), node)
 }
 
 /// The vectors of a shard, which the backward pass needs too.
@@ -51,10 +53,10 @@ impl Operands {
     }
 
     fn forward(&self) -> FlexTensor {
-        let [samples, _] = shape(&self.others);
-        let mut output = Vec::new();
+        let ([samples, _], columns) = (shape(&self.others), self.pairwise.columns());
+        let mut output = take(samples * columns);
         self.pairwise.forward(self.vectors(), &mut output);
-        tensor(output, [samples, self.pairwise.columns()])
+        tensor(output, [samples, columns])
     }
 
     /// The output, as the child of the operands' nodes in order.
@@ -77,9 +79,11 @@ impl<const N: usize> Backward<Flex, N> for PairwiseBackward {
 
     fn backward(self, ops: Ops<Operands, N>, gradients: &mut Gradients, _: &mut Checkpointer) {
         let operands = ops.state;
-        let gradient = gradients.consume::<Flex>(&ops.node).to_contiguous();
-        let (mut of_leading, mut of_others) = (Vec::new(), Vec::new());
-        operands.pairwise.backward(operands.vectors(), floats(&gradient), &mut of_leading, &mut of_others);
+        let vectors = operands.vectors();
+        let gradient = contiguous(gradients.consume::<Flex>(&ops.node));
+        let [mut of_leading, mut of_others] = [vectors.leading, vectors.others].map(|values| take(values.len()));
+        operands.pairwise.backward(vectors, floats(&gradient), &mut of_leading, &mut of_others);
+        reclaim(gradient);
         let of_leading = operands.leading.as_ref().map(|leading| tensor(of_leading, shape(leading)));
         let of_others = tensor(of_others, shape(&operands.others));
         for (parent, gradient) in ops.parents.into_iter().zip(of_leading.into_iter().chain([of_others])) {

@@ -6,6 +6,7 @@ use std::ops::Range;
 use burn::tensor::{Device, Gradients, Tensor};
 
 use crate::batch::{Features, StepOutput};
+use crate::flex::take;
 use crate::inputs::Inputs;
 use crate::layers::{Context, Masks, Products, matrix};
 use crate::models::Model;
@@ -91,7 +92,8 @@ pub(crate) fn inputs(
 ) -> Inputs<Tensor<2>> {
     let rows = |values: &[f32], columns: usize| {
         (columns > 0).then(|| {
-            let rows = values[shard.start * columns..shard.end * columns].to_vec();
+            let mut rows = take(shard.len() * columns);
+            rows.extend_from_slice(&values[shard.start * columns..shard.end * columns]);
             matrix(rows, [shard.len(), columns], device)
         })
     };

@@ -1,0 +1,130 @@
+//! Counts the allocations of dense steps in the steady state. The program has an allocator of its
+//! own that counts for each thread.
+
+#![allow(unsafe_code, reason = "an allocator is unsafe to implement")]
+#![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::hint::black_box;
+
+use rectrain_dense::tasks::{BinaryCrossEntropy, Tasks};
+use rectrain_dense::{
+    ComputeDevice, DenseOptimizer, Features, ModelConfig, ModelSettings, Precision, Tower, TowerOptions,
+};
+
+/// Bytes of a large allocation. Activations are larger. The nodes of Burn's graph, the losses and
+/// the logits of a shard are smaller.
+const LARGE: usize = 32 << 10;
+
+thread_local! {
+    /// The large allocations of this thread, and their bytes.
+    static COUNTED: Cell<[usize; 2]> = const { Cell::new([0; 2]) };
+}
+
+struct Counting;
+
+impl Counting {
+    fn count(bytes: usize) {
+        if bytes >= LARGE {
+            let [number, sum] = COUNTED.get();
+            COUNTED.set([number + 1, sum + bytes]);
+        }
+    }
+}
+
+// SAFETY: every call goes to the system's allocator, unchanged.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        Self::count(layout.size());
+        // SAFETY: the caller upholds the contract.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        Self::count(layout.size());
+        // SAFETY: the caller upholds the contract.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        Self::count(size);
+        // SAFETY: the caller upholds the contract.
+        unsafe { System.realloc(memory, layout, size) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        // SAFETY: the caller upholds the contract.
+        unsafe { System.dealloc(memory, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+const FEATURES: usize = 26;
+const DIM: usize = 16;
+const DENSE: usize = 13;
+/// Eight shards of 256 samples.
+const SAMPLES: usize = 2048;
+
+/// A tower that computes on the thread that calls it.
+fn tower(precision: Precision, dense: usize) -> Tower {
+    let settings = ModelSettings::Dlrm { bottom: vec![512, 256], top: vec![512, 256] };
+    let model = ModelConfig::new(settings, dense, vec![DIM; FEATURES]).build().unwrap();
+    let options = TowerOptions { seed: 1, rank: 0, threads: 1, device: ComputeDevice::Cpu, precision };
+    Tower::new(model, Tasks::single(BinaryCrossEntropy), DenseOptimizer::adam(1e-3), options).unwrap()
+}
+
+/// Values from −0.5 to 0.5.
+fn values(count: usize) -> Vec<f32> {
+    (0..count).map(|index| (index * 7919 % 1000) as f32 / 1000.0 - 0.5).collect()
+}
+
+/// The large allocations of `work` and their bytes.
+fn counted(work: impl FnOnce()) -> [usize; 2] {
+    let before = COUNTED.get();
+    work();
+    let after = COUNTED.get();
+    [after[0] - before[0], after[1] - before[1]]
+}
+
+#[test]
+fn large_allocations_are_counted() {
+    assert_eq!(counted(|| drop(black_box(vec![1_u8; LARGE]))), [1, LARGE]);
+    assert_eq!(counted(|| drop(black_box(vec![0_u64; LARGE]))), [1, 8 * LARGE]);
+    assert_eq!(counted(|| drop(black_box(vec![1_u8; LARGE - 1]))), [0, 0]);
+}
+
+/// The gradient of the embeddings belongs to the caller, which sends it away.
+#[test]
+fn a_step_of_a_dlrm_allocates_only_the_gradient_that_it_returns() {
+    for precision in [Precision::Fp32, Precision::Bf16] {
+        for dense in [DENSE, 0] {
+            let mut tower = tower(precision, dense);
+            let (embeddings, dense) = (values(SAMPLES * FEATURES * DIM), values(SAMPLES * dense));
+            let labels: Vec<f32> = values(SAMPLES).iter().map(|&value| f32::from(value > 0.0)).collect();
+            let features = Features { samples: SAMPLES, dense: &dense, embeddings: &embeddings, linear: &[] };
+            let mut step = |number: u64| {
+                let output = tower.forward_backward(features, &labels, 1.0 / SAMPLES as f32, number).unwrap();
+                assert_eq!(output.embedding_gradients.len(), embeddings.len());
+                tower.apply(number).unwrap();
+            };
+            (1..=3).for_each(&mut step);
+            for number in 4..=6 {
+                let found = counted(|| step(number));
+                assert_eq!(found, [1, size_of_val(&*embeddings)], "{precision:?}, step {number}");
+            }
+        }
+    }
+}
+
+#[test]
+fn predictions_of_a_dlrm_need_no_large_allocation() {
+    let mut tower = tower(Precision::Fp32, DENSE);
+    let (embeddings, dense) = (values(SAMPLES * FEATURES * DIM), values(SAMPLES * DENSE));
+    let features = Features { samples: SAMPLES, dense: &dense, embeddings: &embeddings, linear: &[] };
+    let mut predict = || drop(tower.predict(features).unwrap());
+    (0..3).for_each(|_| predict());
+    assert_eq!(counted(&mut predict), [0, 0]);
+}
