@@ -1,11 +1,9 @@
-//! Counts the allocations of dense steps in the steady state. The program has an allocator of its
-//! own that counts for each thread.
+//! Counts the allocations of dense steps in the steady state.
 
-#![allow(unsafe_code, reason = "an allocator is unsafe to implement")]
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
+mod counting;
+
 use std::hint::black_box;
 
 use rectrain_dense::tasks::{BinaryCrossEntropy, Tasks};
@@ -13,51 +11,11 @@ use rectrain_dense::{
     ComputeDevice, DenseOptimizer, Features, ModelConfig, ModelSettings, Precision, Tower, TowerOptions,
 };
 
+use counting::{Counting, counted};
+
 /// Bytes of a large allocation. Activations are larger. The nodes of Burn's graph, the losses and
 /// the logits of a shard are smaller.
 const LARGE: usize = 32 << 10;
-
-thread_local! {
-    /// The large allocations of this thread, and their bytes.
-    static COUNTED: Cell<[usize; 2]> = const { Cell::new([0; 2]) };
-}
-
-struct Counting;
-
-impl Counting {
-    fn count(bytes: usize) {
-        if bytes >= LARGE {
-            let [number, sum] = COUNTED.get();
-            COUNTED.set([number + 1, sum + bytes]);
-        }
-    }
-}
-
-// SAFETY: every call goes to the system's allocator, unchanged.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        Self::count(layout.size());
-        // SAFETY: the caller upholds the contract.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        Self::count(layout.size());
-        // SAFETY: the caller upholds the contract.
-        unsafe { System.alloc_zeroed(layout) }
-    }
-
-    unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        Self::count(size);
-        // SAFETY: the caller upholds the contract.
-        unsafe { System.realloc(memory, layout, size) }
-    }
-
-    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        // SAFETY: the caller upholds the contract.
-        unsafe { System.dealloc(memory, layout) }
-    }
-}
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -81,19 +39,11 @@ fn values(count: usize) -> Vec<f32> {
     (0..count).map(|index| (index * 7919 % 1000) as f32 / 1000.0 - 0.5).collect()
 }
 
-/// The large allocations of `work` and their bytes.
-fn counted(work: impl FnOnce()) -> [usize; 2] {
-    let before = COUNTED.get();
-    work();
-    let after = COUNTED.get();
-    [after[0] - before[0], after[1] - before[1]]
-}
-
 #[test]
 fn large_allocations_are_counted() {
-    assert_eq!(counted(|| drop(black_box(vec![1_u8; LARGE]))), [1, LARGE]);
-    assert_eq!(counted(|| drop(black_box(vec![0_u64; LARGE]))), [1, 8 * LARGE]);
-    assert_eq!(counted(|| drop(black_box(vec![1_u8; LARGE - 1]))), [0, 0]);
+    assert_eq!(counted(LARGE, || drop(black_box(vec![1_u8; LARGE]))), [1, LARGE]);
+    assert_eq!(counted(LARGE, || drop(black_box(vec![0_u64; LARGE]))), [1, 8 * LARGE]);
+    assert_eq!(counted(LARGE, || drop(black_box(vec![1_u8; LARGE - 1]))), [0, 0]);
 }
 
 /// The gradient of the embeddings belongs to the caller, which sends it away.
@@ -112,7 +62,7 @@ fn a_step_of_a_dlrm_allocates_only_the_gradient_that_it_returns() {
             };
             (1..=3).for_each(&mut step);
             for number in 4..=6 {
-                let found = counted(|| step(number));
+                let found = counted(LARGE, || step(number));
                 assert_eq!(found, [1, size_of_val(&*embeddings)], "{precision:?}, step {number}");
             }
         }
@@ -126,5 +76,5 @@ fn predictions_of_a_dlrm_need_no_large_allocation() {
     let features = Features { samples: SAMPLES, dense: &dense, embeddings: &embeddings, linear: &[] };
     let mut predict = || drop(tower.predict(features).unwrap());
     (0..3).for_each(|_| predict());
-    assert_eq!(counted(&mut predict), [0, 0]);
+    assert_eq!(counted(LARGE, &mut predict), [0, 0]);
 }
