@@ -11,8 +11,9 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use burn::backend::autodiff::ops::NodeGuard;
 use burn::backend::flex::FlexTensor;
-use burn::backend::{Flex, TensorMetadata};
+use burn::backend::{Autodiff, Flex, TensorMetadata};
 use burn::tensor::{Tensor, TensorData};
 
 /// Fewest values of a buffer that is kept. The allocator is fast with smaller ones.
@@ -21,6 +22,8 @@ const LEAST_VALUES: usize = 1024;
 const MOST_KEPT: usize = 64;
 /// The most buffers in use that a thread knows of.
 const MOST_LENT: usize = 256;
+
+const ON_THE_CPU: &str = "computed on the CPU";
 
 thread_local! {
     static BUFFERS: RefCell<Buffers> = RefCell::default();
@@ -93,7 +96,22 @@ pub(crate) fn reclaim_values(tensor: Tensor<2>) {
 
 /// The same values, row by row. The given tensor is no longer in use.
 pub(crate) fn contiguous(tensor: FlexTensor) -> FlexTensor {
-    tensor.to_contiguous()
+    let contiguous = tensor.to_contiguous();
+    // Without a copy, both are the same memory, which stays in use.
+    reclaim(tensor);
+    contiguous
+}
+
+/// The values of a tensor that is in no graph, row by row.
+pub(crate) fn values(tensor: Tensor<2>) -> FlexTensor {
+    contiguous(tensor.try_into_primitive::<Flex>().expect(ON_THE_CPU))
+}
+
+/// The values of a tensor row by row, and its node in the graph.
+pub(crate) fn values_and_node(tensor: Tensor<2>) -> (FlexTensor, NodeGuard) {
+    let tensor = tensor.autodiff().try_into_primitive::<Autodiff<Flex>>();
+    let (values, node) = tensor.expect(ON_THE_CPU).into_parts();
+    (contiguous(values), node)
 }
 
 /// A matrix of a shape (rows, columns) from row-major values, which are moved, not copied.

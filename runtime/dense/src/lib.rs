@@ -9,13 +9,14 @@
 //!
 //! Each module imports only modules to its left:
 //!
-//! `random`, `device`, `flex` → `layout` → `linear`, `pairwise`, `onnx` → `layers` → `models` →
-//! `tasks` → `pass` → `host`, `accelerator` → `tower`
+//! `random`, `device`, `flex` → `layout` → `linear`, `pairwise`, `concatenation`, `onnx` → `layers`
+//! → `models` → `tasks` → `pass` → `host`, `accelerator` → `tower`
 //!
 //! `models` → `transfer`
 
 mod accelerator;
 mod batch;
+mod concatenation;
 mod device;
 mod error;
 mod export;

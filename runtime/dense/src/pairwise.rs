@@ -12,12 +12,11 @@ use burn::backend::{Autodiff, Flex};
 use burn::tensor::Tensor;
 use rectrain_gemm::{Pairwise, PairwiseVectors};
 
-use crate::flex::{contiguous, floats, reclaim, shape, take, tensor};
+use crate::flex::{contiguous, floats, reclaim, shape, take, tensor, values, values_and_node};
 
 /// The leading vector of each sample, and then its dot products: `[B, d]` and `[B, (n−1)·d]` to
 /// `[B, d + n(n−1)/2]`. Without `leading`, `[B, n·d]` to `[B, n(n−1)/2]`. No gradients are recorded.
 pub(crate) fn forward(pairwise: Pairwise, leading: Option<Tensor<2>>, others: Tensor<2>) -> Tensor<2> {
-    let values = |tensor: Tensor<2>| contiguous(tensor.try_into_primitive::<Flex>().expect("computed on the CPU"));
     let operands = Operands { pairwise, leading: leading.map(values), others: values(others) };
     let output = operands.forward();
     operands.leading.into_iter().chain([operands.others]).for_each(reclaim);
@@ -31,12 +30,6 @@ pub(crate) fn forward_recorded(pairwise: Pairwise, leading: Option<Tensor<2>>, o
         None => Operands { pairwise, leading: None, others }.record([others_node]),
         Some((leading, node)) => Operands { pairwise, leading: Some(leading), others }.record([node, others_node]),
     }
-}
-
-fn values_and_node(tensor: Tensor<2>) -> (FlexTensor, NodeGuard) {
-    let tensor = tensor.autodiff().try_into_primitive::<Autodiff<Flex>>();
-    let (values, node) = tensor.expect("computed on the CPU").into_parts();
-    (contiguous(values), node)
 }
 
 /// The vectors of a shard, which the backward pass needs too.
@@ -81,7 +74,7 @@ impl<const N: usize> Backward<Flex, N> for PairwiseBackward {
         let operands = ops.state;
         let vectors = operands.vectors();
         let gradient = contiguous(gradients.consume::<Flex>(&ops.node));
-        let [mut of_leading, mut of_others] = [vectors.leading, vectors.others].map(|values| take(values.len()));
+        let [mut of_leading, mut of_others] = [vectors.leading, vectors.others].map(|part| take(part.len()));
         operands.pairwise.backward(vectors, floats(&gradient), &mut of_leading, &mut of_others);
         reclaim(gradient);
         let of_leading = operands.leading.as_ref().map(|leading| tensor(of_leading, shape(leading)));

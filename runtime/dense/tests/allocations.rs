@@ -26,9 +26,16 @@ const DENSE: usize = 13;
 /// Eight shards of 256 samples.
 const SAMPLES: usize = 2048;
 
+fn dlrm() -> ModelSettings {
+    ModelSettings::Dlrm { bottom: vec![512, 256], top: vec![512, 256] }
+}
+
+fn dnn() -> ModelSettings {
+    ModelSettings::Dnn { hidden: vec![512, 256, 128] }
+}
+
 /// A tower that computes on the thread that calls it.
-fn tower(precision: Precision, dense: usize) -> Tower {
-    let settings = ModelSettings::Dlrm { bottom: vec![512, 256], top: vec![512, 256] };
+fn tower(settings: ModelSettings, precision: Precision, dense: usize) -> Tower {
     let model = ModelConfig::new(settings, dense, vec![DIM; FEATURES]).build().unwrap();
     let options = TowerOptions { seed: 1, rank: 0, threads: 1, device: ComputeDevice::Cpu, precision };
     Tower::new(model, Tasks::single(BinaryCrossEntropy), DenseOptimizer::adam(1e-3), options).unwrap()
@@ -47,34 +54,41 @@ fn large_allocations_are_counted() {
 }
 
 /// The gradient of the embeddings belongs to the caller, which sends it away.
+fn check_steps(settings: &ModelSettings, precision: Precision, dense: usize) {
+    let mut tower = tower(settings.clone(), precision, dense);
+    let (embeddings, dense) = (values(SAMPLES * FEATURES * DIM), values(SAMPLES * dense));
+    let labels: Vec<f32> = values(SAMPLES).iter().map(|&value| f32::from(value > 0.0)).collect();
+    let features = Features { samples: SAMPLES, dense: &dense, embeddings: &embeddings, linear: &[] };
+    let mut step = |number: u64| {
+        let output = tower.forward_backward(features, &labels, 1.0 / SAMPLES as f32, number).unwrap();
+        assert_eq!(output.embedding_gradients.len(), embeddings.len());
+        tower.apply(number).unwrap();
+    };
+    (1..=3).for_each(&mut step);
+    for number in 4..=6 {
+        let found = counted(LARGE, || step(number));
+        assert_eq!(found, [1, size_of_val(&*embeddings)], "{settings:?}, {precision:?}, step {number}");
+    }
+}
+
 #[test]
-fn a_step_of_a_dlrm_allocates_only_the_gradient_that_it_returns() {
+fn a_step_allocates_only_the_gradient_that_it_returns() {
     for precision in [Precision::Fp32, Precision::Bf16] {
-        for dense in [DENSE, 0] {
-            let mut tower = tower(precision, dense);
-            let (embeddings, dense) = (values(SAMPLES * FEATURES * DIM), values(SAMPLES * dense));
-            let labels: Vec<f32> = values(SAMPLES).iter().map(|&value| f32::from(value > 0.0)).collect();
-            let features = Features { samples: SAMPLES, dense: &dense, embeddings: &embeddings, linear: &[] };
-            let mut step = |number: u64| {
-                let output = tower.forward_backward(features, &labels, 1.0 / SAMPLES as f32, number).unwrap();
-                assert_eq!(output.embedding_gradients.len(), embeddings.len());
-                tower.apply(number).unwrap();
-            };
-            (1..=3).for_each(&mut step);
-            for number in 4..=6 {
-                let found = counted(LARGE, || step(number));
-                assert_eq!(found, [1, size_of_val(&*embeddings)], "{precision:?}, step {number}");
-            }
+        for settings in [dlrm(), dnn()] {
+            check_steps(&settings, precision, DENSE);
+            check_steps(&settings, precision, 0);
         }
     }
 }
 
 #[test]
-fn predictions_of_a_dlrm_need_no_large_allocation() {
-    let mut tower = tower(Precision::Fp32, DENSE);
-    let (embeddings, dense) = (values(SAMPLES * FEATURES * DIM), values(SAMPLES * DENSE));
-    let features = Features { samples: SAMPLES, dense: &dense, embeddings: &embeddings, linear: &[] };
-    let mut predict = || drop(tower.predict(features).unwrap());
-    (0..3).for_each(|_| predict());
-    assert_eq!(counted(LARGE, &mut predict), [0, 0]);
+fn predictions_need_no_large_allocation() {
+    for settings in [dlrm(), dnn()] {
+        let mut tower = tower(settings, Precision::Fp32, DENSE);
+        let (embeddings, dense) = (values(SAMPLES * FEATURES * DIM), values(SAMPLES * DENSE));
+        let features = Features { samples: SAMPLES, dense: &dense, embeddings: &embeddings, linear: &[] };
+        let mut predict = || drop(tower.predict(features).unwrap());
+        (0..3).for_each(|_| predict());
+        assert_eq!(counted(LARGE, &mut predict), [0, 0]);
+    }
 }

@@ -13,7 +13,7 @@ use burn::tensor::Tensor;
 use rectrain_gemm::{Finish, Left, Matrix, Start, product_into};
 
 use super::{Packed, Record};
-use crate::flex::{contiguous, floats, reclaim, shape, take, tensor};
+use crate::flex::{contiguous, floats, reclaim, shape, take, tensor, values, values_and_node};
 use crate::layout::{LinearParameters, ParameterId};
 
 thread_local! {
@@ -33,16 +33,12 @@ impl Packed {
         relu: bool,
     ) -> Tensor<2> {
         let Some(record) = &self.record else {
-            let input = contiguous(input.try_into_primitive::<Flex>().expect("computed on the CPU"));
+            let input = values(input);
             let output = self.forward(linear, &input, relu);
             reclaim(input);
             return Tensor::from_primitive::<Flex>(output);
         };
-        let [(input, input_node), (_, anchor_node)] = [input, anchor].map(|tensor| {
-            let tensor = tensor.autodiff().try_into_primitive::<Autodiff<Flex>>();
-            tensor.expect("computed on the CPU").into_parts()
-        });
-        let input = contiguous(input);
+        let [(input, input_node), (_, anchor_node)] = [input, anchor].map(values_and_node);
         let output = self.forward(linear, &input, relu);
         let [rows, columns] = shape(&input);
         record.write(linear.weight).begin(self.kernel, Matrix::new(floats(&input), rows, columns));
