@@ -1,5 +1,5 @@
-//! The tensors of Burn's CPU backend, `flex`, as this crate's own operations see them, and the memory
-//! of their values.
+//! The tensors of Burn's CPU backend, `flex`, as this crate's own operations see them, and the
+//! memory of their values.
 //!
 //! A step needs the same buffers as the step before. An allocator may give the memory of large ones
 //! back to the kernel in between, which then clears every page again. So each thread keeps the
@@ -55,8 +55,8 @@ impl Buffers {
         buffer
     }
 
-    /// Keeps a buffer that was taken, in the place of the one that is unused for the longest time if
-    /// there are too many.
+    /// Keeps a buffer that was taken. If there are too many, it replaces the one that is unused for
+    /// the longest time.
     fn keep(&mut self, mut buffer: Vec<f32>) {
         let address = buffer.as_ptr().addr();
         let Some(index) = self.lent.iter().position(|&lent| lent == address) else { return };

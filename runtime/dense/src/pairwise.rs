@@ -1,7 +1,7 @@
-//! The dot products of all pairs of a sample's vectors on the CPU, as an operation of Burn's graph
-//! with a backward pass of its own. Its input is the bottom MLP's output and the pooled embeddings,
-//! each where it lies. Its output is the input of the top MLP. So nothing is concatenated,
-//! transposed or selected. The arithmetic is in `rectrain_gemm`.
+//! The dot products of all pairs of a sample's vectors on the CPU. They are an operation of Burn's
+//! graph with a backward pass of its own. Its input is the bottom MLP's output and the pooled
+//! embeddings, each where it lies. Its output is the input of the top MLP. So nothing is
+//! concatenated, transposed or selected. The arithmetic is in `rectrain_gemm`.
 
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
 use burn::backend::autodiff::checkpoint::strategy::NoCheckpointing;
@@ -15,7 +15,7 @@ use rectrain_gemm::{Pairwise, PairwiseVectors};
 use crate::flex::{contiguous, floats, reclaim, shape, take, tensor, values, values_and_node};
 
 /// The leading vector of each sample, and then its dot products: `[B, d]` and `[B, (n−1)·d]` to
-/// `[B, d + n(n−1)/2]`. Without `leading`, `[B, n·d]` to `[B, n(n−1)/2]`. No gradients are recorded.
+/// `[B, d + n(n−1)/2]`. Without `leading`, `[B, n·d]` to `[B, n(n−1)/2]`. It records no gradients.
 pub(crate) fn forward(pairwise: Pairwise, leading: Option<Tensor<2>>, others: Tensor<2>) -> Tensor<2> {
     let operands = Operands { pairwise, leading: leading.map(values), others: values(others) };
     let output = operands.forward();

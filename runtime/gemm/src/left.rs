@@ -128,7 +128,7 @@ impl Left {
     }
 
     /// Room for this many words, with any values. Memory of a larger operand is kept, and not
-    /// cleared again for the next one: packing writes every word that a product's result depends on.
+    /// cleared for the next one: packing writes every word that a product's result depends on.
     fn room(&mut self, words: usize) -> &mut [u32] {
         let lines = words.div_ceil(LINE);
         if self.lines.len() < lines {

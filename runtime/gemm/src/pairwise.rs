@@ -54,8 +54,8 @@ thread_local! {
 }
 
 impl Pairwise {
-    /// The pairs of `others` vectors of `dim` values, and of a leading vector with each of them if
-    /// `leads`, by the fastest instructions of this processor.
+    /// The pairs of `others` vectors of `dim` values. With `leads`, a leading vector pairs with each
+    /// of them too. The fastest instructions of this processor compute them.
     ///
     /// # Panics
     /// If `dim` or `others` is 0.
@@ -101,8 +101,8 @@ impl Pairwise {
     }
 
     /// For each sample, its leading vector and then its dot products, in the order (1,0), (2,0),
-    /// (2,1), (3,0), …: `[samples, columns]`. The leading vector has number 0. `out` is overwritten,
-    /// and keeps its memory.
+    /// (2,1), (3,0), …: `[samples, columns]`. The leading vector has number 0. `out` is
+    /// overwritten, and keeps its memory.
     ///
     /// # Panics
     /// If the parts of `vectors` do not fit.
@@ -377,7 +377,7 @@ mod tests {
         }
 
         /// The result by definition, in 64 bits, for vectors in which value `moved` of all of the
-        /// batch is moved by `by`. The values are numbered sample by sample, the leading ones first.
+        /// batch is moved by `by`. Values are numbered sample by sample, the leading ones first.
         fn defined(&self, moved: usize, by: f64) -> Vec<f64> {
             let Pairwise { others, dim, .. } = self.pairwise;
             let leading = self.pairwise.leading_values();

@@ -1,7 +1,7 @@
 //! `cargo xtask peers --work epoch`: the road from a file to a test AUC, as whole processes. Every
-//! system starts, reads its rows, trains the DLRM of `e2e/peers/epoch.yaml` for one epoch, and tests
-//! it. Rectrain runs in `sync` and in `hybrid`. `sync` is the mode to compare with the peers, which
-//! are synchronous too.
+//! system starts, reads its rows, trains the DLRM of `e2e/peers/epoch.yaml` for one epoch, and
+//! tests it. Rectrain runs in `sync` and in `hybrid`. `sync` is the mode to compare with the peers,
+//! which are synchronous too.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -26,8 +26,8 @@
 //! Calls block until the computation is done: on an async runtime, make them from a blocking
 //! thread. The operations of this crate keep the memory of their activations from step to step, by
 //! thread (`flex`). Layers in plain Burn allocate theirs anew. So a process that trains should tell
-//! glibc's malloc to keep freed memory (`M_MMAP_THRESHOLD`, `M_TRIM_THRESHOLD`). The program decides
-//! that, not this crate.
+//! glibc's malloc to keep freed memory (`M_MMAP_THRESHOLD`, `M_TRIM_THRESHOLD`). The program
+//! decides that, not this crate.
 
 mod buffers;
 mod checks;
