@@ -29,6 +29,23 @@ pub(crate) struct Passed {
     pub(crate) output: StepOutput,
     /// The first parameter, in layout order, with a gradient that is not finite.
     pub(crate) broken: Option<usize>,
+    pub(crate) finite: KnownFinite,
+}
+
+/// What a pass knows to be finite. The tower looks through the rest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct KnownFinite {
+    /// The inputs.
+    pub(crate) inputs: bool,
+    /// The gradients of the inputs.
+    pub(crate) gradients: bool,
+}
+
+impl KnownFinite {
+    /// The knowledge about the parts of a batch, from two of them.
+    pub(crate) fn and(self, other: Self) -> Self {
+        Self { inputs: self.inputs && other.inputs, gradients: self.gradients && other.gradients }
+    }
 }
 
 /// A forward pass with its autodiff graph.

@@ -180,7 +180,10 @@ impl Tower {
         let during = || format!("training step {step}");
         let model = Arc::clone(self.substitute.as_ref().unwrap_or(&self.model));
         let widths = model.input_widths();
-        self.check_features(widths, &features, &during)?;
+        Self::check_lengths(widths, &features)?;
+        if let Compute::Accelerator(_) = self.compute {
+            self.check_inputs(widths, &features, &during)?;
+        }
         self.tasks.check_labels(labels, features.samples, step)?;
 
         let masks = Masks { seed: self.seed, step, rank: self.rank, first_sample: 0 };
@@ -189,7 +192,7 @@ impl Tower {
             Compute::Host(host) => host.forward_backward(&pass),
             Compute::Accelerator(device) => device.forward_backward(&pass, &during())?,
         };
-        self.check_step(widths, passed, &during)
+        self.check_step(widths, &features, passed, &during)
     }
 
     /// Predictions, `[samples, tasks]`, without recording gradients or dropping activations.
@@ -198,7 +201,9 @@ impl Tower {
     /// [`DenseError::InputLength`], [`DenseError::NonFinite`] and [`DenseError::Device`].
     pub fn predict(&mut self, features: Features<'_>) -> Result<Vec<f32>, DenseError> {
         let during = || "prediction".to_string();
-        self.check_features(self.model.input_widths(), &features, &during)?;
+        let widths = self.model.input_widths();
+        Self::check_lengths(widths, &features)?;
+        self.check_inputs(widths, &features, &during)?;
         let logits = match &mut self.compute {
             Compute::Host(host) => host.logits(&*self.model, &features),
             Compute::Accelerator(device) => device.logits(&*self.model, &features, &during())?,
