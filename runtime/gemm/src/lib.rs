@@ -34,10 +34,12 @@
 //!   floats with operands that packing has rounded, at the speed of 32-bit floats.
 //!
 //! [`Pairwise`] has a kernel of its own, for the dot products of few short vectors of each sample.
+//! [`relu_backward`] and [`add_rows`] sum a matrix by column, for the gradient of a bias.
 //!
-//! `unsafe` is used in `kernel`, in `pairwise` to call code compiled for a vector unit, and in
-//! `product` for results in uninitialized memory.
+//! `unsafe` is used in `kernel`, in `pairwise` and `columns` to call code compiled for a vector
+//! unit, and in `product` for results in uninitialized memory.
 
+mod columns;
 mod kernel;
 mod left;
 mod lines;
@@ -48,6 +50,7 @@ mod right;
 #[cfg(test)]
 mod tests;
 
+pub use columns::{add_rows, relu_backward};
 pub use kernel::Kernel;
 pub use left::Left;
 pub use matrix::Matrix;

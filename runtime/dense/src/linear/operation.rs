@@ -10,7 +10,7 @@ use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::flex::FlexTensor;
 use burn::backend::{Autodiff, Flex};
 use burn::tensor::Tensor;
-use rectrain_gemm::{Finish, Left, Matrix, Start, product_into};
+use rectrain_gemm::{Finish, Left, Matrix, Start, add_rows, product_into, relu_backward};
 
 use super::{Packed, Record};
 use crate::flex::{contiguous, floats, reclaim, shape, take, tensor, values, values_and_node};
@@ -97,8 +97,13 @@ impl Backward<Flex, 2> for LinearBackward {
         let mut recorded = record.write(weight);
         recorded.bias.clear();
         recorded.bias.resize(columns, 0.0);
-        through_relu(&mut derivatives, output.as_ref(), &mut recorded.bias);
-        output.into_iter().for_each(reclaim);
+        match output {
+            Some(output) => {
+                relu_backward(derivatives.storage_mut::<f32>(), floats(&output), &mut recorded.bias);
+                reclaim(output);
+            }
+            None => add_rows(floats(&derivatives), &mut recorded.bias),
+        }
         let matrix = Matrix::new(floats(&derivatives), rows, columns);
         recorded.complete(kernel, matrix);
         drop(recorded);
@@ -113,24 +118,5 @@ impl Backward<Flex, 2> for LinearBackward {
             gradients.register::<Flex>(input.id, tensor(of_input, [rows, layer.backward.columns()]));
         }
         reclaim(derivatives);
-    }
-}
-
-/// Sets derivatives to 0 where ReLU let nothing through, and adds them to `bias` by column, in the
-/// order of the rows.
-fn through_relu(derivatives: &mut FlexTensor, output: Option<&FlexTensor>, bias: &mut [f32]) {
-    let columns = bias.len();
-    if let Some(output) = output {
-        let values = derivatives.storage_mut::<f32>();
-        for (values, outputs) in values.chunks_exact_mut(columns).zip(floats(output).chunks_exact(columns)) {
-            for ((value, &output), sum) in values.iter_mut().zip(outputs).zip(&mut *bias) {
-                *value = if output <= 0.0 { 0.0 } else { *value };
-                *sum += *value;
-            }
-        }
-    } else {
-        for values in floats(derivatives).chunks_exact(columns) {
-            bias.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
-        }
     }
 }
