@@ -60,3 +60,39 @@ impl Backward<Flex, 2> for ConcatenationBackward {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::{Device, TensorData};
+
+    use super::*;
+
+    fn matrix(first: usize, rows: usize, columns: usize) -> Tensor<2> {
+        let values: Vec<f32> = (first..first + rows * columns).map(|value| value as f32 / 8.0).collect();
+        Tensor::from_data(TensorData::new(values, [rows, columns]), &Device::flex())
+    }
+
+    fn floats_of(tensor: Tensor<2>) -> Vec<f32> {
+        tensor.into_data().try_into_vec().unwrap()
+    }
+
+    /// The output, and the gradients of both parts for weights that differ in each place.
+    fn pass(concatenate: impl Fn([Tensor<2>; 2]) -> Tensor<2>, [rows, left, right]: [usize; 3]) -> [Vec<f32>; 3] {
+        let parts = [matrix(1, rows, left), matrix(500, rows, right)].map(|part| part.autodiff().require_grad());
+        let output = concatenate(parts.clone());
+        let mut gradients = (output.clone() * matrix(900, rows, left + right)).sum().backward();
+        let [of_left, of_right] = parts.map(|part| floats_of(part.grad_remove(&mut gradients).unwrap()));
+        [floats_of(output.inner()), of_left, of_right]
+    }
+
+    #[test]
+    fn the_result_and_its_gradients_equal_burns_concatenation() {
+        for shape in [[5, 3, 2], [1, 4, 1], [300, 40, 13]] {
+            let burns = pass(|parts| Tensor::cat(parts.to_vec(), 1), shape);
+            assert_eq!(pass(forward_recorded, shape), burns, "{shape:?}");
+            let [rows, left, right] = shape;
+            let output = forward([matrix(1, rows, left), matrix(500, rows, right)]);
+            assert_eq!(floats_of(output), burns[0], "{shape:?}");
+        }
+    }
+}
