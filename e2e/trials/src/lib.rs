@@ -5,6 +5,7 @@
 pub mod chaos;
 pub mod cluster;
 pub mod continual;
+pub mod des;
 mod error;
 pub mod gpu;
 pub mod kraken;
