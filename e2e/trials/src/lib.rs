@@ -13,6 +13,7 @@ pub mod migration;
 pub mod movielens;
 pub mod page;
 pub mod peers;
+pub mod placement;
 pub mod quality;
 pub mod shadow;
 pub mod stragglers;

@@ -16,7 +16,7 @@ use rectrain_harness::workspace::workspace;
 use rectrain_harness::{HarnessError, say, skips};
 use rectrain_lint::{architecture, prose};
 use rectrain_trials::{
-    chaos, continual, des, gpu, kraken, migration, page, peers, quality, shadow, stragglers, workers,
+    chaos, continual, des, gpu, kraken, migration, page, peers, placement, quality, shadow, stragglers, workers,
 };
 
 use error::XtaskError;
@@ -41,6 +41,7 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   chaos [ARGS]      kills processes of a job at random and compares its model with an undisturbed run's
   migration [ARGS]  moves millions of rows between parameter servers of a running job and prints the step times
   peers [ARGS]      runs the same work with Rectrain, PyTorch, TorchRec and TensorFlow in turns and prints ratios
+  placement [ARGS]  prints how evenly parameter servers share look-ups, by fields and by slots
   kraken [ARGS]     compares tables within a budget, policies and optimizers of rows as Kraken's paper does
   page [--update]   shows the page of a run in chromium in each state, and compares pictures with docs/images/page
   cluster COMMAND   runs a Kubernetes of two nodes on this machine, and trials in it; `cluster --help` lists COMMANDs
@@ -83,6 +84,7 @@ fn dispatch(arguments: &[&str]) -> Result<(), XtaskError> {
         ["migration", rest @ ..] => Ok(migration::run(rest)?),
         ["kraken", rest @ ..] => Ok(kraken::run(rest)?),
         ["peers", rest @ ..] => Ok(peers::run(rest)?),
+        ["placement", rest @ ..] => Ok(placement::run(rest)?),
         ["page", rest @ ..] => Ok(page::run(rest)?),
         ["cluster", rest @ ..] => Ok(cluster::run(rest)?),
         _ => Err(HarnessError::Usage(USAGE).into()),

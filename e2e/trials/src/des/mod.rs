@@ -28,8 +28,8 @@ const USAGE: &str = "usage: cargo xtask des [--quick] [--rows criteo,wide] [--pa
 [--batches 512,1024,2048,4096,8192] [--servers 4] [--steps 5] [--set PATH=VALUE]
   Trains STEPS steps in `des` and in `sync`, and prints the bytes of a step by link, measured and by formula, as JSON.
   Then a table of the shares saved. Fails if a link deviates from its formula by more than 3 %.
-  DATA has 65,536 rows or more in Criteo's layout, for `criteo`. Without it, its rows are synthetic. --quick: batches
-  of 512, and 3 steps.";
+  DATA has 65,536 rows or more in Criteo's layout, for `criteo`; its path is relative to the workspace. Without it,
+  these rows are synthetic. --quick: batches of 512, and 3 steps.";
 
 /// Columns of an embedding, as in the paper.
 const DIM: u32 = 8;
@@ -156,8 +156,8 @@ impl Rows {
         }
     }
 
-    /// `spec.data`. With an exponent of 1.3, 950 features have 159,000 distinct ids in 512 samples
-    /// and 1.34 million in 8,192. The paper has 148,000 and 1.39 million.
+    /// `spec.data`. With an exponent of 1.3, 950 features have 158,000 distinct ids in 512 samples
+    /// and 1.33 million in 8,192. The paper has 148,000 and 1.39 million.
     fn data(self, path: Option<&str>) -> Value {
         match (self, path) {
             (Self::Criteo, Some(path)) => json!({
