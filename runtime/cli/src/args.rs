@@ -347,8 +347,8 @@ pub(crate) enum DataCommand {
     /// Show the ids, the labels and the memory of a job's training data, before training, and the
     /// settings that they suggest
     Profile(ProfileArgs),
-    /// Show how evenly parameter servers would share the look-ups of a job's training data, by fields
-    /// and by slots
+    /// Show how evenly parameter servers would share the look-ups of a job's training data, by
+    /// fields and by slots
     Placement(PlacementArgs),
     /// MovieLens 100k: a label is 1 from a rating of 4 on; the last 20 % of each user's ratings are
     /// the test

@@ -81,7 +81,7 @@ fn a_sample_and_numbers_of_servers_can_be_chosen() {
     assert!(text.contains("every second piece decides the balanced placements"), "{text}");
 }
 
-/// Pieces of a global batch are those of the dense workers.
+/// A global batch has a piece for each dense worker.
 #[test]
 fn each_dense_worker_looks_up_a_piece() {
     let folder = folder();

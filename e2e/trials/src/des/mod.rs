@@ -1,12 +1,12 @@
 //! `cargo xtask des`: the bytes on the wire in the mode `des`, as table 2 of DES (Rong et al. 2020)
 //! compares them.
 //!
-//! Jobs train in many processes, in `des` and in `sync` without a look-ahead. The bytes of each link
-//! and step are compared with their formulas, and with those of DES and of the mesh.
+//! Jobs train in many processes, in `des` and in `sync` without a look-ahead. The bytes of each
+//! link and step are compared with their formulas, and with the paper's formulas of DES and mesh.
 //!
 //! - `criteo`: 26 features of one id.
-//! - `wide`: 950 features of one id, as many as a sample of the paper has. Their numbers of distinct
-//!   ids are near those of the paper's table 2.
+//! - `wide`: 950 features of one id, as many as a sample of the paper has. Their numbers of
+//!   distinct ids are near the numbers in the paper's table 2.
 
 mod formula;
 mod measure;
@@ -333,7 +333,7 @@ fn check(compared: &[Compared]) -> Result<(), TrialError> {
 mod tests {
     use super::*;
 
-    /// Measured bytes as the formulas have them, those of `sync` times `scale`.
+    /// Measured bytes as the formulas have them, in `sync` times `scale`.
     fn compared(scale: f64) -> Compared {
         let case = Case { rows: Rows::Criteo, model: Model::Lr, batch: 512 };
         let measured = |bytes| Measured { steps: 5.0, unique: 1000.0, bytes };

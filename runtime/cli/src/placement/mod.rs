@@ -1,6 +1,6 @@
-//! `rectrain data placement`: how evenly parameter servers would share the look-ups of a job, before
-//! anything is trained. ShadowSync profiles the cost of look-ups and places by bin packing (Zheng et
-//! al. 2020, section 3.1). Fields that are placed whole are compared with slots.
+//! `rectrain data placement`: how evenly parameter servers would share the look-ups of a job,
+//! before anything is trained. ShadowSync profiles the cost of look-ups and places by bin packing
+//! (Zheng et al. 2020, section 3.1). Fields that are placed whole are compared with slots.
 
 mod balance;
 mod costs;
