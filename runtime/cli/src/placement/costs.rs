@@ -93,7 +93,7 @@ mod tests {
         costs.push(&piece([&[1], &[1], &[high]]), &layout());
         assert_eq!((costs.pieces, &*costs.look_ups), (2, &[3, 3, 2][..]));
         assert_eq!(costs.features, [3 * 20, 3 * 20, 2 * 12]);
-        // 1, 2 and 7, and then 1: the features share 2 and 1. In the other slot: an id of each group.
+        // The features share 2 and 1. The other slot has an id of each group.
         assert_eq!(costs.slots, [20 + 20 + 12 + 20, 20 + 12]);
     }
 }
