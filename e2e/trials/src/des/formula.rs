@@ -11,6 +11,8 @@ const FRAME: f64 = 60.0;
 const TENSOR: f64 = 40.0;
 /// The most samples whose indices have 2 bytes.
 const NARROW_SAMPLES: f64 = 65_536.0;
+/// Bytes of a cell in a look-up of `des`: its feature and its sample.
+const CELL: f64 = 8.0;
 /// Tensors of a feature in a look-up of `des`: keys, starts, samples, weights.
 const FEATURE_TENSORS: f64 = 4.0;
 
@@ -22,8 +24,7 @@ pub(super) enum Model {
     Fm(u32),
 }
 
-/// The sizes of a step with one embedding worker and one dense worker. Each sample has one id of
-/// each feature, and there are no dense features.
+/// The sizes of a step with one embedding worker and one dense worker. There are no dense features.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Step {
     pub(super) model: Model,
@@ -31,6 +32,8 @@ pub(super) struct Step {
     pub(super) batch: f64,
     /// F: sparse features.
     pub(super) features: f64,
+    /// Ids of a sample in each feature.
+    pub(super) values: f64,
     /// u: distinct ids of the batch.
     pub(super) unique: f64,
     /// N: parameter servers.
@@ -60,12 +63,17 @@ impl Model {
         }
     }
 
+    /// d: columns of an embedding.
+    fn dim(self) -> f64 {
+        match self {
+            Self::Lr => 0.0,
+            Self::Fm(dim) => f64::from(dim),
+        }
+    }
+
     /// Columns of a row: the first-order weight, and the embedding.
     fn row(self) -> f64 {
-        match self {
-            Self::Lr => 1.0,
-            Self::Fm(dim) => f64::from(dim) + 1.0,
-        }
+        self.dim() + 1.0
     }
 
     /// Columns of the partial results: Σ w·x, and for `fm` Σ v·x and Σ⟨vx, vx⟩.
@@ -120,14 +128,24 @@ impl Step {
         let sums = VALUE * self.model.results() * self.batch;
         // A list of starts has one more than there are ids.
         let of_features = frame(FEATURE_TENSORS * self.features + 1.0) + VALUE * self.features;
-        let results = self.servers * (frame(self.model.result_tensors()) + sums);
+        let (cells, vector) = (self.shared_cells(), VALUE * self.model.dim());
+        let results = self.servers * (frame(self.model.result_tensors()) + sums + vector * cells);
+        let ids = self.features * self.values * self.batch;
         [
-            self.servers * of_features + (KEY + VALUE) * self.unique + index * self.features * self.batch,
+            self.servers * (of_features + CELL * cells) + (KEY + VALUE) * self.unique + index * ids,
             results,
             results,
             self.forward_frame() + sums,
             frame(self.model.pooled_tensors()) + sums,
         ]
+    }
+
+    /// The expected cells of a server whose ids other servers hold, too. A server holds each of n ids
+    /// with probability 1/N. It holds all of them, or none, in the other cells.
+    fn shared_cells(&self) -> f64 {
+        let share = 1.0 / self.servers;
+        let of_cell = 1.0 - share.powf(self.values) - (1.0 - share).powf(self.values);
+        if self.model.dim() > 0.0 { of_cell * self.features * self.batch } else { 0.0 }
     }
 
     /// Bytes of the reply to a dense worker without its pooled values. It has the labels, and an
@@ -174,7 +192,7 @@ mod tests {
     ];
 
     fn step(model: Model, batch: f64, unique: f64) -> Step {
-        Step { model, batch, features: 26.0, unique, servers: 4.0 }
+        Step { model, batch, features: 26.0, values: 1.0, unique, servers: 4.0 }
     }
 
     #[test]
@@ -194,7 +212,7 @@ mod tests {
     /// Two features and three samples with the ids a b a and c c d, on one server.
     #[test]
     fn links_agree_with_messages_counted_by_hand() {
-        let step = Step { model: Model::Fm(2), batch: 3.0, features: 2.0, unique: 4.0, servers: 1.0 };
+        let step = Step { model: Model::Fm(2), batch: 3.0, features: 2.0, values: 1.0, unique: 4.0, servers: 1.0 };
         // Of `des`: 9 tensors with 4 keys, 2 + 1 and 2 + 1 starts, and 6 samples. Then 3 samples of
         // 1 and 3 columns.
         let look_up = 60.0 + 9.0 * 40.0 + 4.0 * 8.0 + 6.0 * 4.0 + 6.0 * 2.0;
@@ -205,6 +223,20 @@ mod tests {
         let (rows, pooled) = (4.0 * 12.0, 3.0 * 24.0);
         let forward = 60.0 + 160.0 + pooled + 12.0;
         assert_eq!(step.sync(), [100.0 + 32.0, 100.0 + rows, 140.0 + 32.0 + rows, forward, 140.0 + pooled]);
+    }
+
+    /// With two servers and two ids, half of the cells are shared. Each has 8 bytes in a look-up, and
+    /// a vector in the results.
+    #[test]
+    fn cells_on_several_servers_add_their_vectors() {
+        let of = |model, values| Step { values, servers: 2.0, ..step(model, 10.0, 100.0) };
+        let added = |model| {
+            let [one, two] = [1.0, 2.0].map(|values| of(model, values).des());
+            // The second id of each cell has an index of 2 bytes.
+            [two[0] - one[0] - 2.0 * 260.0, two[1] - one[1], two[2] - one[2], two[3] - one[3]]
+        };
+        assert_eq!(added(Model::Lr), [0.0; 4]);
+        assert_eq!(added(Model::Fm(4)), [2.0 * 130.0 * 8.0, 2.0 * 130.0 * 16.0, 2.0 * 130.0 * 16.0, 0.0]);
     }
 
     #[test]

@@ -7,8 +7,10 @@
 //! - `criteo`: 26 features of one id.
 //! - `wide`: 950 features of one id, as many as a sample of the paper has. Their numbers of
 //!   distinct ids are near the numbers in the paper's table 2.
+//! - `lists`: 25 features of 38 ids. Most cells have ids on several servers.
 
 mod formula;
+mod lists;
 mod measure;
 
 use std::path::Path;
@@ -24,7 +26,7 @@ use self::measure::{Job, Measured, measure};
 use crate::TrialError;
 use crate::error::unmet;
 
-const USAGE: &str = "usage: cargo xtask des [--quick] [--rows criteo,wide] [--path DATA] [--models lr,fm] \
+const USAGE: &str = "usage: cargo xtask des [--quick] [--rows criteo,wide,lists] [--path DATA] [--models lr,fm] \
 [--batches 512,1024,2048,4096,8192] [--servers 4] [--steps 5] [--set PATH=VALUE]
   Trains STEPS steps in `des` and in `sync`, and prints the bytes of a step by link, measured and by formula, as JSON.
   Then a table of the shares saved. Fails if a link deviates from its formula by more than 3 %.
@@ -56,6 +58,7 @@ struct Plan {
 enum Rows {
     Criteo,
     Wide,
+    Lists,
 }
 
 /// A job that trains in both modes.
@@ -113,7 +116,7 @@ fn parse(arguments: &[&str]) -> Result<Plan, HarnessError> {
 
 fn full() -> Plan {
     Plan {
-        rows: vec![Rows::Criteo, Rows::Wide],
+        rows: vec![Rows::Criteo, Rows::Wide, Rows::Lists],
         path: None,
         models: vec![Model::Lr, Model::Fm(DIM)],
         batches: vec![512, 1024, 2048, 4096, 8192],
@@ -138,21 +141,40 @@ fn model(name: &str) -> Option<Model> {
 
 impl Rows {
     fn named(name: &str) -> Option<Self> {
-        [Self::Criteo, Self::Wide].into_iter().find(|rows| rows.name() == name)
+        [Self::Criteo, Self::Wide, Self::Lists].into_iter().find(|rows| rows.name() == name)
     }
 
     fn name(self) -> &'static str {
         match self {
             Self::Criteo => "criteo",
             Self::Wide => "wide",
+            Self::Lists => "lists",
         }
     }
 
-    /// Sparse features, each with one id in a sample.
+    /// Sparse features.
     fn features(self) -> u32 {
         match self {
             Self::Criteo => 26,
             Self::Wide => 950,
+            Self::Lists => lists::FEATURES,
+        }
+    }
+
+    /// Ids of a sample in each feature.
+    fn values(self) -> u32 {
+        if self == Self::Lists { lists::VALUES } else { 1 }
+    }
+
+    /// An entry of `spec.features.sparse`. The ids of a cell are summed, so x is 1 as in the paper.
+    fn sparse(self) -> Value {
+        let name = format!("C{{1..{}}}", self.features());
+        match self {
+            Self::Criteo | Self::Wide => json!({ "name": name }),
+            Self::Lists => {
+                let separator = lists::SEPARATOR.to_string();
+                json!({ "name": name, "multiValue": { "separator": separator }, "pooling": "sum" })
+            }
         }
     }
 
@@ -170,12 +192,13 @@ impl Rows {
                     json!({ "rows": MANY, "testRows": 100, "vocabulary": 1_000_000_000, "zipfExponent": 1.3 });
                 json!({ "synthetic": synthetic })
             }
+            (Self::Lists, path) => json!({ "train": { "paths": [path] } }),
         }
     }
 }
 
-/// The manifest of a case in one mode.
-fn manifest(case: Case, mode: &str, plan: &Plan) -> Value {
+/// The manifest of a case in one mode. `path` has the rows, unless they are synthetic.
+fn manifest(case: Case, mode: &str, path: Option<&str>, servers: u32) -> Value {
     let mut model = json!({ "kind": case.model.name() });
     if let Model::Fm(dim) = case.model {
         model["embeddingDim"] = json!(dim);
@@ -186,12 +209,12 @@ fn manifest(case: Case, mode: &str, plan: &Plan) -> Value {
         "metadata": { "name": "des" },
         "spec": {
             "model": model,
-            "features": { "sparse": [{ "name": format!("C{{1..{}}}", case.rows.features()) }] },
-            "data": case.rows.data(plan.path.as_deref()),
+            "features": { "sparse": [case.rows.sparse()] },
+            "data": case.rows.data(path),
             "training": {
                 "mode": mode, "globalBatchSize": case.batch, "steps": MANY, "sync": { "lookAhead": 0 },
             },
-            "roles": { "ps": { "replicas": plan.servers } },
+            "roles": { "ps": { "replicas": servers } },
         },
     })
 }
@@ -210,8 +233,9 @@ fn compare_all(plan: &Plan, folder: &Path) -> Result<Vec<Compared>, TrialError> 
 
 /// Trains a case in both modes, and prints its figures.
 fn compare(case: Case, plan: &Plan, folder: &Path) -> Result<Compared, TrialError> {
+    let path = path(case, plan, folder)?;
     let train = |mode| {
-        let manifest = manifest(case, mode, plan);
+        let manifest = manifest(case, mode, path.as_deref(), plan.servers);
         let job = Job { manifest: &manifest, sets: &plan.sets, servers: plan.servers, steps: plan.steps };
         measure(&job, folder)
     };
@@ -220,11 +244,28 @@ fn compare(case: Case, plan: &Plan, folder: &Path) -> Result<Compared, TrialErro
     Ok(compared)
 }
 
+/// The file with the rows of a case. `None` if they are synthetic.
+fn path(case: Case, plan: &Plan, folder: &Path) -> Result<Option<String>, HarnessError> {
+    if case.rows != Rows::Lists {
+        return Ok(plan.path.clone());
+    }
+    // Two batches, which are read again and again.
+    let file = folder.join("lists.csv");
+    lists::write(&file, 2 * case.batch)?;
+    Ok(Some(file.display().to_string()))
+}
+
 impl Compared {
     fn step(&self, measured: &Measured) -> Step {
         let Case { rows, model, batch } = self.case;
-        let (features, servers) = (f64::from(rows.features()), f64::from(self.servers));
-        Step { model, batch: f64::from(batch), features, unique: measured.unique, servers }
+        Step {
+            model,
+            batch: f64::from(batch),
+            features: f64::from(rows.features()),
+            values: f64::from(rows.values()),
+            unique: measured.unique,
+            servers: f64::from(self.servers),
+        }
     }
 
     /// The formula of each mode, with the distinct ids of its own run.
@@ -316,8 +357,8 @@ fn by_link(bytes: &Bytes) -> Map<String, Value> {
 }
 
 fn table(compared: &[Compared]) -> String {
-    let head = "| rows | model | batch | unique ids | saved: paper's formula | servers, without ids | servers | dense worker \
-                | all | largest deviation |\n|---|---|---|---|---|---|---|---|---|---|";
+    let head = "| rows | model | batch | unique ids | saved: paper's formula | servers, without ids | servers \
+                | dense worker | all | largest deviation |\n|---|---|---|---|---|---|---|---|---|---|";
     let rows: Vec<String> = compared.iter().map(Compared::row).collect();
     format!("{head}\n{}", rows.join("\n"))
 }
@@ -370,14 +411,16 @@ mod tests {
     #[test]
     fn a_manifest_has_the_features_and_the_mode_of_its_case() {
         let case = Case { rows: Rows::Wide, model: Model::Fm(DIM), batch: 2048 };
-        let spec = manifest(case, "des", &full())["spec"].clone();
+        let spec = manifest(case, "des", None, 4)["spec"].clone();
         assert_eq!(spec["features"]["sparse"][0]["name"], "C{1..950}");
         assert_eq!((&spec["model"]["embeddingDim"], &spec["training"]["mode"]), (&json!(8), &json!("des")));
         let case = Case { rows: Rows::Criteo, model: Model::Lr, batch: 512 };
-        let plan = Plan { path: Some("rows.tsv".to_owned()), ..full() };
-        let spec = manifest(case, "sync", &plan)["spec"].clone();
+        let spec = manifest(case, "sync", Some("rows.tsv"), 4)["spec"].clone();
         assert_eq!(spec["data"]["source"]["paths"], json!(["rows.tsv"]));
         assert!(spec["model"].get("embeddingDim").is_none(), "lr has no embeddings");
+        let spec = manifest(Case { rows: Rows::Lists, ..case }, "des", Some("lists.csv"), 4)["spec"].clone();
+        assert_eq!(spec["data"], json!({ "train": { "paths": ["lists.csv"] } }));
+        assert_eq!(spec["features"]["sparse"][0]["multiValue"]["separator"], "|");
     }
 
     #[test]
