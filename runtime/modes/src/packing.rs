@@ -249,7 +249,8 @@ mod tests {
     /// Large costs at equal distances in the order of the items are the worst case of i mod N.
     #[test]
     fn packing_is_even_where_modulo_is_not() {
-        let costs: Vec<u64> = (0..26).map(|item| if item % 4 == 0 { 1_000 } else { 10 + item }).collect();
+        let costs: Vec<u64> =
+            (0..26).map(|item| if u64::is_multiple_of(item, 4) { 1_000 } else { 10 + item }).collect();
         for bins in [2, 4, 8] {
             let (modulo, packed) = (Packing::modulo(&costs, bins).imbalance(), pack(&costs, bins).imbalance());
             let least = least_load(&costs, bins) as f64 * bins as f64 / costs.iter().sum::<u64>() as f64;

@@ -405,7 +405,7 @@ mod tests {
 
     #[test]
     fn each_batch_size_divides_the_rows_of_a_file() {
-        assert!(full().batches.iter().all(|batch| FILE_ROWS % batch == 0));
+        assert!(full().batches.iter().all(|batch| FILE_ROWS.is_multiple_of(*batch)));
     }
 
     #[test]
