@@ -2,21 +2,26 @@
 //! possible. ShadowSync places the work of its parameter servers so, by the profiled cost of
 //! look-ups (Zheng et al. 2020, section 3.1). Pure.
 //!
-//! [`pack`] is MULTIFIT (Coffman, Garey and Johnson 1978). First-fit decreasing fills bins of one
-//! capacity, and a binary search finds the least capacity that suffices. Moves and swaps of single
-//! items then relieve the fullest bin.
+//! [`pack`] places the costliest items first, each in the emptiest bin. Moves and swaps of single
+//! items then relieve the fullest bin. If the result is more than 1 % above the lower bound, it is
+//! compared with MULTIFIT (Coffman, Garey and Johnson 1978). There, first-fit decreasing fills bins
+//! of one capacity, and a binary search finds the least capacity that suffices.
 //!
 //! **Bound.** The fullest bin has at most 13/11 of the optimum, plus 1. First-fit decreasing always
 //! succeeds with a capacity of 13/11 of the optimum (Yue 1990), and the search ends one above a
 //! capacity that fails. Moves and swaps never make the fullest bin fuller.
+//!
+//! **Why not first-fit decreasing alone.** It puts few costly items into the first bin, and many
+//! cheap ones into the last. Costs are measured on a sample: the costliest items are those whose
+//! cost the sample overstates most. On other rows, the last bin then has too much.
 //!
 //! The migration of slots has another goal, with two costs and few moves: see
 //! [`plan_moves`](crate::migration::plan_moves).
 
 use std::cmp::Reverse;
 
-/// The most moves and swaps. With fewer items, they end because none helps.
-const MOST_CHANGES: usize = 1_000;
+/// The most moves and swaps. With few items they end earlier, because none helps.
+const MOST_CHANGES: usize = 256;
 
 /// Items in bins.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,20 +50,18 @@ pub fn pack(costs: &[u64], bins: usize) -> Packing {
     let bins = bins.max(1);
     let mut order: Vec<usize> = (0..costs.len()).collect();
     order.sort_by_key(|item| (Reverse(costs[*item]), *item));
-    let total: u64 = costs.iter().sum();
-    // No packing is below `low`. With the capacity `high`, one bin has all items.
-    let (mut low, mut high) = (least_load(costs, bins), total);
-    let mut places = vec![0; costs.len()];
-    while low < high {
-        let middle = low + (high - low) / 2;
-        match first_fit(costs, &order, bins, middle) {
-            Some(found) => (places, high) = (found, middle),
-            None => low = middle + 1,
-        }
+    let improved = |places| {
+        let mut packing = Packing::new(costs, places, bins);
+        packing.improve(costs);
+        packing
+    };
+    let packing = improved(costliest_first(costs, &order, bins));
+    let least = least_load(costs, bins);
+    if packing.fullest() <= least + least / 100 {
+        return packing;
     }
-    let mut packing = Packing::new(costs, places, bins);
-    packing.improve(costs);
-    packing
+    let fitted = improved(multifit(costs, &order, bins));
+    if fitted.fullest() < packing.fullest() { fitted } else { packing }
 }
 
 /// A load that the fullest of `bins` bins has in every packing: the mean, or the largest cost.
@@ -66,6 +69,34 @@ pub fn pack(costs: &[u64], bins: usize) -> Packing {
 pub fn least_load(costs: &[u64], bins: usize) -> u64 {
     let mean = costs.iter().sum::<u64>().div_ceil(bins.max(1) as u64);
     costs.iter().copied().max().unwrap_or(0).max(mean)
+}
+
+/// Puts each item, in this order, into the emptiest bin. Of equally full ones, it takes the bin with
+/// the fewest items.
+fn costliest_first(costs: &[u64], order: &[usize], bins: usize) -> Vec<usize> {
+    let mut filled = vec![(0, 0_usize); bins];
+    let mut places = vec![0; costs.len()];
+    for item in order {
+        let bin = (0..bins).min_by_key(|bin| filled[*bin]).unwrap_or(0);
+        filled[bin] = (filled[bin].0 + costs[*item], filled[bin].1 + 1);
+        places[*item] = bin;
+    }
+    places
+}
+
+/// First-fit decreasing with the least capacity that the search finds.
+fn multifit(costs: &[u64], order: &[usize], bins: usize) -> Vec<usize> {
+    // No packing is below `low`. With the capacity `high`, one bin has all items.
+    let (mut low, mut high) = (least_load(costs, bins), costs.iter().sum::<u64>());
+    let mut places = vec![0; costs.len()];
+    while low < high {
+        let middle = low + (high - low) / 2;
+        match first_fit(costs, order, bins, middle) {
+            Some(found) => (places, high) = (found, middle),
+            None => low = middle + 1,
+        }
+    }
+    places
 }
 
 /// Puts each item, in this order, into the first bin with room. `None` if an item finds none.
@@ -114,12 +145,17 @@ impl Packing {
         &self.loads
     }
 
+    /// The largest load.
+    #[must_use]
+    pub fn fullest(&self) -> u64 {
+        self.loads.iter().copied().max().unwrap_or(0)
+    }
+
     /// The load of the fullest bin over the mean. 1 is even. 1 if every cost is 0.
     #[must_use]
     pub fn imbalance(&self) -> f64 {
         let total: u64 = self.loads.iter().sum();
-        let most = self.loads.iter().copied().max().unwrap_or(0);
-        if total == 0 { 1.0 } else { most as f64 * self.loads.len() as f64 / total as f64 }
+        if total == 0 { 1.0 } else { self.fullest() as f64 * self.loads.len() as f64 / total as f64 }
     }
 
     /// Makes moves and swaps that relieve the fullest bin, until none does.
@@ -189,10 +225,6 @@ mod tests {
         rest(costs, &mut vec![0; bins])
     }
 
-    fn fullest(packing: &Packing) -> u64 {
-        packing.loads().iter().copied().max().unwrap_or(0)
-    }
-
     proptest! {
         #[test]
         fn the_fullest_bin_is_within_the_bound_of_the_optimum(
@@ -200,7 +232,7 @@ mod tests {
             bins in 1_usize..4,
         ) {
             let packing = pack(&costs, bins);
-            let (found, optimum) = (fullest(&packing), optimum(&costs, bins));
+            let (found, optimum) = (packing.fullest(), optimum(&costs, bins));
             prop_assert!(found >= optimum && optimum >= least_load(&costs, bins));
             prop_assert!(11 * found <= 13 * optimum + 11, "{found}, at best {optimum}");
         }
@@ -223,7 +255,7 @@ mod tests {
             bins in 2_usize..5,
         ) {
             let packing = pack(&costs, bins);
-            let full = packing.loads().iter().position(|load| *load == fullest(&packing)).unwrap_or(0);
+            let full = packing.loads().iter().position(|load| *load == packing.fullest()).unwrap_or(0);
             let load = |bin: usize| packing.loads()[bin];
             for (item, own) in packing.bins().iter().enumerate().filter(|(_, bin)| **bin == full) {
                 for (other, to) in packing.bins().iter().enumerate().filter(|(_, bin)| **bin != full) {
@@ -243,7 +275,15 @@ mod tests {
         let mut packing = Packing::new(&costs, vec![0, 0, 1, 1], 2);
         assert_eq!(packing.loads(), [11, 8]);
         packing.improve(&costs);
-        assert_eq!(fullest(&packing), 10);
+        assert_eq!(packing.fullest(), 10);
+    }
+
+    /// A sample may not have the ids of a slot. Other rows have them.
+    #[test]
+    fn items_without_cost_are_divided_by_number() {
+        let packing = pack(&[0; 12], 3);
+        let count = |bin: usize| packing.bins().iter().filter(|of| **of == bin).count();
+        assert_eq!([0, 1, 2].map(count), [4; 3]);
     }
 
     /// Large costs at equal distances in the order of the items are the worst case of i mod N.

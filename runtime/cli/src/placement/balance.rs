@@ -159,8 +159,8 @@ mod tests {
         is(balance.fields_balanced, 1.0);
         is(balance.fields_at_best, 1.0);
         is(balance.slots_even, 1.0);
-        // Equal costs: the first two slots on the first server by the sizes alone.
-        assert!(balance.slots_balanced >= 1.0);
+        // Equal costs alternate between the servers: 4 + 2 and 0 + 2.
+        is(balance.slots_balanced, 1.5);
         assert_eq!((report.pieces, report.features[0].bytes, report.features[0].look_ups), (2, 15, 15));
         is(report.features[0].share, 15.0 / 36.0);
     }
