@@ -71,8 +71,8 @@ pub fn least_load(costs: &[u64], bins: usize) -> u64 {
     costs.iter().copied().max().unwrap_or(0).max(mean)
 }
 
-/// Puts each item, in this order, into the emptiest bin. Of equally full ones, it takes the bin with
-/// the fewest items.
+/// Puts each item, in this order, into the emptiest bin. Of equally full ones, it takes the bin
+/// with the fewest items.
 fn costliest_first(costs: &[u64], order: &[usize], bins: usize) -> Vec<usize> {
     let mut filled = vec![(0, 0_usize); bins];
     let mut places = vec![0; costs.len()];

@@ -10,8 +10,8 @@
 //! - §4.2: the step of BMUF towards the mean;
 //! - the switch between modes, which the paper does not have.
 //!
-//! One part of §3 is not in the mode: servers hold slots, which the coordinator balances while a job
-//! trains. A profile places nothing (§3.1), and `rectrain data placement` shows its effect.
+//! One part of §3 is not in the mode: servers hold slots, which the coordinator balances while a
+//! job trains. A profile places nothing (§3.1), and `rectrain data placement` shows its effect.
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
@@ -77,8 +77,8 @@ fn id(field: usize, random: &mut SplitMix64) -> u64 {
     }
 }
 
-/// The look-ups of five batches of 1,024 rows with 26 fields, by field and by slot. A batch looks up
-/// each of its ids once.
+/// The look-ups of five batches of 1,024 rows with 26 fields, by field and by slot. A batch looks
+/// up each of its ids once.
 fn look_ups(random: &mut SplitMix64) -> [Vec<u64>; 2] {
     let (mut fields, mut slots) = (vec![0; 26], vec![0; SLOTS as usize]);
     for _batch in 0..5 {
@@ -368,8 +368,8 @@ fn events_of_rounds(seed: u64, trainers: usize) -> Vec<Event> {
     events
 }
 
-/// The lines of algorithm 4 between the AllReduce and the trainer. The momentum is the common one: a
-/// step repeats a share of the step before. Nesterov's adds the share of the new one.
+/// The lines of algorithm 4 between the AllReduce and the trainer. The momentum is the common one:
+/// a step repeats a share of the step before. Nesterov's adds the share of the new one.
 fn naive_block(w_global: &mut Exact, v: &mut Exact, w_copy: Exact, block: BlockUpdate) {
     let (eta, momentum) = (f64::from(block.eta), f64::from(block.momentum));
     (0..DIM).for_each(|d| {

@@ -140,8 +140,8 @@ impl Step {
         ]
     }
 
-    /// The expected cells of a server whose ids other servers hold, too. A server holds each of n ids
-    /// with probability 1/N. It holds all of them, or none, in the other cells.
+    /// The expected cells of a server whose ids other servers hold, too. A server holds each of n
+    /// ids with probability 1/N. It holds all of them, or none, in the other cells.
     fn shared_cells(&self) -> f64 {
         let share = 1.0 / self.servers;
         let of_cell = 1.0 - share.powf(self.values) - (1.0 - share).powf(self.values);
@@ -225,8 +225,8 @@ mod tests {
         assert_eq!(step.sync(), [100.0 + 32.0, 100.0 + rows, 140.0 + 32.0 + rows, forward, 140.0 + pooled]);
     }
 
-    /// With two servers and two ids, half of the cells are shared. Each has 8 bytes in a look-up, and
-    /// a vector in the results.
+    /// With two servers and two ids, half of the cells are shared. Each has 8 bytes in a look-up,
+    /// and a vector in the results.
     #[test]
     fn cells_on_several_servers_add_their_vectors() {
         let of = |model, values| Step { values, servers: 2.0, ..step(model, 10.0, 100.0) };
