@@ -266,7 +266,7 @@ fn table_2_the_bytes_saved_against_the_mesh() {
     }
 }
 
-// ---- §5 System design -------------------------------------------------------------------------
+// ---- §5 System implementation -----------------------------------------------------------------
 
 /// "The i-th node will hold all the weights that are corresponding with feature field IDs f where i
 /// = f mod N."
