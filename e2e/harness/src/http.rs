@@ -42,9 +42,16 @@ pub fn free_address() -> Result<SocketAddr, HarnessError> {
 /// sample.
 #[must_use]
 pub fn sum_of(text: &str, name: &str) -> Option<f64> {
+    sum_with(text, name, &[])
+}
+
+/// As [`sum_of`], over the samples that have all of these labels, such as `kind="lookup"`.
+#[must_use]
+pub fn sum_with(text: &str, name: &str, labels: &[&str]) -> Option<f64> {
     let values = text.lines().filter_map(|line| {
         let (series, value) = line.trim_end().rsplit_once(' ')?;
-        let matches = series.split('{').next() == Some(name);
+        let (found, own) = series.split_once('{').unwrap_or((series, ""));
+        let matches = found == name && labels.iter().all(|label| own.contains(label));
         if matches { value.parse::<f64>().ok() } else { None }
     });
     values.reduce(|sum, value| sum + value)
@@ -59,5 +66,13 @@ mod tests {
         let text = "# TYPE a_total counter\r\na_total{replica=\"0\"} 5\na_total{replica=\"1\"} 7\na_total_b 9\n";
         assert_eq!(sum_of(text, "a_total"), Some(12.0));
         assert_eq!(sum_of(text, "b"), None);
+    }
+
+    #[test]
+    fn labels_choose_the_samples_of_a_sum() {
+        let text = "a{kind=\"x\",way=\"in\"} 5\na{kind=\"x\",way=\"out\"} 7\na{kind=\"y\",way=\"out\"} 9\n";
+        assert_eq!(sum_with(text, "a", &["kind=\"x\""]), Some(12.0));
+        assert_eq!(sum_with(text, "a", &["kind=\"x\"", "way=\"out\""]), Some(7.0));
+        assert_eq!(sum_with(text, "a", &["kind=\"z\""]), None);
     }
 }

@@ -20,6 +20,7 @@ pub mod skips;
 pub mod statistics;
 pub mod times;
 pub mod waiting;
+pub mod watched;
 pub mod workspace;
 
 pub use error::{AnyError, HarnessError, not_yet};

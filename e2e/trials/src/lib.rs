@@ -5,6 +5,7 @@
 pub mod chaos;
 pub mod cluster;
 pub mod continual;
+pub mod des;
 mod error;
 pub mod gpu;
 pub mod kraken;
@@ -12,6 +13,7 @@ pub mod migration;
 pub mod movielens;
 pub mod page;
 pub mod peers;
+pub mod placement;
 pub mod quality;
 pub mod shadow;
 pub mod stragglers;

@@ -347,6 +347,9 @@ pub(crate) enum DataCommand {
     /// Show the ids, the labels and the memory of a job's training data, before training, and the
     /// settings that they suggest
     Profile(ProfileArgs),
+    /// Show how evenly parameter servers would share the look-ups of a job's training data, by
+    /// fields and by slots
+    Placement(PlacementArgs),
     /// MovieLens 100k: a label is 1 from a rating of 4 on; the last 20 % of each user's ratings are
     /// the test
     #[command(name = "movielens-100k")]
@@ -401,6 +404,21 @@ pub(crate) struct ProfileArgs {
     /// Also write the profile as a page with plots into this file
     #[arg(long, value_name = "PATH")]
     pub(crate) html: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PlacementArgs {
+    #[command(flatten)]
+    pub(crate) job: JobArgs,
+    /// The numbers of parameter servers to compare
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "2,3,5,8", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub(crate) servers: Vec<u16>,
+    /// Read only the first ROWS training rows
+    #[arg(long, value_name = "ROWS", default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) sample: u64,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, Args)]
