@@ -6,6 +6,7 @@ pub mod chaos;
 pub mod cluster;
 pub mod continual;
 mod error;
+pub mod freshness;
 pub mod gpu;
 pub mod kraken;
 pub mod migration;
