@@ -84,7 +84,7 @@ pub use resolved::{
 };
 pub use schema::{crd, crd_yaml, server_crd, server_crd_yaml};
 pub use server::{
-    ModelPlace, ModelVersion, RecModelServer, RecModelServerSpec, RecModelServerStatus, ServedModelSpec,
+    GateSpec, ModelPlace, ModelVersion, RecModelServer, RecModelServerSpec, RecModelServerStatus, ServedModelSpec,
     ServerAutoscalingSpec, ServerCount, ServerPhase, VersionStatus,
 };
 pub use set::{SetError, SetKind, apply_set};

@@ -33,6 +33,7 @@ use crate::{CheckpointStatus, PodTemplate, StorageSpec, defaults};
     printcolumn(name = "Ready", type_ = "string", json_path = ".status.replicas.display", description = "Servers, ready/wanted."),
     printcolumn(name = "Step", type_ = "integer", json_path = ".status.checkpoint.step", description = "Global step of the model that the servers should have."),
     printcolumn(name = "Latest", type_ = "integer", json_path = ".status.latest.step", description = "Global step of the newest known checkpoint of the job."),
+    printcolumn(name = "Gate", type_ = "number", json_path = ".spec.gate.minAuc", priority = 1, description = "Least AUC of a model on held-out rows."),
     printcolumn(name = "Since", type_ = "date", json_path = ".status.since", description = "Time since the servers were given this model."),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp", description = "Time since the object was created.")
 )]
@@ -85,6 +86,12 @@ pub struct RecModelServerSpec {
     #[schemars(range(min = 1, max = 1_048_576), extend("x-default" = defaults::SERVER_MAX_IN_FLIGHT))]
     pub max_in_flight: Option<u32>,
 
+    /// Refuses models that predict held-out rows badly. A server does not answer with such a model.
+    /// An earlier one goes on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-default" = "every model is taken"))]
+    pub gate: Option<GateSpec>,
+
     /// Changes to the servers' pods.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub template: Option<PodTemplate>,
@@ -120,6 +127,21 @@ pub struct ServedModelSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 1024), extend("x-default" = "none"))]
     pub path: Option<String>,
+}
+
+/// Held-out rows, and a bound for a model's AUC on them.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct GateSpec {
+    /// Files with labels and the features of the model, as in `spec.data` of a job: gs:// or s3://
+    /// URLs of the model's store, or files of a volume in `template`. Each server holds the rows in
+    /// memory, at most 1,048,576. At least one, at most 64. Required.
+    #[schemars(length(min = 1, max = 64), inner(length(min = 1, max = 1024)))]
+    pub rows: Vec<String>,
+
+    /// The least AUC of a model on these rows. Required.
+    #[schemars(range(min = 0.0, max = 1.0))]
+    pub min_auc: f64,
 }
 
 /// A version of a model.
@@ -318,6 +340,7 @@ mod tests {
             json!({"model": {"job": "clicks"}, "version": 800}),
             json!({"model": {"path": "gs://ads/clicks"}, "version": "800"}),
             json!({"model": {"path": "/models/clicks"}, "autoscaling": {"maxReplicas": 4}, "template": cpu}),
+            json!({"model": {"job": "clicks"}, "gate": {"rows": ["gs://ads/held-out.csv"], "minAuc": 0.7}}),
         ] {
             assert_eq!(refusals(&spec), Vec::<String>::new(), "{spec}");
         }

@@ -224,6 +224,10 @@ fn arguments(plan: Plan<'_>) -> Vec<String> {
         format!("--drain={DRAIN_SECONDS}s"),
         format!("--max-requests={in_flight}"),
     ];
+    if let Some(gate) = &plan.server.spec.gate {
+        arguments.extend(gate.rows.iter().map(|rows| format!("--gate-rows={rows}")));
+        arguments.push(format!("--gate-min-auc={}", gate.min_auc));
+    }
     let options = plan.target.place.options.iter();
     arguments.extend(options.map(|(name, value)| format!("--option={name}={value}")));
     arguments

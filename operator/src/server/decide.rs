@@ -112,11 +112,11 @@ fn finding(facts: Facts<'_>, choice: &Choice, objects: Option<&[Wanted]>, replic
     if applied.as_str() != Some(wanted.hash()) {
         return Finding::new(ServerPhase::Progressing, "RollingOut", "its servers are about to change");
     }
-    rollout(deployment, replicas)
+    rollout(deployment, replicas, facts.server.spec.gate.is_some())
 }
 
-/// The state of a Deployment that is as it should be.
-fn rollout(deployment: &Value, replicas: u32) -> Finding {
+/// The state of a Deployment that is as it should be. A gate may have refused the model.
+fn rollout(deployment: &Value, replicas: u32, has_gate: bool) -> Finding {
     let status = &deployment["status"];
     let number = |field: &str| count(&status[field]).unwrap_or(0);
     let is_seen = status["observedGeneration"].as_i64() >= deployment["metadata"]["generation"].as_i64();
@@ -127,8 +127,9 @@ fn rollout(deployment: &Value, replicas: u32) -> Finding {
     let stuck = status["conditions"].as_array().into_iter().flatten();
     let mut stuck = stuck.filter(|condition| condition["reason"] == "ProgressDeadlineExceeded");
     if is_seen && stuck.next().is_some() {
+        let gate = if has_gate { " (spec.gate may refuse the model: the logs have its AUC)" } else { "" };
         let message = format!(
-            "{updated} of {replicas} servers have the wanted model, and the others do not start: look at the logs and events of the pods, or set spec.version to an earlier step"
+            "{updated} of {replicas} servers have the wanted model, and the others do not start: look at the logs and events of the pods{gate}, or set spec.version to an earlier step"
         );
         return Finding::new(ServerPhase::Degraded, "RolloutStuck", message);
     }

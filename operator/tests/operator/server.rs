@@ -404,6 +404,23 @@ async fn a_stuck_rollout_is_reported() {
 }
 
 #[tokio::test]
+async fn a_gate_reaches_the_servers_and_is_named_if_they_do_not_start() {
+    let servers = Servers::of_job(json!({"gate": {"rows": ["s3://ads/a.csv", "s3://ads/b.csv"], "minAuc": 0.7}}));
+    servers.settle().await;
+    let arguments = servers.deployment()["spec"]["template"]["spec"]["containers"][0]["args"].clone();
+    for argument in ["--gate-rows=s3://ads/a.csv", "--gate-rows=s3://ads/b.csv", "--gate-min-auc=0.7"] {
+        assert!(arguments.as_array().unwrap().contains(&json!(argument)), "{argument}: {arguments}");
+    }
+    servers.api.lock().get_mut("deployments", OBJECT).unwrap()["status"] = json!({
+        "replicas": 3, "updatedReplicas": 1, "availableReplicas": 2, "observedGeneration": 1,
+        "conditions": [{"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}],
+    });
+    servers.settle().await;
+    let (reason, message) = servers.condition("Degraded").unwrap();
+    assert!(reason == "RolloutStuck" && message.contains("spec.gate may refuse the model"), "{message}");
+}
+
+#[tokio::test]
 async fn an_object_of_another_owner_is_reported_and_kept() {
     let servers = Servers::of_job(json!({}));
     let other = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": OBJECT}, "spec": {"ports": []}});
