@@ -15,8 +15,13 @@ use crate::waiting::eventually;
 use crate::workspace::built;
 use crate::{HarnessError, files, http, not_yet, rectrain};
 
+/// The manifest of a job over synthetic rows. A trial makes it outlast itself.
+pub const MANIFEST: &str = "docs/examples/synthetic.yaml";
+const ENDLESS: [&str; 2] = ["spec.data.synthetic.rows=100000000000", "spec.data.synthetic.testRows=1000"];
 /// The time limit for the first publication of a job, which is a full model.
 const FIRST: Duration = Duration::from_secs(300);
+/// The time limit for a server to reach a published model.
+const CATCH_UP: Duration = Duration::from_secs(30);
 /// The smallest ids are the most frequent ones. Requests have these.
 const IDS: u64 = 50;
 
@@ -31,7 +36,7 @@ pub struct PublishingJob {
 
 impl PublishingJob {
     /// Starts a job of `rectrain run`, with its checkpoints and publications in `folder`, and waits
-    /// for the first publication. `sets` override the manifest and the publication's settings.
+    /// for the first publication. The rows of [`MANIFEST`] do not end. `sets` override all settings.
     ///
     /// # Errors
     /// A job that does not start, or that publishes nothing in time.
@@ -43,7 +48,9 @@ impl PublishingJob {
             format!("spec.serving.publish.path={}", published.display()),
             format!("spec.serving.publish.everySeconds={every_seconds}"),
         ];
-        let mut run = rectrain::job(manifest, own.iter().chain(sets))?;
+        let endless = ENDLESS.iter().filter(|_| manifest == MANIFEST).map(ToString::to_string);
+        let endless: Vec<String> = endless.collect();
+        let mut run = rectrain::job(manifest, endless.iter().chain(&own).chain(sets))?;
         run.args(["--metrics", &page.to_string()]).stdin(Stdio::null()).stdout(Stdio::null());
         run.stderr(files::log_file(&folder.join("job.log"))?);
         let job = Self { run: Running::start(&mut run)?, page, published };
@@ -55,6 +62,12 @@ impl PublishingJob {
     #[must_use]
     pub fn published(&self) -> &Path {
         &self.published
+    }
+
+    /// The id of its process.
+    #[must_use]
+    pub fn process(&self) -> u32 {
+        self.run.0.id()
     }
 
     /// The global steps that the job has completed.
@@ -74,6 +87,16 @@ impl PublishingJob {
     pub fn latest_step(&self) -> Result<u64, HarnessError> {
         let latest = files::read(&self.published.join("latest.json"))?;
         integer("latest.json", &parse("latest.json", &latest)?, "step")
+    }
+
+    /// The checkpoint with the newest published model.
+    ///
+    /// # Errors
+    /// Nothing is published yet.
+    pub fn latest_checkpoint(&self) -> Result<PathBuf, HarnessError> {
+        let latest = parse("latest.json", &files::read(&self.published.join("latest.json"))?)?;
+        let name = latest["checkpoint"].as_str().ok_or_else(|| missing("latest.json", &latest, "checkpoint"))?;
+        Ok(self.published.with_file_name("checkpoints").join(name))
     }
 
     /// Ends the job. It publishes nothing afterwards.
@@ -134,12 +157,15 @@ impl Endpoint {
         answer(&parse("the answer", &response.body)?)
     }
 
-    /// The server's metrics, as Prometheus reads them.
+    /// Waits until an answer is of this global step or a later one.
     ///
     /// # Errors
-    /// The server does not answer.
-    pub fn metrics(&self) -> Result<String, HarnessError> {
-        http::get(self.address, "/metrics")
+    /// [`HarnessError::TimedOut`].
+    pub fn until_version(&self, version: u64) -> Result<(), HarnessError> {
+        eventually(CATCH_UP, &format!("a server with the model of step {version}"), || {
+            let found = self.infer(&self.request(1, 0)?)?.version;
+            if found >= version { Ok(()) } else { Err(not_yet(format!("it answers with step {found}"))) }
+        })
     }
 }
 
@@ -191,6 +217,15 @@ impl InferenceServer {
     #[must_use]
     pub fn process(&self) -> u32 {
         self.process.0.id()
+    }
+
+    /// Kills it with SIGKILL.
+    ///
+    /// # Errors
+    /// [`HarnessError::Io`].
+    pub fn kill(&mut self) -> Result<(), HarnessError> {
+        let killed = self.process.0.kill().and_then(|()| self.process.0.wait());
+        killed.map(drop).map_err(HarnessError::io("kill", "an inference server"))
     }
 }
 

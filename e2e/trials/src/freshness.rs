@@ -12,13 +12,13 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use rectrain_harness::HarnessError;
 use rectrain_harness::arguments::number;
 use rectrain_harness::cargo::build_programs;
 use rectrain_harness::http::free_address;
 use rectrain_harness::processes::signal;
-use rectrain_harness::serving::{Endpoint, InferenceServer, PublishingJob};
-use rectrain_harness::waiting::eventually;
-use rectrain_harness::{HarnessError, not_yet};
+use rectrain_harness::serving::{self, Endpoint, InferenceServer, PublishingJob};
+use rectrain_harness::statistics::quantile;
 use serde_json::{Value, json};
 
 use crate::TrialError;
@@ -31,11 +31,8 @@ const USAGE: &str = "usage: cargo xtask freshness [--manifest FILE] [--servers 3
   global step until an answer shows it, and the time in which a server catches up after STOPPED seconds of SIGSTOP.
   Fails if no answer changes, or if a server is stale after it was stopped, or at the end.";
 
-const MANIFEST: &str = "docs/examples/synthetic.yaml";
 /// The time between two looks at the step, and between two requests to a server.
 const LOOK: Duration = Duration::from_millis(10);
-/// The time limit for a server to reach a published model.
-const CATCH_UP: Duration = Duration::from_secs(30);
 /// Rows of a request.
 const ROWS: u64 = 20;
 /// Answers that differ by less are equal: batches differ in the order of sums.
@@ -68,7 +65,7 @@ pub fn run(arguments: &[&str]) -> Result<(), TrialError> {
 
 fn parse(arguments: &[&str]) -> Result<Plan, HarnessError> {
     let mut plan = Plan {
-        manifest: MANIFEST.to_owned(),
+        manifest: serving::MANIFEST.to_owned(),
         servers: 3,
         seconds: 60,
         every: 1,
@@ -91,13 +88,6 @@ fn parse(arguments: &[&str]) -> Result<Plan, HarnessError> {
     if plan.servers == 0 { Err(HarnessError::Usage(USAGE)) } else { Ok(plan) }
 }
 
-/// The overrides of a job that outlasts the trial. A manifest of the user's has its own.
-fn sets(plan: &Plan) -> Vec<String> {
-    let endless = ["spec.data.synthetic.rows=100000000000", "spec.data.synthetic.testRows=1000"];
-    let endless = endless.into_iter().filter(|_| plan.manifest == MANIFEST).map(str::to_owned);
-    endless.chain(plan.sets.iter().cloned()).collect()
-}
-
 /// The first moment at which a server answered with a version, in seconds.
 #[derive(Debug, Clone, PartialEq)]
 struct Seen {
@@ -114,7 +104,7 @@ struct Look {
 }
 
 fn measure(plan: &Plan, folder: &Path) -> Result<Value, TrialError> {
-    let mut job = PublishingJob::start(&plan.manifest, &sets(plan), plan.every, folder)?;
+    let mut job = PublishingJob::start(&plan.manifest, &plan.sets, plan.every, folder)?;
     let servers = servers(plan, &job, folder)?;
     let (looks, seen) = watch(&job, &servers, Duration::from_secs(plan.seconds))?;
     let ages = seen.iter().flat_map(|seen| ages(&looks, seen)).collect();
@@ -122,7 +112,7 @@ fn measure(plan: &Plan, folder: &Path) -> Result<Value, TrialError> {
     job.end()?;
     let last = job.latest_step()?;
     for server in &servers {
-        until_version(&server.endpoint, last)?;
+        server.endpoint.until_version(last)?;
     }
     report(plan, &looks, &seen, ages, caught_up)
 }
@@ -208,16 +198,8 @@ fn stop_and_continue(plan: &Plan, job: &PublishingJob, servers: &[InferenceServe
     if newest <= before {
         return Err(unmet("publications while a server is stopped", format!("the model of step {newest}")));
     }
-    until_version(&server.endpoint, newest)?;
+    server.endpoint.until_version(newest)?;
     Ok(returned.elapsed().as_secs_f64())
-}
-
-/// Waits until a server answers with this version or a newer one.
-fn until_version(endpoint: &Endpoint, version: u64) -> Result<(), HarnessError> {
-    eventually(CATCH_UP, &format!("a server with the model of step {version}"), || {
-        let found = endpoint.infer(&endpoint.request(1, 0)?)?.version;
-        if found >= version { Ok(()) } else { Err(not_yet(format!("it answers with step {found}"))) }
-    })
 }
 
 fn report(
@@ -265,12 +247,6 @@ fn speed(looks: &[Look]) -> Option<f64> {
     Some((last.step - first.step) as f64 / (last.seconds - first.seconds))
 }
 
-/// The value that a share of the sorted values does not exceed.
-fn quantile(sorted: &[f64], share: f64) -> Option<f64> {
-    let rank = (share * sorted.len() as f64).ceil() as usize;
-    sorted.get(rank.clamp(1, sorted.len().max(1)) - 1).copied()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -291,19 +267,10 @@ mod tests {
     }
 
     #[test]
-    fn a_percentile_is_a_value_that_the_share_does_not_exceed() {
-        let values: Vec<f64> = (1..=200).map(f64::from).collect();
-        assert_eq!((quantile(&values, 0.5), quantile(&values, 0.99)), (Some(100.0), Some(198.0)));
-        assert_eq!((quantile(&values[..1], 0.99), quantile(&[], 0.5)), (Some(1.0), None));
-    }
-
-    #[test]
     fn arguments_replace_the_defaults() {
         let plan = parse(&["--servers", "2", "--stopped", "5", "--set", "a=1"]).expect("valid");
         assert_eq!((plan.servers, plan.stopped, plan.seconds), (2, 5, 60));
-        assert_eq!(sets(&plan).last().map(String::as_str), Some("a=1"));
-        let own = parse(&["--manifest", "job.yaml"]).expect("valid");
-        assert!(sets(&own).is_empty());
+        assert_eq!((plan.manifest.as_str(), plan.sets), (serving::MANIFEST, vec!["a=1".to_owned()]));
         for wrong in [&["--servers", "0"][..], &["--servers"], &["--slow", "1"]] {
             assert!(matches!(parse(wrong), Err(HarnessError::Usage(_))), "{wrong:?}");
         }

@@ -14,6 +14,7 @@ pub mod movielens;
 pub mod page;
 pub mod peers;
 pub mod quality;
+pub mod serve_soak;
 pub mod shadow;
 pub mod stragglers;
 pub mod suite;

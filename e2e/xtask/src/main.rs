@@ -16,7 +16,7 @@ use rectrain_harness::workspace::workspace;
 use rectrain_harness::{HarnessError, say, skips};
 use rectrain_lint::{architecture, prose};
 use rectrain_trials::{
-    chaos, continual, freshness, gpu, kraken, migration, page, peers, quality, shadow, stragglers, workers,
+    chaos, continual, freshness, gpu, kraken, migration, page, peers, quality, serve_soak, shadow, stragglers, workers,
 };
 
 use error::XtaskError;
@@ -38,6 +38,7 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   stragglers [ARGS] trains in every mode with dense workers of unequal CPU time; prints throughput and staleness
   shadow [ARGS]     measures throughput, sync gap and normalized entropy in `shadow`; `shadow --help` lists ARGS
   freshness [ARGS]  measures the time from a gradient to a changed answer; `freshness --help` lists ARGS
+  serve-soak [ARGS] puts servers under load for minutes while a job publishes, kills some, and checks the answers
   chaos [ARGS]      kills processes of a job at random and compares its model with an undisturbed run's
   migration [ARGS]  moves millions of rows between parameter servers of a running job and prints the step times
   peers [ARGS]      runs the same work with Rectrain, PyTorch, TorchRec and TensorFlow in turns and prints ratios
@@ -79,6 +80,7 @@ fn dispatch(arguments: &[&str]) -> Result<(), XtaskError> {
         ["stragglers", rest @ ..] => Ok(stragglers::run(rest)?),
         ["shadow", rest @ ..] => Ok(shadow::run(rest)?),
         ["freshness", rest @ ..] => Ok(freshness::run(rest)?),
+        ["serve-soak", rest @ ..] => Ok(serve_soak::run(rest)?),
         ["chaos", rest @ ..] => Ok(chaos::run(rest)?),
         ["migration", rest @ ..] => Ok(migration::run(rest)?),
         ["kraken", rest @ ..] => Ok(kraken::run(rest)?),

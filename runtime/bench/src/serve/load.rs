@@ -128,7 +128,7 @@ fn run<'r>(requests: &'r Requests<'r>, client: impl Fn(Client<'r>) -> Result<Out
             })
         };
         let running: Vec<_> = (0..requests.connections).map(start).collect();
-        running.into_iter().map(join).try_fold(Outcomes::default(), |all, one| Ok(all.merge(one?)))
+        running.into_iter().map(join).try_fold(Outcomes::default(), |all, one| Ok::<_, std::io::Error>(all.merge(one?)))
     })
 }
 
