@@ -36,7 +36,8 @@ pub struct PublishingJob {
 
 impl PublishingJob {
     /// Starts a job of `rectrain run`, with its checkpoints and publications in `folder`, and waits
-    /// for the first publication. The rows of [`MANIFEST`] do not end. `sets` override all settings.
+    /// for the first publication. The rows of [`MANIFEST`] do not end. `sets` override all
+    /// settings.
     ///
     /// # Errors
     /// A job that does not start, or that publishes nothing in time.
@@ -134,8 +135,8 @@ impl Endpoint {
         Some(Self { address: address.parse().ok()?, path: format!("/{path}") })
     }
 
-    /// A request for predictions of this many rows. Its ids are frequent ones, and another `salt` has
-    /// others.
+    /// A request for predictions of this many rows. Its ids are frequent ones, and another `salt`
+    /// has others.
     ///
     /// # Errors
     /// The server does not answer.

@@ -5,8 +5,8 @@
 //! - It is visible in a server when an answer of the server names that step, or a later one. The
 //!   trial sends a request to each server every few milliseconds.
 //!
-//! Then one server is stopped for a while (SIGSTOP), as by a partition, and continues. It must catch
-//! up. At the end all servers must answer with the last published model.
+//! Then one server is stopped for a while (SIGSTOP), as by a partition, and continues. It must
+//! catch up. At the end all servers must answer with the last published model.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,8 +1,8 @@
 //! Loads of a server: a closed one, which finds the rate that saturates it, and an open one.
 //!
-//! Requests of an open load arrive at times that do not depend on answers. A latency counts from the
-//! arrival: if all connections are busy, the time until one is free counts too. So a server that
-//! stalls does not hide the requests that would have come meanwhile (coordinated omission).
+//! Requests of an open load arrive at times that do not depend on answers. A latency counts from
+//! the arrival: if all connections are busy, the time until one is free counts too. So a server
+//! that stalls does not hide the requests that would have come meanwhile (coordinated omission).
 
 use std::io::Result;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -140,8 +140,8 @@ mod tests {
     use super::*;
     use crate::serve::connection::get;
 
-    /// A server of one connection. It answers with the status that `status` gives to the number of a
-    /// request.
+    /// A server of one connection. It answers with the status that `status` gives to the number of
+    /// a request.
     fn server(status: impl Fn(usize) -> u16 + Send + 'static) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();

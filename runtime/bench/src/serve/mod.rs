@@ -2,8 +2,8 @@
 //!
 //! A request has one user and many candidates. The load has three parts:
 //!
-//! 1. A closed load: each connection sends as soon as it has an answer. Its answers a second are the
-//!    saturating rate.
+//! 1. A closed load: each connection sends as soon as it has an answer. Its answers a second are
+//!    the saturating rate.
 //! 2. Open loads at shares of this rate. Requests arrive as a Poisson process, and latencies count
 //!    from the arrival ([`load`]).
 //! 3. The floor: the matrix products of the tower alone ([`floor`]).

@@ -18,8 +18,8 @@ pub(super) struct Input {
     is_users: bool,
 }
 
-/// The inputs in the metadata of a model. `users` names the features of the user. Without names, the
-/// first half of the features of ids, and the first half of the others, are the user's.
+/// The inputs in the metadata of a model. `users` names the features of the user. Without names,
+/// the first half of the features of ids, and the first half of the others, are the user's.
 pub(super) fn inputs(metadata: &Value, users: &[String]) -> Result<Vec<Input>, BenchError> {
     let listed = metadata["inputs"].as_array().map(Vec::as_slice).unwrap_or_default();
     let input = |input: &Value| {

@@ -129,7 +129,8 @@ pub(crate) struct ServingPlanArgs {
     /// Copies of each row, in deployments whose servers share the rows
     #[arg(long, value_name = "COPIES", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=1000))]
     pub(crate) copies: u64,
-    /// The share of the ids that an inference server has in its cache, if other servers have the rows
+    /// The share of the ids that an inference server has in its cache, if other servers have the
+    /// rows
     #[arg(long, value_name = "SHARE", default_value_t = 0.0, value_parser = share)]
     pub(crate) cached: f64,
     /// Rows that one saturated core of a storage server sends in a second
