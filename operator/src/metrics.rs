@@ -434,7 +434,10 @@ impl OperatorMetrics {
         set_or_remove(&families.servers, server, replicas.map(|count| f64::from(count.wanted)));
         set_or_remove(&families.ready_servers, server, replicas.map(|count| f64::from(count.ready)));
         set_or_remove(&families.server_steps, server, step(&status.checkpoint));
-        let answering = status.versions.iter().filter(|version| version.ready > 0);
+        // The canary's step may be below the others' for as long as the user likes.
+        let canary = status.canary.as_ref().filter(|canary| status.checkpoint.as_ref() != Some(*canary));
+        let is_canary = |step: Option<u64>| step.is_some() && step == canary.map(|canary| canary.step);
+        let answering = status.versions.iter().filter(|version| version.ready > 0 && !is_canary(version.step));
         let served = answering.filter_map(|version| version.step).min().map(|step| step as f64);
         set_or_remove(&families.server_served_steps, server, served);
         set_or_remove(&families.server_latest_steps, server, step(&status.latest).filter(|_| follows));
