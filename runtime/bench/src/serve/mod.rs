@@ -198,7 +198,7 @@ fn check_answer(requests: &Requests<'_>, candidates: usize) -> Result<(), BenchE
 /// The median of the rounds of a closed load, in answers a second.
 fn saturating_rate(requests: &Requests<'_>, args: &ServeArgs) -> Result<f64, BenchError> {
     let time = Duration::from_secs_f64(args.seconds);
-    let rates: Result<Vec<f64>, BenchError> =
+    let rates: std::io::Result<Vec<f64>> =
         (0..args.rounds).map(|_| closed(requests, time).map(|outcomes| outcomes.rate())).collect();
     let rate = median(rates?);
     if rate > 0.0 { Ok(rate) } else { Err(BenchError::Ended("the server answered no request".to_owned())) }
