@@ -33,8 +33,8 @@ use crate::{BenchError, median, table};
 
 /// Distinct requests, which are sent in turns.
 const DISTINCT: usize = 512;
-/// The load before the first measurement.
-const WARM_UP: Duration = Duration::from_secs(2);
+/// The longest load before the first measurement, in seconds.
+const WARM_UP: f64 = 2.0;
 /// The limits only catch typing errors.
 const MOST_CONNECTIONS: usize = 1024;
 const MOST_SECONDS: f64 = 3600.0;
@@ -135,7 +135,7 @@ pub fn bench_serve(args: &ServeArgs) -> Result<ServeFigures, BenchError> {
     let bytes: Vec<Vec<u8>> = bodies.iter().map(|body| post(&target.address, &path, body)).collect();
     let requests = Requests { address: &target.address, bytes: &bytes, connections: args.connections };
     check_answer(&requests, args.candidates)?;
-    closed(&requests, WARM_UP)?;
+    closed(&requests, Duration::from_secs_f64(args.seconds.min(WARM_UP)))?;
     let rate = saturating_rate(&requests, args)?;
     let mut random = Random::new(3);
     let loads = args.loads.iter().map(|load| measure(&requests, *load, rate, args.seconds, &mut random));
@@ -261,6 +261,11 @@ impl ServeFigures {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{BufRead, BufReader, Read, Write};
+    use std::net::{TcpListener, TcpStream};
+
+    use serde_json::json;
+
     use super::*;
 
     /// Ten ids, and seven candidates a request.
@@ -280,6 +285,71 @@ mod tests {
             json: false,
             serve: Vec::new(),
         }
+    }
+
+    /// Reads a request, and returns its first line and its body. `None` if the client has gone.
+    fn request(stream: &mut BufReader<TcpStream>) -> Option<(String, Vec<u8>)> {
+        let (mut first, mut line, mut length) = (String::new(), String::new(), 0);
+        stream.read_line(&mut first).ok().filter(|read| *read > 0)?;
+        while stream.read_line(&mut line).ok()? > 2 {
+            if let Some(value) = line.strip_prefix("Content-Length: ") {
+                length = value.trim().parse().ok()?;
+            }
+            line.clear();
+        }
+        let mut body = vec![0; length];
+        stream.read_exact(&mut body).ok()?;
+        Some((first, body))
+    }
+
+    /// The response of a model with two sparse features and a dense one.
+    fn response(first: &str, body: &[u8]) -> Value {
+        if first.starts_with("GET /v2/models/m ") {
+            let input = |name: &str, datatype: &str| json!({ "name": name, "datatype": datatype });
+            return json!({ "inputs": [input("user", "BYTES"), input("item", "BYTES"), input("age", "FP32")] });
+        }
+        assert!(first.starts_with("POST /v2/models/m/infer "), "{first}");
+        let body: Value = serde_json::from_slice(body).unwrap();
+        let rows = body["inputs"].as_array().unwrap().iter().map(|input| input["shape"][0].as_u64().unwrap()).max();
+        json!({ "outputs": [{ "data": vec![0.5; rows.unwrap() as usize] }] })
+    }
+
+    /// A server of such a model. Returns its URL.
+    fn server() -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let mut stream = BufReader::new(stream.unwrap());
+                std::thread::spawn(move || {
+                    while let Some((first, body)) = request(&mut stream) {
+                        let body = response(&first, &body).to_string();
+                        let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", body.len());
+                        if stream.get_mut().write_all((head + &body).as_bytes()).is_err() {
+                            return;
+                        }
+                    }
+                });
+            }
+        });
+        format!("http://{address}/v2/models/m")
+    }
+
+    #[test]
+    fn a_server_has_a_saturating_rate_and_latencies_below_it() {
+        let figures = bench_serve(&ServeArgs { connections: 3, loads: vec![0.2, 0.4], ..args(&server()) }).unwrap();
+        assert!(figures.saturating_requests_per_second > 0.0 && figures.floor_milliseconds > 0.0);
+        assert_eq!(figures.loads.len(), 2);
+        for (of, load) in figures.loads.iter().zip([0.2, 0.4]) {
+            assert_eq!((of.load, of.shed, of.failed), (load, 0, 0));
+            assert!(of.p50 <= of.p99 && of.p99 <= Some(of.longest), "{of:?}");
+        }
+        // A server of another number of rows is told.
+        let other = ServeArgs { user_features: vec!["item".to_owned(), "age".to_owned()], ..args(&server()) };
+        assert!(bench_serve(&ServeArgs { candidates: 9, ..other.clone() }).is_ok());
+        let all = ServeArgs { user_features: ["user", "item", "age"].map(str::to_owned).to_vec(), ..other };
+        let error = bench_serve(&all).unwrap_err().to_string();
+        assert!(error.contains("expected 7 probabilities"), "{error}");
     }
 
     #[test]
