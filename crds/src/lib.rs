@@ -84,8 +84,8 @@ pub use resolved::{
 };
 pub use schema::{crd, crd_yaml, server_crd, server_crd_yaml};
 pub use server::{
-    ModelPlace, ModelVersion, RecModelServer, RecModelServerSpec, RecModelServerStatus, ServedModelSpec,
-    ServerAutoscalingSpec, ServerCount, ServerPhase, VersionStatus,
+    CanarySpec, GateSpec, ModelPlace, ModelVersion, RecModelServer, RecModelServerSpec, RecModelServerStatus,
+    ServedModelSpec, ServerAutoscalingSpec, ServerCount, ServerPhase, VersionStatus,
 };
 pub use set::{SetError, SetKind, apply_set};
 pub use spec::*;

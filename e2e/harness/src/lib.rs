@@ -16,6 +16,7 @@ pub mod manifests;
 pub mod processes;
 pub mod rectrain;
 pub mod run_processes;
+pub mod serving;
 pub mod skips;
 pub mod statistics;
 pub mod times;

@@ -16,7 +16,8 @@ use rectrain_harness::workspace::workspace;
 use rectrain_harness::{HarnessError, say, skips};
 use rectrain_lint::{architecture, prose};
 use rectrain_trials::{
-    chaos, continual, des, gpu, kraken, migration, page, peers, placement, quality, shadow, stragglers, stream, workers,
+    chaos, continual, des, freshness, gpu, kraken, migration, page, peers, placement, quality, serve_soak, shadow,
+    stragglers, stream, workers,
 };
 
 use error::XtaskError;
@@ -38,6 +39,8 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   stragglers [ARGS] trains in every mode with dense workers of unequal CPU time; prints throughput and staleness
   shadow [ARGS]     measures throughput, sync gap and normalized entropy in `shadow`; `shadow --help` lists ARGS
   des [ARGS]        measures the bytes on the wire in `des`, against their formula, `sync` and the mesh
+  freshness [ARGS]  measures the time from a gradient to a changed answer; `freshness --help` lists ARGS
+  serve-soak [ARGS] puts servers under load for minutes while a job publishes, kills some, and checks the answers
   chaos [ARGS]      kills processes of a job at random and compares its model with an undisturbed run's
   stream [ARGS]     trains from a real Kafka: throughput beside a file, or quality beside a frozen model
   migration [ARGS]  moves millions of rows between parameter servers of a running job and prints the step times
@@ -81,6 +84,8 @@ fn dispatch(arguments: &[&str]) -> Result<(), XtaskError> {
         ["stragglers", rest @ ..] => Ok(stragglers::run(rest)?),
         ["shadow", rest @ ..] => Ok(shadow::run(rest)?),
         ["des", rest @ ..] => Ok(des::run(rest)?),
+        ["freshness", rest @ ..] => Ok(freshness::run(rest)?),
+        ["serve-soak", rest @ ..] => Ok(serve_soak::run(rest)?),
         ["chaos", rest @ ..] => Ok(chaos::run(rest)?),
         ["stream", rest @ ..] => Ok(stream::run(rest)?),
         ["migration", rest @ ..] => Ok(migration::run(rest)?),

@@ -1,16 +1,19 @@
 //! The command line: the arguments of all commands.
 
+mod plan;
+
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{ArgMatches, Args, Command as ClapCommand, FromArgMatches, Parser, Subcommand, ValueEnum};
 use rectrain_crds::defaults::{BAD_ROWS_LIMIT, TERMINATION_GRACE_SECONDS};
-use rectrain_crds::{BytesSpec, Override, SetKind};
+use rectrain_crds::{Override, SetKind};
 use rectrain_kinds::{Precision, Role};
 use rectrain_serving::ExportType;
 use rectrain_wire::Address;
 
+pub(crate) use self::plan::{PlanArgs, ServingPlanArgs, TableArgs, TrainingPlanArgs};
 use crate::history::HistoryArgs;
 use crate::runs::RunsCommand;
 use crate::serve::args::ServeArgs;
@@ -66,7 +69,7 @@ pub(crate) enum Command {
     },
     /// Simulate the training modes with workers of unequal speed
     Simulate(SimulateArgs),
-    /// Estimate a job's memory, servers, workers, time and cost
+    /// Estimate a job's memory, servers, workers, time and cost, or the servers of its model
     Plan(PlanArgs),
     /// Examine the operator's automatic decisions about jobs
     Policy {
@@ -419,62 +422,6 @@ pub(crate) struct PlacementArgs {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct PlanArgs {
-    #[command(flatten)]
-    pub(crate) job: JobArgs,
-    /// Take the ids and the training rows from this profile (`rectrain data profile --json`)
-    #[arg(long, value_name = "PATH")]
-    pub(crate) profile: Option<PathBuf>,
-    /// The ids of a sparse feature, instead of the profile's: `--ids item_id=10000000`
-    #[arg(long, value_name = "FEATURE=IDS", value_parser = feature_ids)]
-    pub(crate) ids: Vec<FeatureIds>,
-    /// The rows of an epoch, instead of the profile's
-    #[arg(long, value_name = "ROWS")]
-    pub(crate) rows: Option<u64>,
-    /// The memory of a parameter server, such as 16Gi
-    #[arg(long, value_name = "BYTES", default_value = "16Gi", value_parser = memory)]
-    pub(crate) server_memory: u64,
-    /// Samples a second that the job should train
-    #[arg(long, value_name = "RATE", value_parser = rate)]
-    pub(crate) samples_per_second: Option<f64>,
-    /// Samples a second that one dense worker trains, as `rectrain run` shows it
-    #[arg(long, value_name = "RATE", value_parser = rate)]
-    pub(crate) worker_samples_per_second: Option<f64>,
-    /// The price of a core for an hour
-    #[arg(long, value_name = "PRICE", requires = "gb_hour", value_parser = rate)]
-    pub(crate) core_hour: Option<f64>,
-    /// The price of a GB of memory for an hour
-    #[arg(long, value_name = "PRICE", requires = "core_hour", value_parser = rate)]
-    pub(crate) gb_hour: Option<f64>,
-    /// Print JSON
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-/// The number of ids of a sparse feature.
-#[derive(Debug, Clone)]
-pub(crate) struct FeatureIds {
-    pub(crate) feature: String,
-    pub(crate) ids: u64,
-}
-
-fn feature_ids(text: &str) -> Result<FeatureIds, String> {
-    let found = text.rsplit_once('=').and_then(|(feature, ids)| Some((feature.to_owned(), ids.parse().ok()?)));
-    let (feature, ids) = found.ok_or("expected FEATURE=IDS, such as item_id=10000000")?;
-    Ok(FeatureIds { feature, ids })
-}
-
-fn memory(text: &str) -> Result<u64, String> {
-    let bytes = BytesSpec::Text(text.to_owned()).bytes().filter(|bytes| *bytes > 0);
-    bytes.ok_or_else(|| "expected a number of bytes such as 16Gi, 512Mi or 16G".to_owned())
-}
-
-fn rate(text: &str) -> Result<f64, String> {
-    let number = text.parse().ok().filter(|rate: &f64| rate.is_finite() && *rate > 0.0);
-    number.ok_or_else(|| "expected a number above 0".to_owned())
 }
 
 #[derive(Debug, Subcommand)]
