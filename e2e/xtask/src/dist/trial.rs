@@ -1,5 +1,5 @@
-//! `cargo xtask dist --try`: the archive, the wheel and the image each train the first example, with
-//! as little of this machine as possible. All must train the same model.
+//! `cargo xtask dist --try`: the archive, the wheel and the image each train the first example,
+//! with as little of this machine as possible. All must train the same model.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
