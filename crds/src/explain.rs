@@ -8,7 +8,7 @@ use crate::examples::{KIND_FIELDS, KindExample, KindField};
 use crate::schema::{self, DEFAULT, EXPECTED, default_text, properties};
 use crate::simulation::simulation_schema;
 use crate::suggest::nearest;
-use crate::{FieldPath, Mode, Segment};
+use crate::{FieldPath, Segment};
 
 /// The topic is neither a field nor a kind.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -227,10 +227,6 @@ fn kind_page(field: &KindField, example: &KindExample) -> String {
 }
 
 fn hint(topic: &str) -> String {
-    if crate::spec::REFUSED_MODES.contains(&topic) {
-        let [modes @ .., last] = Mode::ALL.map(Mode::name);
-        return format!(": this version does not run that training mode; it runs {} and {last}", modes.join(", "));
-    }
     let paths = field_paths();
     let last = topic.rsplit('.').next().unwrap_or(topic);
     let namesakes: Vec<String> =
@@ -359,7 +355,7 @@ fn wrapped(text: &str, indent: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ModelKind;
+    use crate::{Mode, ModelKind};
 
     #[test]
     fn a_field_is_explained_with_type_default_range_and_meaning() {
@@ -457,6 +453,8 @@ mod tests {
         assert!(page.contains("\nEXAMPLE:\n  spec:\n    training:\n      optimizer:\n"), "{page}");
         let page = explain("adam").unwrap();
         assert!(page.contains("adam (dense optimizer)") && page.contains("adam (sparse optimizer)"), "{page}");
+        let page = explain("bmuf").unwrap();
+        assert!(page.contains("bmuf (algorithm of shadow)") && page.contains("mode: shadow\n"), "{page}");
     }
 
     #[test]
@@ -467,7 +465,6 @@ mod tests {
             ("spec.hidden", "did you mean `spec.model.hidden`?"),
             ("deepFM", "did you mean `deepfm`?"),
             ("rowwiseadagrad", "did you mean `rowWiseAdaGrad`?"),
-            ("bmuf", "it runs sync, hybrid, async, gba"),
         ] {
             let error = explain(topic).unwrap_err().to_string();
             assert!(error.contains(topic) && error.contains(hint), "{error}");

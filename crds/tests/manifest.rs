@@ -801,7 +801,7 @@ const BAD_JOBS: [(&[&str], &str, &str); 74] = [
     (
         &["spec.training.mode=bmuf"],
         "spec.training.mode",
-        "this version does not run the training mode `bmuf`; it runs one of `sync`, `hybrid`, `async`, `gba`",
+        "`bmuf` is an algorithm of the mode `shadow`: set mode: shadow, and spec.training.shadow.algorithm: bmuf",
     ),
     (
         &["spec.training.mode=des"],

@@ -27,5 +27,4 @@ pub use operation::*;
 pub use roles::*;
 pub use serving::*;
 pub use stream::*;
-pub(crate) use training::REFUSED_MODES;
 pub use training::*;

@@ -9,9 +9,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::defaults;
 
-/// Names of published modes that this version refuses.
-pub(crate) const REFUSED_MODES: [&str; 3] = ["easgd", "ma", "bmuf"];
-
 /// The value of `spec.training.mode`: a fixed mode, or the automatic choice while training
 /// continues. The mode in use at any time is a [`Mode`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
