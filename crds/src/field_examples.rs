@@ -235,10 +235,13 @@ const ROLE: &str = "ps";
 /// The shortest example with a value at a path below `spec`. `None` for other paths.
 pub(crate) fn example_with(path: &FieldPath) -> Option<String> {
     let mut names: Vec<&str> = path.0.iter().filter_map(name_of).collect();
-    let role = match names.as_mut_slice() {
-        ["spec", "roles", role, ..] => Some(std::mem::replace(role, ROLE)),
+    let role = match names.as_slice() {
+        ["spec", "roles", role, ..] => Some(*role),
         _ => None,
     };
+    if role.is_some() {
+        names[2] = ROLE;
+    }
     let ["spec", below @ ..] = names.as_slice() else { return None };
     let fits = |example: &&str| !below.is_empty() && has(example, below);
     let example = match role {
