@@ -365,11 +365,17 @@ async fn a_step_of_a_path_needs_no_job() {
     assert_eq!(container["envFrom"][0]["secretRef"]["name"], "mine");
 }
 
-/// Servers that gain an autoscaler, which sets their number, and lose it again.
-pub async fn with_and_without_an_autoscaler() -> Servers {
+/// Servers with an autoscaler.
+pub async fn autoscaled() -> Servers {
     let cpu = json!({"resources": {"requests": {"cpu": "1"}}});
     let servers = Servers::of_job(json!({"autoscaling": {"minReplicas": 2, "maxReplicas": 6}, "template": cpu}));
     servers.settle().await;
+    servers
+}
+
+/// Servers that gain an autoscaler, which sets their number, and lose it again.
+pub async fn with_and_without_an_autoscaler() -> Servers {
+    let servers = autoscaled().await;
     assert_eq!(servers.deployment()["spec"]["replicas"], 2);
     let autoscaler = servers.object("horizontalpodautoscalers").unwrap();
     assert_eq!(autoscaler["spec"]["scaleTargetRef"]["name"], OBJECT);

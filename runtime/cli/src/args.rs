@@ -60,7 +60,7 @@ pub(crate) enum Command {
     /// Explain a field of a manifest, or a kind of model, optimizer or training mode
     Explain {
         /// A field (`spec.training.globalBatchSize`), a kind (`hybrid`, `deepfm`, `adam`),
-        /// `metadata`, or a kind of manifest (`Simulation`)
+        /// `metadata`, or a kind of manifest (`Simulation`, `RecModelServer`)
         #[arg(default_value = "RecTrainingJob")]
         topic: String,
         /// Also list all fields below the field
