@@ -8,7 +8,7 @@ use crate::examples::KIND_FIELDS;
 use crate::{FieldPath, Segment};
 
 /// Parts of `spec`, as YAML.
-pub const FIELD_EXAMPLES: [&str; 31] = [
+pub const FIELD_EXAMPLES: [&str; 34] = [
     "\
 model:
   kind: dlrm
@@ -133,6 +133,7 @@ data:
       schemaRegistry: http://registry:8081
       security: {tls: true, sasl: scramSha512, secretName: kafka-user}
       deadLetterTopic: clicks-bad
+      group: clicks-trainer
   badRows: {action: skip}
 ",
     "\
@@ -178,6 +179,28 @@ roles:
 ",
     "\
 faultTolerance: {maxRestarts: 10, stallSeconds: 600}
+",
+    "\
+data:
+  train:
+    kafka:
+      bootstrapServers: ['kafka-0.kafka:9092']
+      topics: [clicks]
+      format: json
+autoscaling:
+  loader: {min: 1, max: 8, catchUpSeconds: 300}
+",
+    "\
+training:
+  quality:
+    baseline: {from: 'models/clicks@1200'}
+    onRegression: {metric: auc, tolerance: 0.02, action: alert}
+",
+    "\
+model: {kind: lr}
+training:
+  optimizer:
+    firstOrder: {kind: ftrl, l1: 1}
 ",
     "\
 managedBy: kueue.x-k8s.io/multikueue
