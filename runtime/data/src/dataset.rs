@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use std::sync::Arc;
 
 use object_store::ObjectStore;
-use rectrain_kinds::{BadRows, Offset, Position, Schema, Segment, SegmentRead, Split, TimeBound};
+use rectrain_kinds::{BadRows, Offset, PartId, Position, Schema, Segment, SegmentRead, Split, TimeBound};
 
 use crate::batch::Batch;
 use crate::blocking::Stop;
