@@ -140,8 +140,8 @@ const GONE: &str = "disappeared";
 const CHANGED: &str = "changed";
 
 impl Followed {
-    /// The files of a run, from the ledger of an earlier run on. `is_needed` tells the files of
-    /// which a run that resumes may read rows.
+    /// The files of a run, from the ledger of an earlier run on. `is_needed` tells the files
+    /// whose rows a run that resumes may read.
     pub(crate) fn new(config: &FollowConfig, saved: Option<&FileLedger>, is_needed: impl Fn(PartId) -> bool) -> Self {
         let fresh = FileLedger { paths: config.paths.clone(), order: config.order, ..FileLedger::default() };
         let mut ledger = saved.cloned().unwrap_or(fresh);

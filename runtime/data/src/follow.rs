@@ -371,7 +371,7 @@ mod tests {
 
     /// The marker and the last object come between two pages of the listing.
     #[test]
-    fn a_folder_whose_marker_comes_during_a_listing_is_left_for_the_next_one() {
+    fn a_bucket_folder_whose_marker_comes_during_a_listing_waits_as_well() {
         let first = [object("in/1/_SUCCESS"), object("in/1/a.csv"), object("in/2/b.csv")];
         let second = [&first[..], &[object("in/2/_SUCCESS")]].concat();
         let keys = |listing: &[ObjectMeta], whole: &[ObjectMeta]| {
@@ -456,7 +456,7 @@ mod tests {
 
     /// The last file and the marker come while the directory is listed.
     #[test]
-    fn a_directory_whose_marker_comes_during_a_listing_is_left_for_the_next_one() {
+    fn a_directory_whose_marker_comes_during_a_listing_waits_for_the_next() {
         let folder = tempfile::tempdir().unwrap();
         for name in ["day=1", "day=2"] {
             fs::create_dir(folder.path().join(name)).unwrap();

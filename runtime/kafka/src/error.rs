@@ -96,7 +96,7 @@ impl ErrorCode {
             6 => "that another broker leads the partition",
             7 => "that the request took too long",
             10 => "that the record is too large",
-            14 | 15 | 16 => "that the offsets of the group cannot be read or written now",
+            14..=16 => "that the offsets of the group cannot be read or written now",
             17 => "that the name of the topic is not allowed",
             22 | 25 => "that consumers are members of the group",
             29 => "that the user may not use the topic",

@@ -262,7 +262,7 @@ fn des_with_one_server_equals_sync_to_the_bit() {
 }
 
 #[test]
-fn des_with_several_servers_repeats_to_the_bit_and_equals_sync_within_rounding() {
+fn des_with_several_servers_repeats_and_equals_sync_within_rounding() {
     for kind in ["lr", "fm"] {
         let model = substitutable(kind);
         let job = [model.as_str(), "spec.roles.ps.replicas=3", "spec.roles.denseWorker.replicas=2"];
