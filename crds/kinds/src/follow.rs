@@ -1,4 +1,4 @@
-//! Followed paths: files that keep coming, each of which is trained once.
+//! Followed paths: files that keep coming. Each file is trained once.
 
 use serde::{Deserialize, Serialize};
 

@@ -230,8 +230,8 @@ fn entropy(plan: &Plan, way: &Way, seed: &str) -> Result<Entropy, HarnessError> 
     Ok(found)
 }
 
-/// NE is the log loss over the entropy of the labels. The test's figures give this entropy. The loss
-/// on training rows is from before their update (§4): the mean over the events of progress, by
+/// NE is the log loss over the entropy of the labels. The test's figures give this entropy. The
+/// loss on training rows is from before their update (§4): the mean over the events of progress, by
 /// samples.
 fn read_entropy(events: &[Value], summary: &Value) -> Result<Entropy, HarnessError> {
     let test = &summary["test"];

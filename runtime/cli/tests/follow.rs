@@ -155,7 +155,7 @@ fn kill(run: u32, role: &str) {
 }
 
 #[test]
-fn kills_of_the_coordinator_and_of_loaders_lose_no_row_and_change_no_model() {
+fn kills_lose_no_row_and_change_no_model() {
     let folder = folder_with(JOB);
     for seed in 0..12 {
         put(folder.path(), &format!("{seed:02}.csv"), &text(seed, 60));

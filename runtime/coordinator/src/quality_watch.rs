@@ -77,8 +77,8 @@ mod tests {
     const RULE: RegressionRule =
         RegressionRule { metric: QualityMetric::Auc, tolerance: 0.1, action: RegressionAction::Alert };
 
-    /// A hundred predictions, of which `wrong` positives and as many negatives are the wrong way
-    /// round. Their AUC is 1 - wrong / 50.
+    /// A hundred predictions. `wrong` positives and as many negatives are the wrong way round.
+    /// Their AUC is 1 - wrong / 50.
     fn part(wrong: usize) -> WindowPart {
         let mut part = WindowPart::default();
         let predictions: Vec<f32> =

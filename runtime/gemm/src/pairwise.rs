@@ -54,8 +54,8 @@ thread_local! {
 }
 
 impl Pairwise {
-    /// The pairs of `others` vectors of `dim` values. With `leads`, a leading vector pairs with each
-    /// of them too. The fastest instructions of this processor compute them.
+    /// The pairs of `others` vectors of `dim` values. With `leads`, a leading vector pairs with
+    /// each of them too. The fastest instructions of this processor compute them.
     ///
     /// # Panics
     /// If `dim` or `others` is 0.

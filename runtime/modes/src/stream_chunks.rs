@@ -474,8 +474,8 @@ impl StreamChunks {
         self.partitions.values().map(Partition::waiting).sum()
     }
 
-    /// The partitions, each of which one loader reads at a time. `None` for files, whose rows
-    /// several loaders read at once.
+    /// The partitions. One loader reads each at a time. `None` for files, whose rows several
+    /// loaders read at once.
     #[must_use]
     pub fn partitions(&self) -> Option<usize> {
         (!self.is_of_files()).then_some(self.partitions.len())

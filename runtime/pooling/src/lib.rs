@@ -1,6 +1,6 @@
-//! The ids of a piece of a batch, and what is computed of them and their rows: pooled embeddings,
-//! and in the mode `des` the partial results of one parameter server. Pure arithmetic, without
-//! network and threads.
+//! The ids of a piece of a batch, and the results of them and their rows. These are pooled
+//! embeddings, and in the mode `des` the partial results of one parameter server. Pure arithmetic,
+//! without network and threads.
 //!
 //! - [`PreparedIds`]: the whole piece, as an embedding worker has it.
 //! - [`ServerIds`]: the part of the piece that one parameter server holds.

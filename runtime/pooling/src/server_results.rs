@@ -31,8 +31,8 @@ impl ServerResults {
         tensors
     }
 
-    /// Reads the tensors of [`Self::into_tensors`] for a piece of `samples` samples, of which
-    /// `cells` are shared.
+    /// Reads the tensors of [`Self::into_tensors`] for a piece of `samples` samples with `cells`
+    /// shared cells.
     ///
     /// # Errors
     /// [`RoleError::Wire`] or [`RoleError::Inconsistent`] if a tensor is missing or has another

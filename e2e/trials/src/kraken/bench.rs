@@ -173,8 +173,8 @@ impl Bench<'_> {
     }
 }
 
-/// The line of a run, also of one that diverged. Other failures may not come again, so that they are
-/// not kept.
+/// The line of a run, also of one that diverged. Other failures may not come again, so they are not
+/// kept.
 fn recorded(result: Result<Value, TrialError>) -> Result<Value, TrialError> {
     match result {
         Err(TrialError::Harness(HarnessError::Failed { status, output, .. })) if status.code() == Some(DIVERGED) => {

@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_coordinator_that_is_replaced_at_any_time_trains_each_row_once_in_order() {
+    fn a_replaced_coordinator_trains_each_row_once_in_order() {
         let mut state = running(&plan(&[]));
         let wanted = state.files_seen_at(&listed(&["a", "b"]), 0).unwrap();
         assert_eq!(wanted.look_at.first().map(|file| &*file.name), Some("a"));

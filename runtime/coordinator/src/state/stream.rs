@@ -262,7 +262,7 @@ impl State {
         saved.first_pass = FirstPass { epoch: 0, batch, rows: self.training.data_mut().row_of(batch) };
     }
 
-    /// The partitions of the stream, each of which one loader reads at a time. 0 if there are none.
+    /// The partitions of the stream. One loader reads each at a time. 0 if there are none.
     pub(super) fn stream_partitions(&self) -> u32 {
         let partitions = self.data.ledger.chunks().stream().and_then(StreamChunks::partitions);
         partitions.map_or(0, |partitions| u32::try_from(partitions).unwrap_or(u32::MAX))

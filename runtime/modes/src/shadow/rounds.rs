@@ -1,4 +1,5 @@
-//! The rounds in which a parameter server forms the mean of the replicas (§3.3, algorithms 3 and 4).
+//! The rounds in which a parameter server forms the mean of the replicas (§3.3, algorithms 3 and
+//! 4).
 
 use std::collections::BTreeSet;
 
@@ -36,8 +37,8 @@ pub enum Joined {
 }
 
 impl Rounds {
-    /// The rounds of a server that replaces another one in this order. `rested`: the ranks that have
-    /// ended the order. The first round waits for all others.
+    /// The rounds of a server that replaces another one in this order. `rested`: the ranks that
+    /// have ended the order. The first round waits for all others.
     #[must_use]
     pub fn resume(order: u64, rested: impl IntoIterator<Item = u32>) -> Self {
         Self { order, rested: rested.into_iter().collect(), ..Self::default() }
@@ -88,7 +89,7 @@ impl Rounds {
 mod tests {
     use super::*;
 
-    /// A round of these ranks, the last of which completes it.
+    /// A round of these ranks. The last one completes it.
     fn complete(rounds: &mut Rounds, ranks: &[u32]) {
         for (place, rank) in ranks.iter().enumerate() {
             let joined = rounds.join(1, 3, *rank, false);

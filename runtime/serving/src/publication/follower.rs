@@ -83,9 +83,9 @@ impl Follower {
     /// taken, and the one before stays.
     ///
     /// # Errors
-    /// The reason why there is no newer model: a file that is missing or damaged, a value that is
-    /// not finite, a model with other features, an error of the storage. The next call tries again,
-    /// and a newer full model ends the trouble.
+    /// The reason why there is no newer model. A file is missing or damaged, a value is not finite,
+    /// the model has other features, or the storage failed. The next call tries again. A newer full
+    /// model ends the trouble.
     pub async fn poll(&mut self) -> Result<Option<Update>, ServingError> {
         let gone = || ServingError::Publication {
             file: self.directory.name_of(LATEST),

@@ -42,7 +42,7 @@ fn a_substitute_trains_its_model_to_the_bit() {
     }
 }
 
-/// The gradients of the vectors of three features, from those of their sums: g + 2·q·v.
+/// The gradients of the vectors of three features, from the gradients of their sums: g + 2·q·v.
 fn spread(of_sums: &[f32], vectors: &[f32], dim: usize) -> Vec<f32> {
     let mut gradients = Vec::new();
     for (of_sums, vectors) in of_sums.chunks_exact(dim + 1).zip(vectors.chunks_exact((3 * dim).max(1))) {
