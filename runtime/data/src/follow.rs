@@ -55,8 +55,8 @@ pub enum FileState {
 /// Lists the files of followed paths, each once. A path without files is no error. Goes through the
 /// objects page by page. Blocks.
 ///
-/// Of the names of one file, the one that is no link counts. Of several such names, it is the one of
-/// the first path. So a name that comes later replaces no other one.
+/// Of the names of one file, the one that is no link counts. Of several such names, the name of the
+/// first path counts. So a name that comes later replaces no other one.
 ///
 /// # Errors
 /// A path that cannot be understood. A disk or a store that fails. A path with more objects below

@@ -1,5 +1,5 @@
-//! In `sync` and `des`: the replies to the look-ups of the last applied step, and of the steps after
-//! it.
+//! In `sync` and `des`: the replies to the look-ups of the last applied step, and of the steps
+//! after it.
 //!
 //! Once a step is applied, the store no longer has the rows that the step began with. A replacement
 //! of a dense worker may still have to compute the step. This happens if its predecessor died

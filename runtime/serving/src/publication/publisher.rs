@@ -71,8 +71,8 @@ impl Publisher {
     /// published are part of it. After an error, nothing is published.
     ///
     /// # Errors
-    /// A checkpoint that cannot be read, also because it was deleted meanwhile; another process that
-    /// has published since; errors of the storage.
+    /// A checkpoint that cannot be read, also because it was deleted meanwhile; another process has
+    /// published since; errors of the storage.
     pub async fn publish(&mut self) -> Result<Option<Published>, ServingError> {
         let Some(checkpoint) = self.newest().await? else { return Ok(None) };
         self.refuse_other().await?;
