@@ -100,8 +100,9 @@ impl Coordinator {
 
     fn chunk_report(&self, caller: &v1::Caller, report: &v1::ChunkReport) -> Result<Frame, RoleError> {
         self.apply_and_reply::<v1::ChunkReport>(caller, |state| {
+            let sent_by_another = state.is_sent_by_another(report);
             state.chunk_report(report)?;
-            Ok(reported(state))
+            Ok(v1::Reported { sent_by_another, ..reported(state) })
         })
     }
 
@@ -147,7 +148,11 @@ impl Coordinator {
     }
 
     fn waiting(&self, waiting: &v1::Waiting) -> Frame {
-        self.lock().note_wait(waiting);
+        let reads_twice = self.lock().note_wait(waiting);
+        if reads_twice {
+            // A second loader waits for the chunk.
+            self.changed.notify_waiters();
+        }
         message::done::<v1::Waiting>()
     }
 
@@ -300,7 +305,8 @@ impl Coordinator {
         let repeat = reply_once::<v1::RepeatRequest>(caller, |state| {
             let embedding_worker_successions = state.embedding_worker_successions();
             Ok(match state.next_replay(loader) {
-                ReplayLease::Replay(Replay { leased, embedding_worker, pieces, report }) => {
+                ReplayLease::Replay(Replay { leased, embedding_worker, pieces, report, is_second }) => {
+                    self.metrics.chunks_read_twice.inc_by(u64::from(is_second));
                     let range = |Range { start, end }| v1::PieceRange { start, end };
                     let pieces = pieces.unwrap_or_default().into_iter().map(range).collect();
                     let repeat = Some(match leased {
@@ -500,7 +506,8 @@ fn reply_once<R: Request>(
 
 /// The reply to the report of a chunk.
 fn reported(state: &State) -> v1::Reported {
-    v1::Reported { embedding_worker_successions: state.embedding_worker_successions() }
+    let embedding_worker_successions = state.embedding_worker_successions();
+    v1::Reported { embedding_worker_successions, ..v1::Reported::default() }
 }
 
 fn write_lease(

@@ -26,6 +26,7 @@ mod in_flight;
 mod incarnations;
 mod journal;
 mod lease;
+mod loader_pace;
 mod membership;
 mod migrations;
 mod page;

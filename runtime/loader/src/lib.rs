@@ -106,7 +106,9 @@ impl Loader {
             };
             let (reader, content) = self.read(reader, self.place(&lease)).await?;
             last = Some((epoch, reader));
-            self.report(&lease, &content).await?;
+            if self.report(&lease, &content).await? {
+                continue;
+            }
             let Some(rows) = content.rows else { continue };
             if chunks.send(ReadChunk::new(&lease, Selection::default(), rows)?).await.is_err() {
                 break;

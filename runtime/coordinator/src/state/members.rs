@@ -354,6 +354,7 @@ impl State {
                 self.data.piece_shares.set(member, weight);
                 self.weigh_pieces(self.members.embedding_workers.present());
             }
+            Role::Loader => self.weigh_loader(member, weight),
             _ => return Err(ResizeRefused::Number(format!("the work of {} is not shared by weights", role.plural()))),
         }
         Ok(())

@@ -156,6 +156,8 @@ impl State {
         self.name_slowest(now);
         self.note_pieces(report, now);
         self.share_pieces(now);
+        self.note_loaders(report.step_seconds, now);
+        self.share_chunks(now);
         self.training.set_pace(self.samples_per_second() / self.job.data.global_batch_rows.max(1) as f64);
         if report.rank != 0 || self.progress.loss_since_event.1 == 0 {
             return Ok(None);
@@ -349,11 +351,13 @@ impl State {
         self.progress.throughput.per_second(Instant::now())
     }
 
-    /// A member still waits for another one.
-    pub(crate) fn note_wait(&mut self, waiting: &v1::Waiting) {
+    /// A member still waits for another one. Returns whether a second loader is to read a chunk
+    /// because of it.
+    pub(crate) fn note_wait(&mut self, waiting: &v1::Waiting) -> bool {
         let now = Instant::now();
         self.progress.slowest.wait(waiting, now);
         self.name_slowest(now);
+        self.share_chunks(now)
     }
 
     /// Names the slowest member, or none. Each change is an event.
