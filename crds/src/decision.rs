@@ -28,6 +28,8 @@ pub enum DecisionSubject {
     EmbeddingWorker,
     /// The dense workers.
     DenseWorker,
+    /// The loaders.
+    Loader,
 }
 
 impl DecisionSubject {
@@ -38,6 +40,7 @@ impl DecisionSubject {
             DecisionSubject::Ps => "ps",
             DecisionSubject::EmbeddingWorker => "embeddingWorker",
             DecisionSubject::DenseWorker => "denseWorker",
+            DecisionSubject::Loader => "loader",
         }
     }
 }

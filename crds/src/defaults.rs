@@ -151,6 +151,8 @@ pub const MAX_REPLICAS: u32 = 1024;
 pub const PS_MEMORY_TARGET: f64 = 0.75;
 /// `spec.autoscaling.ps.busyTarget`
 pub const PS_BUSY_TARGET: f64 = 0.7;
+/// `spec.autoscaling.loader.waitTarget`
+pub const LOADER_WAIT_TARGET: f64 = 0.1;
 /// `spec.autoscaling.denseWorker.marginalThroughput`
 pub const MARGINAL_THROUGHPUT: f64 = 0.6;
 /// `spec.autoscaling.coolDownSeconds`

@@ -78,9 +78,9 @@ pub use resolved::{
     DataSource, FilePlan, FollowSource, ResolvedAdmission, ResolvedAutoMode, ResolvedAutoscaling, ResolvedBounds,
     ResolvedBudget, ResolvedCheckpoint, ResolvedData, ResolvedDenseWorkerScaling, ResolvedEmbedding,
     ResolvedEmbeddingWorkerScaling, ResolvedEvaluation, ResolvedEviction, ResolvedFaultTolerance, ResolvedFeatures,
-    ResolvedJob, ResolvedLife, ResolvedMemory, ResolvedModel, ResolvedPsScaling, ResolvedPublish, ResolvedRole,
-    ResolvedRoles, ResolvedShadow, ResolvedStorage, ResolvedTable, ResolvedTraining, StreamSource, TrainTest,
-    TrainingLength,
+    ResolvedJob, ResolvedLife, ResolvedLoaderScaling, ResolvedMemory, ResolvedModel, ResolvedPsScaling,
+    ResolvedPublish, ResolvedRole, ResolvedRoles, ResolvedShadow, ResolvedStorage, ResolvedTable, ResolvedTraining,
+    StreamSource, TrainTest, TrainingLength,
 };
 pub use schema::{crd, crd_yaml, server_crd, server_crd_yaml};
 pub use server::{

@@ -957,10 +957,20 @@ fn autoscaling(given: &AutoscalingSpec, spec: &RecTrainingJobSpec, errors: &mut 
             price_per_hour: dense.price_per_hour,
             max_cost_per_million_samples: dense.max_cost_per_million_samples,
         }),
+        loader: loader_scaling(given, replicas.members.loader, errors),
         cool_down_seconds: given.cool_down_seconds.unwrap_or(d::COOL_DOWN_SECONDS),
         up_window_seconds: given.up_window_seconds.unwrap_or(d::UP_WINDOW_SECONDS),
         down_window_seconds: given.down_window_seconds.unwrap_or(d::DOWN_WINDOW_SECONDS),
     }
+}
+
+/// How loaders are scaled; `None` if an external scaler scales them.
+fn loader_scaling(given: &AutoscalingSpec, role: ResolvedRole, errors: &mut Errors) -> Option<ResolvedLoaderScaling> {
+    let LoaderScalingSpec { scaler, min, max, wait_target } = given.loader.clone().unwrap_or_default();
+    (scaler.unwrap_or_default() == Scaler::Operator).then(|| ResolvedLoaderScaling {
+        bounds: bounds("loader", min, max, role, d::MAX_REPLICAS, errors),
+        wait_target: wait_target.unwrap_or(d::LOADER_WAIT_TARGET),
+    })
 }
 
 /// A role starts with the replicas of `spec.roles`, which must be within its bounds. By default

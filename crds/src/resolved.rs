@@ -380,6 +380,8 @@ pub struct ResolvedAutoscaling {
     pub embedding_worker: Option<ResolvedEmbeddingWorkerScaling>,
     /// Dense workers; `None` if an external scaler scales them.
     pub dense_worker: Option<ResolvedDenseWorkerScaling>,
+    /// Loaders; `None` if an external scaler scales them.
+    pub loader: Option<ResolvedLoaderScaling>,
     /// Seconds between two decisions about a role.
     pub cool_down_seconds: u32,
     /// How long more replicas must have been needed, in seconds.
@@ -420,6 +422,16 @@ pub struct ResolvedEmbeddingWorkerScaling {
     pub bounds: ResolvedBounds,
     /// Target mean wait of a batch in seconds; `None` means as long as a worker takes for it.
     pub queue_wait_seconds: Option<f64>,
+}
+
+/// How loaders are scaled.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ResolvedLoaderScaling {
+    /// The allowed numbers of loaders.
+    pub bounds: ResolvedBounds,
+    /// Target share of the time that dense workers wait for data, from 0 to 1.
+    pub wait_target: f64,
 }
 
 /// How dense workers are scaled.

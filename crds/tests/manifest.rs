@@ -605,6 +605,7 @@ fn auto_starts_in_sync_and_autoscaling_takes_every_default() {
         "denseWorker": {
             "bounds": {"min": 1, "max": 4}, "marginalThroughput": 0.6, "pricePerHour": null, "maxCostPerMillionSamples": null,
         },
+        "loader": {"bounds": {"min": 1, "max": 4}, "waitTarget": 0.1},
         "coolDownSeconds": 300, "upWindowSeconds": 60, "downWindowSeconds": 300,
     });
     assert_eq!(serde_json::to_value(&resolved.autoscaling).unwrap(), expected);
@@ -939,6 +940,11 @@ const BAD_JOBS: [(&[&str], &str, &str); 74] = [
         &["spec.autoscaling.embeddingWorker.min=2"],
         "spec.autoscaling.embeddingWorker.min",
         "at most the 1 of spec.roles.embeddingWorker.replicas, found 2",
+    ),
+    (
+        &["spec.autoscaling.loader.min=2"],
+        "spec.autoscaling.loader.min",
+        "at most the 1 of spec.roles.loader.replicas, found 2",
     ),
     (
         &["spec.autoscaling.denseWorker.max=257"],
@@ -1659,6 +1665,14 @@ const RULES: &[(&[&str], &[&str])] = &[
     (
         &["spec.autoscaling.embeddingWorker.scaler=external,spec.autoscaling.embeddingWorker.queueWaitSeconds=1"],
         &["spec.autoscaling.embeddingWorker.scaler=external"],
+    ),
+    (
+        &["spec.autoscaling.loader.min=3,spec.autoscaling.loader.max=2"],
+        &["spec.autoscaling.loader.max=2,spec.autoscaling.loader.waitTarget=0.2"],
+    ),
+    (
+        &["spec.autoscaling.loader.scaler=external,spec.autoscaling.loader.waitTarget=0.2"],
+        &["spec.autoscaling.loader.scaler=external"],
     ),
     (
         &["spec.autoscaling.denseWorker.min=3,spec.autoscaling.denseWorker.max=2"],

@@ -37,7 +37,8 @@ pub fn subject(role: Role) -> Option<DecisionSubject> {
         Role::Ps => Some(DecisionSubject::Ps),
         Role::EmbeddingWorker => Some(DecisionSubject::EmbeddingWorker),
         Role::DenseWorker => Some(DecisionSubject::DenseWorker),
-        _ => None,
+        Role::Loader => Some(DecisionSubject::Loader),
+        Role::Coordinator => None,
     }
 }
 
@@ -50,7 +51,8 @@ pub fn replicas(status: Option<&RecTrainingJobStatus>, job: &ResolvedJob, role: 
         Role::Ps => given.ps?.bounds,
         Role::EmbeddingWorker => given.embedding_worker?.bounds,
         Role::DenseWorker => given.dense_worker?.bounds,
-        _ => return None,
+        Role::Loader => given.loader?.bounds,
+        Role::Coordinator => return None,
     };
     let subject = subject(role)?;
     let of_role = status?.decisions.iter().rev().filter(|decided| decided.subject == subject);
@@ -186,6 +188,7 @@ pub fn write(decision: &Decision, recommends_only: bool) -> Option<DecisionStatu
         Subject::Ps => DecisionSubject::Ps,
         Subject::EmbeddingWorker => DecisionSubject::EmbeddingWorker,
         Subject::DenseWorker => DecisionSubject::DenseWorker,
+        Subject::Loader => DecisionSubject::Loader,
     };
     let action = match decision.action {
         Action::Keep => return None,
@@ -208,6 +211,7 @@ fn read(written: &DecisionStatus) -> Option<Decision> {
         DecisionSubject::Ps => Subject::Ps,
         DecisionSubject::EmbeddingWorker => Subject::EmbeddingWorker,
         DecisionSubject::DenseWorker => Subject::DenseWorker,
+        DecisionSubject::Loader => Subject::Loader,
     };
     let action = match written.action {
         DecisionAction::SwitchMode { from, to } => {
@@ -314,7 +318,7 @@ mod tests {
         all = add(&all, 100, 30, Subject::Ps, raise);
         all = add(&all, 200, 30, Subject::Ps, Action::Rebalance { replicas: 4 });
         all = add(&all, 300, 30, Subject::Mode, TO_GBA);
-        for subject in [Subject::EmbeddingWorker, Subject::DenseWorker] {
+        for subject in [Subject::EmbeddingWorker, Subject::DenseWorker, Subject::Loader] {
             all = add(&all, 400, 30, subject, Action::Scale { from: 3, to: 4 });
         }
         assert!(all.len() > 4 * KEPT && all.len() as u64 <= most, "{} of {most}", all.len());

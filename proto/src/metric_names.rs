@@ -20,6 +20,9 @@ pub const EMBEDDING_WORKER_QUEUE_SECONDS: &str = "rectrain_embedding_worker_queu
 /// Histogram of an embedding worker: seconds that a core then works on it.
 pub const EMBEDDING_WORKER_SERVICE_SECONDS: &str = "rectrain_embedding_worker_service_seconds";
 
+/// Histogram of a loader: seconds to read a chunk of data.
+pub const LOADER_READ_SECONDS: &str = "rectrain_loader_read_seconds";
+
 /// Histogram of a dense worker: seconds of a training step.
 pub const DENSE_WORKER_STEP_SECONDS: &str = "rectrain_dense_worker_step_seconds";
 /// Histogram of a dense worker: seconds that it waits for a loader.
@@ -34,7 +37,7 @@ pub const DENSE_WORKER_ALL_REDUCE_SECONDS: &str = "rectrain_dense_worker_all_red
 pub const DENSE_WORKER_SAMPLES_TOTAL: &str = "rectrain_dense_worker_samples_total";
 
 /// Every name of this module.
-pub const ALL: [&str; 13] = [
+pub const ALL: [&str; 14] = [
     PS_BYTES,
     PS_LOOKUP_SECONDS,
     PS_UPDATE_SECONDS,
@@ -42,6 +45,7 @@ pub const ALL: [&str; 13] = [
     PS_INSERTED_ROWS_TOTAL,
     EMBEDDING_WORKER_QUEUE_SECONDS,
     EMBEDDING_WORKER_SERVICE_SECONDS,
+    LOADER_READ_SECONDS,
     DENSE_WORKER_STEP_SECONDS,
     DENSE_WORKER_BATCH_WAIT_SECONDS,
     DENSE_WORKER_EMBEDDING_WAIT_SECONDS,

@@ -16,11 +16,14 @@ pub enum Subject {
     EmbeddingWorker,
     /// The dense workers.
     DenseWorker,
+    /// The loaders.
+    Loader,
 }
 
 impl Subject {
     /// Every subject, in the order of decisions.
-    pub const ALL: [Subject; 4] = [Subject::Mode, Subject::Ps, Subject::EmbeddingWorker, Subject::DenseWorker];
+    pub const ALL: [Subject; 5] =
+        [Subject::Mode, Subject::Ps, Subject::EmbeddingWorker, Subject::DenseWorker, Subject::Loader];
 
     /// The name in a manifest.
     #[must_use]
@@ -30,6 +33,7 @@ impl Subject {
             Self::Ps => "ps",
             Self::EmbeddingWorker => "embeddingWorker",
             Self::DenseWorker => "denseWorker",
+            Self::Loader => "loader",
         }
     }
 }

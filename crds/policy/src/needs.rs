@@ -1,6 +1,7 @@
 //! The number of replicas that a role needs now, by its latest measurements. [`crate::replicas`]
 //! decides over a window of such needs.
 
+use crate::loader_need;
 use crate::look::Look;
 use crate::observations::SlowServer;
 use crate::predict::mean_of_the_slowest;
@@ -31,6 +32,8 @@ pub(crate) enum Unknown {
     NoQueueWait,
     #[error("no batch was measured yet")]
     NoBatch,
+    #[error("no read of a loader was measured yet, or the data is a stream")]
+    NoRead,
     #[error("the job trains no step, or is in a mode that is not scaled")]
     NoMode,
     #[error("in `sync` with `barrierWorkers` more of them would idle")]
@@ -72,6 +75,7 @@ pub(crate) fn roles(policy: &Policy, observations: &Observations) -> Vec<Role> {
             replicas.embedding_worker,
         ),
         role(Subject::DenseWorker, policy.dense_worker.as_ref().map(|role| role.bounds), replicas.dense_worker),
+        role(Subject::Loader, policy.loader.as_ref().map(|role| role.bounds), replicas.loader),
     ]
     .into_iter()
     .flatten()
@@ -99,6 +103,11 @@ pub(crate) fn need(look: Look<'_>, subject: Subject, count: u32) -> Result<Need,
         }
         Subject::DenseWorker => {
             return dense_worker(policy.dense_worker.as_ref().ok_or(Unknown::NoPolicy)?, look, count);
+        }
+        Subject::Loader => {
+            let policy = policy.loader.as_ref().ok_or(Unknown::NoPolicy)?;
+            let (ratio, facts) = loader_need::ratio(policy, look.observations.loaders.ok_or(Unknown::NoRead)?);
+            Ratio { ratio, facts }
         }
         Subject::Mode => return Err(Unknown::NoPolicy),
     };

@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{AutoMode, Decision};
+use crate::{AutoMode, Decision, LoaderUse};
 
 /// A dense worker since the previous observation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -125,6 +125,9 @@ pub struct Replicas {
     /// Dense workers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dense_worker: Option<ReplicaCount>,
+    /// Loaders.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loader: Option<ReplicaCount>,
 }
 
 /// Measurements of a job at one moment.
@@ -172,6 +175,9 @@ pub struct Observations {
     /// Embedding workers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub embedding_workers: Option<EmbeddingWorkerLoad>,
+    /// Loaders of data that ends.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub loaders: Option<LoaderUse>,
     /// Nodes and pending pods.
     pub cluster: ClusterLoad,
     /// Replicas of the roles.
@@ -275,7 +281,9 @@ impl Observations {
 
     fn shares(&self) -> impl Iterator<Item = Field> {
         let busy = self.ps.iter().filter_map(|ps| Some(("ps[].busy", ps.busy?)));
-        busy.chain(self.cluster.node_cpu.map(|cpu| ("cluster.nodeCpu", cpu)))
+        let loaders = self.loaders.into_iter();
+        let loaders = loaders.flat_map(|load| [("loaders.waiting", load.waiting), ("loaders.reading", load.reading)]);
+        busy.chain(self.cluster.node_cpu.map(|cpu| ("cluster.nodeCpu", cpu))).chain(loaders)
     }
 }
 

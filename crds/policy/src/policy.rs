@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::AutoMode;
+use crate::{AutoMode, LoaderScalingPolicy};
 
 /// The user's limits and targets. The policy makes no decision about an absent part.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -22,6 +22,9 @@ pub struct Policy {
     /// Dense workers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dense_worker: Option<DenseWorkerPolicy>,
+    /// Loaders of data that ends.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub loader: Option<LoaderScalingPolicy>,
 }
 
 /// When the training mode is switched.
@@ -280,7 +283,7 @@ impl Policy {
         }
     }
 
-    fn bounds_rules(&self) -> [Rule; 3] {
+    fn bounds_rules(&self) -> [Rule; 4] {
         let rule = |bounds: Option<ReplicaBounds>, field| {
             let is_broken = bounds.is_some_and(|bounds| bounds.min == 0 || bounds.min > bounds.max);
             (is_broken, field, "1 <= min <= max")
@@ -289,6 +292,7 @@ impl Policy {
             rule(self.ps.as_ref().map(|role| role.bounds), "ps.bounds"),
             rule(self.embedding_worker.as_ref().map(|role| role.bounds), "embeddingWorker.bounds"),
             rule(self.dense_worker.as_ref().map(|role| role.bounds), "denseWorker.bounds"),
+            rule(self.loader.as_ref().map(|role| role.bounds), "loader.bounds"),
         ]
     }
 
@@ -323,19 +327,21 @@ impl Policy {
         ]
     }
 
-    fn worker_rules(&self) -> [Rule; 5] {
+    fn worker_rules(&self) -> [Rule; 6] {
         let not_positive = |number: Option<f64>| number.is_some_and(|number| !(number.is_finite() && number > 0.0));
         let queue_wait = self.embedding_worker.as_ref().and_then(|role| role.queue_wait_seconds);
         let dense = self.dense_worker.as_ref();
         let marginal = dense.is_some_and(|dense| !is_inner_share(dense.marginal_throughput));
         let price = dense.and_then(|dense| dense.price_per_hour);
         let max_cost = dense.and_then(|dense| dense.max_cost_per_million);
+        let wait_target = self.loader.as_ref().is_some_and(|loader| !is_inner_share(loader.wait_target));
         [
             (not_positive(queue_wait), "embeddingWorker.queueWaitSeconds", "a number above 0"),
             (marginal, "denseWorker.marginalThroughput", "a share between 0 and 1"),
             (not_positive(price), "denseWorker.pricePerHour", "a number above 0"),
             (not_positive(max_cost), "denseWorker.maxCostPerMillion", "a number above 0"),
             (max_cost.is_some() && price.is_none(), "denseWorker.maxCostPerMillion", "a pricePerHour with it"),
+            (wait_target, "loader.waitTarget", "a share between 0 and 1"),
         ]
     }
 }

@@ -139,6 +139,35 @@ pub struct DenseWorkerScalingSpec {
     pub max_cost_per_million_samples: Option<f64>,
 }
 
+/// How loaders are scaled: by the time that dense workers wait for data.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("!has(self.min) || !has(self.max) || self.min <= self.max").message("expected a `min` of at most `max`").field_path(".min"),
+    validation = Rule::new("!(has(self.scaler) && self.scaler == 'external') || !(has(self.min) || has(self.max) || has(self.waitTarget))").message("an external scaler scales this role: remove the other settings, or `scaler: external`").field_path(".scaler")
+)]
+pub struct LoaderScalingSpec {
+    /// The scaler.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-default" = Scaler::Operator))]
+    pub scaler: Option<Scaler>,
+
+    /// The lower bound.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1024), extend("x-default" = "spec.roles.loader.replicas"))]
+    pub min: Option<u32>,
+
+    /// The upper bound.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1024), extend("x-default" = "4 · spec.roles.loader.replicas"))]
+    pub max: Option<u32>,
+
+    /// Target share of the time that dense workers wait for data. It does not apply to a stream.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.01, max = 0.9), extend("x-default" = defaults::LOADER_WAIT_TARGET))]
+    pub wait_target: Option<f64>,
+}
+
 /// Automatic numbers of replicas, decided from measurements. `autoscaling: {}` takes every default.
 /// Works only in a cluster.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -160,6 +189,10 @@ pub struct AutoscalingSpec {
     /// Dense workers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dense_worker: Option<DenseWorkerScalingSpec>,
+
+    /// Loaders.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub loader: Option<LoaderScalingSpec>,
 
     /// Seconds between two decisions about a role.
     #[serde(skip_serializing_if = "Option::is_none")]

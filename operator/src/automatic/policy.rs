@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use rectrain_crds::{
     AutoscalingMode, BudgetStatus, ResolvedAutoMode, ResolvedAutoscaling, ResolvedBounds, ResolvedBudget,
-    ResolvedDenseWorkerScaling, ResolvedEmbeddingWorkerScaling, ResolvedJob, ResolvedPsScaling,
+    ResolvedDenseWorkerScaling, ResolvedEmbeddingWorkerScaling, ResolvedJob, ResolvedLoaderScaling, ResolvedPsScaling,
 };
 use rectrain_policy::{
-    DenseWorkerPolicy, EmbeddingWorkerPolicy, ModePolicy, Policy, PsPolicy, ReplicaBounds, ScalingPolicy,
+    DenseWorkerPolicy, EmbeddingWorkerPolicy, LoaderScalingPolicy, ModePolicy, Policy, PsPolicy, ReplicaBounds,
+    ScalingPolicy,
 };
 
 /// Looks in a window, so that each window has at least three measurements.
@@ -26,6 +27,7 @@ pub fn policy(job: &ResolvedJob) -> Option<Policy> {
         ps: given.ps.map(|ps| PsPolicy { table_budget_bytes: budget_of_manifest(job), ..ps_policy(ps) }),
         embedding_worker: given.embedding_worker.map(embedding_worker_policy),
         dense_worker: given.dense_worker.map(dense_worker_policy),
+        loader: given.loader.map(loader_policy),
     })
 }
 
@@ -106,6 +108,10 @@ fn dense_worker_policy(role: ResolvedDenseWorkerScaling) -> DenseWorkerPolicy {
     }
 }
 
+fn loader_policy(role: ResolvedLoaderScaling) -> LoaderScalingPolicy {
+    LoaderScalingPolicy { bounds: bounds(role.bounds), wait_target: role.wait_target }
+}
+
 fn bounds(bounds: ResolvedBounds) -> ReplicaBounds {
     ReplicaBounds { min: bounds.min, max: bounds.max }
 }
@@ -116,7 +122,8 @@ fn bounds(bounds: ResolvedBounds) -> ReplicaBounds {
 pub fn look_every(job: Option<&ResolvedJob>) -> Option<Duration> {
     let policy = policy(job?)?;
     let mode = policy.mode.iter().map(|mode| mode.window_seconds);
-    let scales = policy.ps.is_some() || policy.embedding_worker.is_some() || policy.dense_worker.is_some();
+    let workers = policy.embedding_worker.is_some() || policy.dense_worker.is_some();
+    let scales = policy.ps.is_some() || workers || policy.loader.is_some();
     let up = scales.then_some(policy.scaling.up_window_seconds);
     mode.chain(up).min().map(|seconds| Duration::from_secs((seconds / LOOKS_A_WINDOW).max(1)))
 }
@@ -138,6 +145,7 @@ mod tests {
             ps: Some(PsPolicy::new(bounds(1, 4))),
             embedding_worker: Some(EmbeddingWorkerPolicy { bounds: bounds(1, 4), queue_wait_seconds: None }),
             dense_worker: Some(DenseWorkerPolicy::new(bounds(2, 8))),
+            loader: Some(LoaderScalingPolicy::new(bounds(1, 4))),
         };
         assert_eq!((policy.check(), &policy), (Ok(()), &expected));
     }

@@ -145,7 +145,7 @@ macro_rules! metrics {
 metrics! {
     /// Metrics of a loader.
     LoaderMetrics {
-        read: seconds = "rectrain_loader_read_seconds", "Time to read and parse a chunk of data.";
+        read: seconds = metric_names::LOADER_READ_SECONDS, "Time to read and parse a chunk of data.";
         send: seconds = "rectrain_loader_send_seconds", "Time until every dense worker has received a global batch. High values mean that training is the bottleneck.";
         rows: counter = "rectrain_loader_rows_total", "Rows read, including test data.";
         skipped_rows: counter = "rectrain_loader_skipped_rows_total", "Bad rows skipped because spec.data.badRows allows it.";

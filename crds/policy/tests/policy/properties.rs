@@ -5,8 +5,8 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use rectrain_policy::{
-    Action, AutoMode, ClusterLoad, Decision, DenseWorkerPolicy, EmbeddingWorkerLoad, History, Observations, PsLoad,
-    ReplicaBounds, ReplicaCount, Replicas, Subject, Worker, decide,
+    Action, AutoMode, ClusterLoad, Decision, DenseWorkerPolicy, EmbeddingWorkerLoad, History, LoaderScalingPolicy,
+    LoaderUse, Observations, PsLoad, ReplicaBounds, ReplicaCount, Replicas, Subject, Worker, decide,
 };
 
 fn of(log: &[Decision], subject: Subject) -> Vec<&Decision> {
@@ -37,9 +37,9 @@ prop_compose! {
         attempt in prop_oneof![19 => Just(1u32), 1 => 2u32..4],
         times in (prop::option::of(number()), prop::option::of(number()), number(), prop::option::of(number())),
         ps in vec((any::<u64>(), prop::option::of(any::<u64>()), prop::option::of(number()), prop::option::of(number()), 0u32..5), 0..5),
-        queue in prop::option::of((number(), number())),
+        queue in (prop::option::of((number(), number())), prop::option::of((0.0f64..1.02, 0.0f64..1.02))),
         cluster in (prop::option::of(number()), 0u32..3, 0u32..3, 0u32..3),
-        counts in (replicas(), replicas(), replicas()),
+        counts in (replicas(), replicas(), replicas(), replicas()),
     ) -> (u64, Observations) {
         (step, Observations {
             at_seconds: 0,
@@ -58,9 +58,10 @@ prop_compose! {
             ps: ps.into_iter().map(|(bytes, limit_bytes, busy, look_ups_per_second, oom_kills)| {
                 PsLoad { bytes: bytes / 8, limit_bytes, busy, look_ups_per_second, oom_kills }
             }).collect(),
-            embedding_workers: queue.map(|(queue_wait_seconds, service_seconds)| EmbeddingWorkerLoad { queue_wait_seconds, service_seconds }),
+            embedding_workers: queue.0.map(|(queue_wait_seconds, service_seconds)| EmbeddingWorkerLoad { queue_wait_seconds, service_seconds }),
+            loaders: queue.1.map(|(waiting, reading)| LoaderUse { waiting, reading }),
             cluster: ClusterLoad { node_cpu: cluster.0, nodes_under_pressure: cluster.1, pending_pods: cluster.2, preemptions: cluster.3 },
-            replicas: Replicas { ps: counts.0, embedding_worker: counts.1, dense_worker: counts.2 },
+            replicas: Replicas { ps: counts.0, embedding_worker: counts.1, dense_worker: counts.2, loader: counts.3 },
         })
     }
 }
@@ -123,6 +124,7 @@ proptest! {
         }
         let bounds = ReplicaBounds { min, max: min + more };
         policy.dense_worker = Some(DenseWorkerPolicy { price_per_hour: price, max_cost_per_million: price, ..DenseWorkerPolicy::new(bounds) });
+        policy.loader = Some(LoaderScalingPolicy::new(bounds));
         prop_assert_eq!(policy.check(), Ok(()));
         let mut history = History::default();
         let (mut now, mut switches) = (0, Vec::<u64>::new());
@@ -131,7 +133,7 @@ proptest! {
             observations.at_seconds = now;
             let before = history.clone();
             let decisions = history.advance(&policy, &observations);
-            prop_assert_eq!(decisions.len(), 4);
+            prop_assert_eq!(decisions.len(), 5);
             for decision in &decisions {
                 prop_assert!(!decision.reason.is_empty() && decision.at_seconds == now);
                 let look = Look { bounds, cool_down: policy.scaling.cool_down_seconds, mode: observations.mode, before: &before };
@@ -168,6 +170,7 @@ proptest! {
                 let count = match decision.subject {
                     Subject::Ps => &mut observations.replicas.ps,
                     Subject::EmbeddingWorker => &mut observations.replicas.embedding_worker,
+                    Subject::Loader => &mut observations.replicas.loader,
                     _ => &mut observations.replicas.dense_worker,
                 };
                 if let Some(count) = count {

@@ -135,6 +135,7 @@ impl World {
                 ps: self.replicas(Subject::Ps),
                 embedding_worker: self.replicas(Subject::EmbeddingWorker),
                 dense_worker: self.replicas(Subject::DenseWorker),
+                loader: None,
             },
             ..Observations::default()
         }
