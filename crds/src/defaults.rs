@@ -141,6 +141,10 @@ pub const MAX_RESTARTS: u32 = 10;
 pub const BACKOFF_SECONDS: u32 = 10;
 /// `spec.faultTolerance.stallSeconds`
 pub const STALL_SECONDS: u32 = 600;
+/// `spec.faultTolerance.replaceSlow.afterSeconds`
+pub const REPLACE_SLOW_AFTER_SECONDS: u32 = 600;
+/// `spec.faultTolerance.replaceSlow.perHour`
+pub const REPLACE_SLOW_PER_HOUR: u32 = 2;
 /// `spec.faultTolerance.sharedMemory`
 pub const SHARED_MEMORY: bool = true;
 /// `spec.autoscaling.*.max`, as a multiple of `spec.roles.*.replicas`

@@ -1174,6 +1174,10 @@ fn fault_tolerance(given: Option<&FaultToleranceSpec>) -> ResolvedFaultTolerance
         backoff_seconds: given.backoff_seconds.unwrap_or(d::BACKOFF_SECONDS),
         stall_seconds: given.stall_seconds.unwrap_or(d::STALL_SECONDS),
         shared_memory: given.shared_memory.unwrap_or(d::SHARED_MEMORY),
+        replace_slow: given.replace_slow.map(|given| ResolvedReplaceSlow {
+            after_seconds: given.after_seconds.unwrap_or(d::REPLACE_SLOW_AFTER_SECONDS),
+            per_hour: given.per_hour.unwrap_or(d::REPLACE_SLOW_PER_HOUR),
+        }),
     }
 }
 

@@ -537,4 +537,16 @@ pub struct ResolvedFaultTolerance {
     pub stall_seconds: u32,
     /// Whether the rows of a parameter server outlive its process.
     pub shared_memory: bool,
+    /// When slow pods are replaced; `None` if they are not.
+    pub replace_slow: Option<ResolvedReplaceSlow>,
+}
+
+/// When slow pods are replaced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ResolvedReplaceSlow {
+    /// Seconds for which the same pod must be slow.
+    pub after_seconds: u32,
+    /// The most replacements in an hour.
+    pub per_hour: u32,
 }

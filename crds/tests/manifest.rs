@@ -195,7 +195,7 @@ fn a_ten_line_manifest_is_enough_and_takes_every_default() {
         "checkpoint": null,
         "publish": null,
         "warmStart": null,
-        "faultTolerance": {"maxRestarts": 10, "backoffSeconds": 10, "stallSeconds": 600, "sharedMemory": true},
+        "faultTolerance": {"maxRestarts": 10, "backoffSeconds": 10, "stallSeconds": 600, "sharedMemory": true, "replaceSlow": null},
         "suspend": false,
     });
     assert_eq!(serde_json::to_value(&resolved).unwrap(), expected);
