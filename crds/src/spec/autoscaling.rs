@@ -169,7 +169,7 @@ pub struct LoaderScalingSpec {
 }
 
 /// Automatic numbers of replicas, decided from measurements. `autoscaling: {}` takes every default.
-/// Works only in a cluster.
+/// `rectrain run` scales loaders only.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct AutoscalingSpec {

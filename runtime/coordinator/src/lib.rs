@@ -27,6 +27,8 @@ mod incarnations;
 mod journal;
 mod lease;
 mod loader_pace;
+mod loader_scaling;
+mod loader_use;
 mod membership;
 mod migrations;
 mod page;

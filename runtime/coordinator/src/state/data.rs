@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use rectrain_modes::{DataLedger, DataPosition, GlobalStep, JobChunks, Lease, LedgerError};
+use rectrain_policy::{LoaderUse, ReplicaCount};
 use rectrain_proto::v1;
 use serde::{Deserialize, Serialize};
 
@@ -13,6 +14,7 @@ use crate::batch_index::Chunk;
 use crate::files::FileList;
 use crate::in_flight::{InFlightChunks, Leased, Replay};
 use crate::loader_pace::LoaderPace;
+use crate::loader_use::LoaderUseMeter;
 use crate::shares::{PIECES, ShareChange, Shares};
 use crate::snapshot::Snapshot;
 use rectrain_protocol::Role;
@@ -63,6 +65,8 @@ pub(super) struct Data {
     pub(super) piece_shares: Shares,
     /// The loaders' shares of the chunks, by their speed.
     loader_pace: LoaderPace,
+    #[serde(skip)]
+    loader_use: LoaderUseMeter,
     pub(super) labels: Labels,
     pub(super) skipped_rows: u64,
     /// Counts of each chunk, by first batch, from the first chunk that a later run may read again.
@@ -86,6 +90,7 @@ impl Data {
             round_robin: RoundRobin::new(plan.replicas.embedding_worker),
             piece_shares: Shares::default(),
             loader_pace: LoaderPace::default(),
+            loader_use: LoaderUseMeter::default(),
             labels: Labels { sum, rows },
             skipped_rows: saved.map_or(0, |saved| saved.skipped_rows),
             reads: BTreeMap::new(),
@@ -137,6 +142,7 @@ impl State {
         let skip = self.training.skip_in_chunk(chunk.first_step.0);
         self.data.in_flight.drop_trained_before(self.settled_batches());
         self.data.in_flight.lease_to(Leased::Train { lease: chunk, skip }, loader);
+        self.data.loader_use.begins(loader, now);
         if loaders.is_some() {
             let number = (chunk.epoch, chunk.chunk);
             self.data.loader_pace.leased(number, loader, chunk.max_batches, now);
@@ -188,10 +194,28 @@ impl State {
         self.data.loader_pace.set(loader, weight);
     }
 
-    /// Notes that a dense worker has trained for so many seconds of its own.
-    pub(super) fn note_loaders(&mut self, step_seconds: f64, now: Instant) {
+    /// Notes how long a dense worker has trained, and has waited for data.
+    pub(super) fn note_loaders(&mut self, report: &v1::Progress, now: Instant) {
+        let v1::Progress { rank, step_seconds, data_wait_seconds, .. } = *report;
         let workers = self.members.dense_workers.present().max(1);
         self.data.loader_pace.passed(step_seconds / f64::from(workers), now);
+        self.data.loader_use.waited(rank, data_wait_seconds, step_seconds);
+    }
+
+    /// Notes that a loader has read a chunk.
+    fn note_read(&mut self, report: &v1::ChunkReport) {
+        let now = Instant::now();
+        self.data.loader_pace.read((report.epoch, report.chunk), report.loader, now);
+        self.data.loader_use.ends(report.loader, now);
+    }
+
+    /// The use of the loaders since the last look, and their number. Their use is unknown on a
+    /// stream, whose loaders wait for records.
+    pub(crate) fn look_at_loaders(&mut self, now: Instant) -> (Option<LoaderUse>, ReplicaCount) {
+        let loaders = &self.members.loaders;
+        let count = ReplicaCount { wanted: loaders.wanted(), ready: loaders.present() };
+        let load = self.data.loader_use.look(count.ready, now);
+        (load.filter(|_| !self.is_on_stream()), count)
     }
 
     /// Whether another loader has read the chunk of this report before, and sends it.
@@ -288,7 +312,7 @@ impl State {
     }
 
     pub(crate) fn chunk_report(&mut self, report: &v1::ChunkReport) -> Result<(), RoleError> {
-        self.data.loader_pace.read((report.epoch, report.chunk), report.loader, Instant::now());
+        self.note_read(report);
         if self.data.in_flight.was_read(report.epoch, report.chunk) || self.is_sent_by_another(report) {
             // The loader that died, its replacement, or a second loader has reported it already.
             return Ok(());

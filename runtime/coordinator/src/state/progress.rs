@@ -156,7 +156,7 @@ impl State {
         self.name_slowest(now);
         self.note_pieces(report, now);
         self.share_pieces(now);
-        self.note_loaders(report.step_seconds, now);
+        self.note_loaders(report, now);
         self.share_chunks(now);
         self.training.set_pace(self.samples_per_second() / self.job.data.global_batch_rows.max(1) as f64);
         if report.rank != 0 || self.progress.loss_since_event.1 == 0 {
