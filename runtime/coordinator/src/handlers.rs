@@ -148,11 +148,7 @@ impl Coordinator {
     }
 
     fn waiting(&self, waiting: &v1::Waiting) -> Frame {
-        let reads_twice = self.lock().note_wait(waiting);
-        if reads_twice {
-            // A second loader waits for the chunk.
-            self.changed.notify_waiters();
-        }
+        self.lock().note_wait(waiting);
         message::done::<v1::Waiting>()
     }
 

@@ -23,6 +23,10 @@ const LEAST: u32 = EVEN / 16;
 const STANDS_STILL: Duration = Duration::from_secs(2);
 /// A chunk is late if it is read for this many times the median of the other loaders' last reads.
 const LATE_FACTOR: u32 = 3;
+/// Training waits for a loader that reads a chunk for this many times that median.
+const SLOW_FACTOR: u32 = 2;
+/// Time for which such a wait counts. Dense workers report their waits about once a second.
+const AWAITED_COUNTS: Duration = Duration::from_secs(3);
 /// Time without any lease after which a slow loader gets a chunk out of turn. The others may be
 /// dead.
 const OUT_OF_TURN: Duration = Duration::from_secs(5);
@@ -45,6 +49,9 @@ pub(super) struct LoaderPace {
     /// How long each loader read its last chunk.
     #[serde(skip)]
     last_reads: BTreeMap<u32, Duration>,
+    /// The loader of the last chunk that arrived late, and the time.
+    #[serde(skip)]
+    awaited: Option<(u32, Instant)>,
     #[serde(skip)]
     leased: Option<Instant>,
     /// The rows trained so far, and since when that number stands.
@@ -94,6 +101,27 @@ impl LoaderPace {
         if self.reading.len() > REMEMBERED {
             self.reading.pop_first();
         }
+    }
+
+    /// The first chunk that was not read arrives. Training has waited for its loader if that took
+    /// much longer for it than the others do.
+    pub(super) fn arrives(&mut self, chunk: ChunkNumber, now: Instant) {
+        let Some(Reading { loader, since, .. }) = self.reading.get(&chunk).copied() else { return };
+        let time = now.saturating_duration_since(since);
+        if self.usual_read(loader).is_some_and(|usual| time >= usual * SLOW_FACTOR) {
+            self.awaited = Some((loader, now));
+        }
+    }
+
+    /// The loader that training has waited for lately.
+    pub(super) fn awaited(&self, now: Instant) -> Option<u32> {
+        let is_recent = |at: &Instant| now.saturating_duration_since(*at) < AWAITED_COUNTS;
+        self.awaited.filter(|(_, at)| is_recent(at)).map(|(loader, _)| loader)
+    }
+
+    /// The loader that leased a chunk and still reads it.
+    pub(super) fn reader_of(&self, chunk: ChunkNumber) -> Option<u32> {
+        self.reading.get(&chunk).map(|reading| reading.loader)
     }
 
     /// A loader has read a chunk. Only the loader that leased it is measured: a second one reads
@@ -153,6 +181,7 @@ impl LoaderPace {
     pub(super) fn forget(&mut self) {
         self.shares.forget();
         self.last_reads.clear();
+        self.awaited = None;
         self.trained = None;
     }
 
@@ -277,6 +306,24 @@ mod tests {
         assert!(!pace.is_late((0, 2), 8, at(13_000)), "its peer still reads");
         pace.read((0, 1), 1, at(13_000));
         assert!(!pace.is_late((0, 1), 8, at(99_000)), "it is read");
+        assert_eq!((pace.reader_of((0, 2)), pace.reader_of((0, 1))), (Some(0), None));
+    }
+
+    #[test]
+    fn training_waits_for_the_loader_of_a_chunk_that_takes_longer_than_others() {
+        let begun = Instant::now();
+        let at = |milliseconds| begun + Duration::from_millis(milliseconds);
+        let mut pace = LoaderPace::default();
+        let mut arrive = |chunk, loader, since, now| {
+            pace.leased((0, chunk), loader, BATCHES, at(since));
+            pace.arrives((0, chunk), at(now));
+            pace.read((0, chunk), loader, at(now));
+            [now, now + 2999, now + 3000].map(|now| pace.awaited(at(now)))
+        };
+        assert_eq!(arrive(0, 0, 0, 500), [None; 3], "nothing is known of the others");
+        assert_eq!(arrive(1, 1, 0, 900), [None; 3], "about as long");
+        assert_eq!(arrive(2, 1, 5_000, 6_000), [Some(1), Some(1), None]);
+        assert_eq!(arrive(3, 0, 6_000, 6_500), [Some(1), None, None], "its peer came after it");
     }
 
     #[test]

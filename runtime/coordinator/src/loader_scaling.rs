@@ -1,3 +1,5 @@
+//! Follows the loaders while a job trains.
+//!
 //! `spec.autoscaling.loader` outside a cluster: the coordinator itself decides how many loaders a
 //! run has, with the decision function of `rectrain-policy`. In a cluster the operator decides, and
 //! the manifest of such a coordinator has no `autoscaling`.
@@ -11,10 +13,27 @@ use rectrain_protocol::events::JobEvent;
 use super::Coordinator;
 use super::refused::ResizeRefused;
 
-/// The time between two looks. A look is long enough for several chunks.
+/// The time between two looks for a decision. A look is long enough for several chunks.
 const POLL: Duration = Duration::from_secs(10);
+/// The time between two looks for a late chunk.
+const LATE_POLL: Duration = Duration::from_millis(500);
 
 impl Coordinator {
+    /// Shares the chunks by the loaders' speed, and gives late ones to a second loader, until
+    /// dropped. Never returns. Dense workers that wait for data report nothing, so this has a clock
+    /// of its own.
+    pub(super) async fn share_chunks(&self) {
+        let mut interval = tokio::time::interval(LATE_POLL);
+        loop {
+            interval.tick().await;
+            let is_late = self.lock().share_chunks(Instant::now());
+            if is_late {
+                // A second loader waits for the chunk.
+                self.changed.notify_waiters();
+            }
+        }
+    }
+
     /// Observes the loaders, decides on their number and carries it out until dropped. Never
     /// returns.
     pub(super) async fn scale_loaders(&self) {

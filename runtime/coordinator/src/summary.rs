@@ -31,6 +31,7 @@ impl Coordinator {
             error = self.drive(transport) => return Err(error),
             () = self.choose_modes() => return Err(RoleError::Stopped),
             () = self.scale_loaders() => return Err(RoleError::Stopped),
+            () = self.share_chunks() => return Err(RoleError::Stopped),
         };
         let mut summary = result.summary;
         let before = self.lock().counted_before();

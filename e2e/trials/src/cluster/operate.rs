@@ -99,7 +99,11 @@ const STEPS: [Step; 39] = [
         slow_members::embedding,
         "a slow embedding worker is named, and gets fewer pieces until it recovers",
     ),
-    long("slow-members loader", slow_members::loader, "a slow loader is named, and its figures are printed"),
+    long(
+        "slow-members loader",
+        slow_members::loader,
+        "a slow loader is named, and gets fewer chunks until it recovers",
+    ),
     long("slow-members dense", slow_members::dense, "a slow dense worker is named, and its figures are printed"),
     long(
         "slow-members coordinator",

@@ -173,7 +173,7 @@ impl State {
     /// Gives a slow loader fewer chunks, and one that has recovered as many as the others. Has a
     /// second loader read the chunk that training waits for, if it is late. Returns whether one is
     /// to do so.
-    pub(super) fn share_chunks(&mut self, now: Instant) -> bool {
+    pub(crate) fn share_chunks(&mut self, now: Instant) -> bool {
         let Some(loaders) = self.sharing_loaders().filter(|_| !self.training.ended()) else {
             self.data.loader_pace.forget();
             return false;
@@ -204,9 +204,31 @@ impl State {
 
     /// Notes that a loader has read a chunk.
     fn note_read(&mut self, report: &v1::ChunkReport) {
-        let now = Instant::now();
-        self.data.loader_pace.read((report.epoch, report.chunk), report.loader, now);
+        let (chunk, now) = ((report.epoch, report.chunk), Instant::now());
+        if self.data.in_flight.first_unread() == Some(chunk) {
+            self.data.loader_pace.arrives(chunk, now);
+        }
+        self.data.loader_pace.read(chunk, report.loader, now);
         self.data.loader_use.ends(report.loader, now);
+    }
+
+    /// The loader that training has waited for lately. `None` on a stream, whose loaders wait for
+    /// records.
+    pub(super) fn awaited_loader(&self, now: Instant) -> Option<u32> {
+        match self.members.loaders.present() {
+            _ if self.is_on_stream() => None,
+            1 => Some(0),
+            _ => self.data.loader_pace.awaited(now),
+        }
+    }
+
+    /// The loader that reads the first chunk that is not read yet. `None` on a stream.
+    pub(super) fn reading_loader(&self) -> Option<u32> {
+        let chunk = self.data.in_flight.first_unread().filter(|_| !self.is_on_stream())?;
+        match self.members.loaders.present() {
+            1 => Some(0),
+            _ => self.data.loader_pace.reader_of(chunk),
+        }
     }
 
     /// The use of the loaders since the last look, and their number. Their use is unknown on a

@@ -76,7 +76,7 @@ pub(in crate::cluster) fn embedding(cluster: &TestCluster) -> Result<(), TrialEr
 }
 
 pub(in crate::cluster) fn loader(cluster: &TestCluster) -> Result<(), TrialError> {
-    slowed(cluster, &Case { part: "loader", role: "loader", promise: Promise::Named })
+    slowed(cluster, &Case { part: "loader", role: "loader", promise: Promise::Moves })
 }
 
 pub(in crate::cluster) fn dense(cluster: &TestCluster) -> Result<(), TrialError> {
