@@ -559,6 +559,13 @@ fn gpus_or_device_puts_dense_workers_on_gpus() {
 #[test]
 fn a_capability_that_is_missing_is_refused_and_never_ignored() {
     assert_eq!(capabilities(&job(&[])), []);
+    // Every program scales loaders.
+    let others =
+        ["ps", "embeddingWorker", "denseWorker"].map(|role| format!("spec.autoscaling.{role}.scaler=external"));
+    let loaders_only = [others.join(","), "spec.autoscaling.mode=apply,spec.autoscaling.loader.max=3".to_owned()];
+    assert_eq!(capabilities(&job(&loaders_only.each_ref().map(String::as_str))), []);
+    let one_more = capabilities(&job(&[&others[1..].join(",")]));
+    assert_eq!(one_more.into_iter().map(|asked| asked.capability).collect::<Vec<_>>(), [Capability::Autoscaling]);
     let job = job(&[
         "spec.checkpoint.path=/c,spec.checkpoint.resume=latest,spec.checkpoint.from=/d@7",
         "spec.roles.denseWorker.device=cuda",
@@ -582,13 +589,6 @@ fn a_capability_that_is_missing_is_refused_and_never_ignored() {
         ]
     );
     assert_eq!(refuse_missing(&job, &all), Ok(()));
-    // Every program scales loaders.
-    let others =
-        ["ps", "embeddingWorker", "denseWorker"].map(|role| format!("spec.autoscaling.{role}.scaler=external"));
-    let loaders_only = [others.join(","), "spec.autoscaling.mode=apply,spec.autoscaling.loader.max=3".to_owned()];
-    assert_eq!(capabilities(&self::job(&loaders_only.each_ref().map(String::as_str))), []);
-    let one_more = capabilities(&self::job(&[&others[1..].join(",")]));
-    assert_eq!(one_more.into_iter().map(|asked| asked.capability).collect::<Vec<_>>(), [Capability::Autoscaling]);
     let errors = refuse_missing(&job, &all[..1]).unwrap_err();
     assert_eq!(
         errors[0].to_string(),

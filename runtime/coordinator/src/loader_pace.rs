@@ -6,9 +6,10 @@
 //! proportion to its speed, and at least one of sixteen, so that its recovery shows.
 //!
 //! Training needs the batches in order, so a single late chunk stops it. A second loader reads a
-//! chunk as well if the first one is slow, or if training stands still while the first one reads
-//! for much longer than the others do (backup executions, MapReduce §3.6). Both loaders read the
-//! same rows for the same batches, so the result does not depend on which of them is first.
+//! late chunk, too (backup executions, MapReduce §3.6). So it does with each chunk of a slow
+//! loader. A chunk is late if training stands still while its loader reads for much longer than the
+//! others do. Both loaders read the same rows for the same batches. So the result does not depend
+//! on which of them is first.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
