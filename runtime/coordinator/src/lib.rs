@@ -43,7 +43,6 @@ mod server_progress;
 mod server_speeds;
 mod server_work;
 mod servers;
-mod shares;
 mod slot_targets;
 mod slowest;
 mod snapshot;

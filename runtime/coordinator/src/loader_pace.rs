@@ -14,9 +14,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use rectrain_modes::shares::{EVEN, PIECES, ShareChange, Shares};
 use serde::{Deserialize, Serialize};
-
-use crate::shares::{EVEN, PIECES, ShareChange, Shares};
 
 /// The least weight of a slow loader.
 const LEAST: u32 = EVEN / 16;

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
+use rectrain_modes::shares::{PIECES, ShareChange, Shares};
 use rectrain_modes::{DataLedger, DataPosition, GlobalStep, JobChunks, Lease, LedgerError};
 use rectrain_policy::{LoaderUse, ReplicaCount};
 use rectrain_proto::v1;
@@ -15,7 +16,6 @@ use crate::files::FileList;
 use crate::in_flight::{InFlightChunks, Leased, Replay};
 use crate::loader_pace::LoaderPace;
 use crate::loader_use::LoaderUseMeter;
-use crate::shares::{PIECES, ShareChange, Shares};
 use crate::snapshot::Snapshot;
 use rectrain_protocol::Role;
 use rectrain_protocol::error::RoleError;

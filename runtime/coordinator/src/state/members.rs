@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use rectrain_modes::Rank;
 use rectrain_modes::migration::SlotMap;
+use rectrain_modes::shares::SLOTS;
 use rectrain_proto::{member_role, v1};
 
 use super::data::FETCHED_AGAIN;
@@ -15,7 +16,6 @@ use crate::membership::{Joined, Membership};
 use crate::refused::{DrainRefused, ResizeRefused};
 use crate::server_work::{self, ServerWork};
 use crate::servers::{self, ResizeToBegin, Servers};
-use crate::shares::SLOTS;
 use crate::snapshot::{AppliedGradients, Counted};
 use rectrain_protocol::Role;
 use rectrain_protocol::error::RoleError;
