@@ -127,8 +127,8 @@ impl Loader {
     }
 
     /// Reports the rows of a chunk to the coordinator. Returns whether another loader has read the
-    /// chunk before and sends it. The reply has the number of replaced embedding workers. The loader
-    /// reconnects if that has grown.
+    /// chunk before and sends it. The reply has the number of replaced embedding workers. The
+    /// loader reconnects if that has grown.
     pub(crate) async fn report(&self, lease: &Lease, content: &Content) -> Result<bool, RoleError> {
         let loader = self.index;
         let Content { rows, skipped: skipped_rows, read, event_millis } = content;

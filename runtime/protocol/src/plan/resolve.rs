@@ -146,7 +146,8 @@ fn replicas(job: &ResolvedJob) -> Replicas {
     Replicas::from_fn(|role| job.roles.members.get(role).map_or(1, |of_role| of_role.replicas as u32))
 }
 
-/// How the coordinator of a run decides on the number of loaders. In a cluster the operator decides.
+/// How the coordinator of a run decides on the number of loaders. In a cluster the operator
+/// decides.
 fn loader_scaling(given: &crds::ResolvedAutoscaling) -> Option<Policy> {
     let crds::ResolvedLoaderScaling { bounds, wait_target } = given.loader?;
     let bounds = ReplicaBounds { min: bounds.min, max: bounds.max };
