@@ -31,9 +31,10 @@ const JUDGED: Duration = Duration::from_secs(90);
 const MEASURED: Duration = Duration::from_secs(30);
 /// The least and the longest time that the job has to reach its usual speed at first.
 const WARM: Duration = Duration::from_secs(60);
-const SETTLED: Duration = Duration::from_secs(150);
-/// How long the numbers of members must not have changed before a healthy job is measured.
-const UNCHANGED: Duration = Duration::from_secs(30);
+const SETTLED: Duration = Duration::from_secs(210);
+/// How long the numbers of members must not have changed before a healthy job is measured: longer
+/// than the cool-down and the window of a decision together.
+const UNCHANGED: Duration = Duration::from_secs(55);
 /// How long a page or the API server may take to answer.
 const ANSWERS: Duration = Duration::from_secs(60);
 /// The time between two looks at the status.
@@ -194,7 +195,7 @@ fn hundredths(share: f64) -> f64 {
     (share * 100.0).round() / 100.0
 }
 
-/// Runs a part of the trial. It takes seven to eight minutes.
+/// Runs a part of the trial. It takes six to nine minutes.
 fn slowed(cluster: &TestCluster, case: &Case) -> Result<(), TrialError> {
     if cluster.skips("slow members")? {
         return Ok(());
@@ -225,7 +226,8 @@ fn job() -> Value {
         },
         "autoscaling": {
             "mode": "apply", "upWindowSeconds": 20, "downWindowSeconds": 20, "coolDownSeconds": 30,
-            "ps": {"min": 3}, "embeddingWorker": {"min": 2}, "denseWorker": {"scaler": "external"},
+            "ps": {"min": 3}, "embeddingWorker": {"min": 2}, "loader": {"min": 2, "max": 3},
+            "denseWorker": {"scaler": "external"},
         },
     })
 }
