@@ -231,13 +231,13 @@ fn sync_is_equal_to_the_bit_while_work_moves_from_slow_members_and_back() {
         "spec.data.shuffle.windowRows=960",
     ];
     let requests = [
+        // From then on, loader 0 reads each chunk of loader 1, too.
         Weight(Loader, 1, 4),
         Weight(EmbeddingWorker, 1, 2),
         Weight(Ps, 1, 2),
         Weight(EmbeddingWorker, 1, 64),
         Weight(Ps, 1, 64),
         Weight(EmbeddingWorker, 0, 16),
-        Weight(Loader, 1, 64),
     ];
     let weighed = train_and_request("weighed", &members, &requests, None).unwrap();
     let moves = weighed.moves();
