@@ -117,6 +117,9 @@ pub const FTRL_L1: f64 = 0.0;
 /// `l2` of FTRL
 pub const FTRL_L2: f64 = 0.0;
 
+/// `spec.training.quality.windowRows`
+pub const WINDOW_ROWS: u32 = 100_000;
+
 /// `spec.roles.*.replicas`
 pub const REPLICAS: u32 = 1;
 /// `spec.roles.*.template.terminationGracePeriodSeconds`
@@ -159,6 +162,10 @@ pub const PS_BUSY_TARGET: f64 = 0.7;
 pub const LOADER_WAIT_TARGET: f64 = 0.1;
 /// `spec.autoscaling.denseWorker.marginalThroughput`
 pub const MARGINAL_THROUGHPUT: f64 = 0.6;
+/// `spec.autoscaling.loader.catchUpSeconds`
+pub const CATCH_UP_SECONDS: u32 = 300;
+/// `spec.autoscaling.loader.busyTarget`
+pub const LOADER_BUSY_TARGET: f64 = 0.8;
 /// `spec.autoscaling.coolDownSeconds`
 pub const COOL_DOWN_SECONDS: u32 = 300;
 /// `spec.autoscaling.upWindowSeconds`

@@ -64,6 +64,10 @@ fn locations(spec: &RecTrainingJobSpec) -> Vec<(FieldPath, &str)> {
     found.extend(checkpoint.map(|path| (FieldPath::parse("spec.checkpoint.path"), path)));
     let from = spec.checkpoint.as_ref().and_then(|checkpoint| checkpoint.from.as_deref());
     found.extend(from.map(|from| (FieldPath::parse("spec.checkpoint.from"), from)));
+    let quality = spec.training.as_ref().and_then(|training| training.quality.as_ref());
+    let baseline = quality.and_then(|quality| quality.baseline.as_ref());
+    let field = || FieldPath::parse("spec.training.quality.baseline.from");
+    found.extend(baseline.map(|baseline| (field(), baseline.from.as_str())));
     let publish = spec.serving.as_ref().and_then(|serving| serving.publish.as_ref());
     found.extend(publish.map(|publish| (FieldPath::parse("spec.serving.publish.path"), publish.path.as_str())));
     found

@@ -24,7 +24,7 @@ pub(crate) fn resolve(job: &RecTrainingJob) -> Result<ResolvedJob, Vec<FieldErro
         model: model(&spec.model, &features),
         features,
         data,
-        training: training(spec),
+        training: training(spec, &mut errors),
         roles: roles(&spec.roles.clone().unwrap_or_default()),
         autoscaling: spec.autoscaling.as_ref().map(|given| autoscaling(given, spec, &mut errors)),
         checkpoint: spec.checkpoint.as_ref().and_then(|given| checkpoint(given, publish_seconds(spec))),
@@ -36,6 +36,7 @@ pub(crate) fn resolve(job: &RecTrainingJob) -> Result<ResolvedJob, Vec<FieldErro
     local_batches(&resolved, &mut errors);
     substitutions(&resolved, &mut errors);
     slices(spec, &resolved, &mut errors);
+    pauses(&resolved, &mut errors);
     check_budget(&resolved, &mut errors);
     if errors.0.is_empty() { Ok(resolved) } else { Err(errors.0) }
 }
@@ -396,6 +397,7 @@ fn stream(
             linger_millis: given.linger_millis.unwrap_or(d::LINGER_MILLIS),
             lost_records: lost_records(given.lost_records),
             dead_letter_topic: dead_letter_topic(given, data, errors),
+            group: given.group.clone(),
             security: kafka_security(&security),
         },
         test: stream_test(data, schema, errors),
@@ -498,6 +500,7 @@ fn stream_start(given: &KafkaSpec) -> StreamStart {
     match given.start.unwrap_or_default() {
         StreamStartSpec::Earliest => StreamStart::Earliest,
         StreamStartSpec::Latest => StreamStart::Latest,
+        StreamStartSpec::Committed => StreamStart::Committed,
         StreamStartSpec::Timestamp => StreamStart::Timestamp(given.start_timestamp.unwrap_or(0) as i64),
     }
 }
@@ -847,7 +850,7 @@ fn columns(csv: &CsvFormat, schema: &Schema, parts: &TrainTest, errors: &mut Err
     }
 }
 
-fn training(spec: &RecTrainingJobSpec) -> ResolvedTraining {
+fn training(spec: &RecTrainingJobSpec, errors: &mut Errors) -> ResolvedTraining {
     let given = &spec.training.clone().unwrap_or_default();
     let optimizer = given.optimizer.clone().unwrap_or_default();
     let mode = given.mode.unwrap_or_default();
@@ -877,7 +880,53 @@ fn training(spec: &RecTrainingJobSpec) -> ResolvedTraining {
         precision: given.precision.unwrap_or_default(),
         compression: given.compression.unwrap_or_default(),
         evaluation: evaluation(given.evaluation.as_ref()),
+        quality: quality(&given.quality.clone().unwrap_or_default(), errors),
         divergence_factor: given.divergence_factor.unwrap_or(d::DIVERGENCE_FACTOR),
+    }
+}
+
+fn quality(given: &QualitySpec, errors: &mut Errors) -> ResolvedQuality {
+    ResolvedQuality {
+        window_rows: u64::from(given.window_rows.unwrap_or(d::WINDOW_ROWS)),
+        baseline: given.baseline.as_ref().and_then(|baseline| frozen(baseline, errors)),
+        on_regression: given.on_regression.as_ref().map(|given| RegressionRule {
+            metric: given.metric.unwrap_or_default(),
+            tolerance: given.tolerance,
+            action: given.action.unwrap_or_default(),
+        }),
+    }
+}
+
+/// The checkpoint of a frozen model. It must stay the same, so it has a step.
+fn frozen(given: &BaselineSpec, errors: &mut Errors) -> Option<WarmStart> {
+    let field = at("spec.training.quality.baseline.from");
+    match WarmStart::parse(&given.from) {
+        Ok(from) if from.step.is_some() => Some(from),
+        Ok(from) => {
+            let path = &from.path;
+            let message = format!(
+                "a frozen model stays the same, and the latest checkpoint does not: expected the number of a step, such as \
+                 {path}@1200, found `{}` (`rectrain checkpoint ls {path}` lists them)",
+                given.from
+            );
+            errors.add(field, message);
+            None
+        }
+        Err(problem) => {
+            errors.add(field, problem);
+            None
+        }
+    }
+}
+
+/// Only a job on a stream can wait for ever without being stalled.
+fn pauses(job: &ResolvedJob, errors: &mut Errors) {
+    let pauses = job.training.quality.on_regression.is_some_and(|rule| rule.action == RegressionAction::Pause);
+    if pauses && !matches!(job.data.source, DataSource::Stream(_) | DataSource::Follow(_)) {
+        errors.add(
+            at("spec.training.quality.onRegression.action"),
+            "only a job on a stream can pause: train from spec.data.train.kafka or spec.data.train.follow, or choose `alert`",
+        );
     }
 }
 
@@ -966,9 +1015,12 @@ fn autoscaling(given: &AutoscalingSpec, spec: &RecTrainingJobSpec, errors: &mut 
 
 /// How loaders are scaled; `None` if an external scaler scales them.
 fn loader_scaling(given: &AutoscalingSpec, role: ResolvedRole, errors: &mut Errors) -> Option<ResolvedLoaderScaling> {
-    let LoaderScalingSpec { scaler, min, max, wait_target } = given.loader.clone().unwrap_or_default();
+    let LoaderScalingSpec { scaler, min, max, catch_up_seconds, busy_target, wait_target } =
+        given.loader.clone().unwrap_or_default();
     (scaler.unwrap_or_default() == Scaler::Operator).then(|| ResolvedLoaderScaling {
         bounds: bounds("loader", min, max, role, d::MAX_REPLICAS, errors),
+        catch_up_seconds: catch_up_seconds.unwrap_or(d::CATCH_UP_SECONDS),
+        busy_target: busy_target.unwrap_or(d::LOADER_BUSY_TARGET),
         wait_target: wait_target.unwrap_or(d::LOADER_WAIT_TARGET),
     })
 }

@@ -11,7 +11,7 @@ use std::num::NonZeroU64;
 
 use rectrain_kinds::{
     BadRows, Compression, DenseOptimizer, DeviceKind, EvictionKind, FileFormat, FollowConfig, Initializer, KafkaConfig,
-    KeyDivisor, Mode, ModelSettings, PerRole, Pooling, Precision, RowPriority, Schema, ShadowAlgorithm,
+    KeyDivisor, Mode, ModelSettings, PerRole, Pooling, Precision, RegressionRule, RowPriority, Schema, ShadowAlgorithm,
     SparseOptimizer, Split, SyntheticConfig, Task, ValueType,
 };
 use serde::Serialize;
@@ -328,8 +328,22 @@ pub struct ResolvedTraining {
     pub compression: Compression,
     /// When the test rows are evaluated.
     pub evaluation: ResolvedEvaluation,
+    /// How the quality of predictions on training rows is watched.
+    pub quality: ResolvedQuality,
     /// How many times a normal loss the loss of a batch may be.
     pub divergence_factor: f64,
+}
+
+/// How the quality of predictions on training rows is watched.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ResolvedQuality {
+    /// The number of the latest predictions that count.
+    pub window_rows: u64,
+    /// The checkpoint of the frozen model, if there is one. It has a step.
+    pub baseline: Option<WarmStart>,
+    /// When the quality has fallen, if that matters.
+    pub on_regression: Option<RegressionRule>,
 }
 
 /// How the mode `shadow` synchronises the replicas of the dense workers.
@@ -424,16 +438,6 @@ pub struct ResolvedEmbeddingWorkerScaling {
     pub queue_wait_seconds: Option<f64>,
 }
 
-/// How loaders are scaled.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct ResolvedLoaderScaling {
-    /// The allowed numbers of loaders.
-    pub bounds: ResolvedBounds,
-    /// Target share of the time that dense workers wait for data, from 0 to 1.
-    pub wait_target: f64,
-}
-
 /// How dense workers are scaled.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -446,6 +450,20 @@ pub struct ResolvedDenseWorkerScaling {
     pub price_per_hour: Option<f64>,
     /// The highest cost of a million samples, in the same currency.
     pub max_cost_per_million_samples: Option<f64>,
+}
+
+/// How loaders are scaled.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ResolvedLoaderScaling {
+    /// The allowed numbers of loaders.
+    pub bounds: ResolvedBounds,
+    /// Seconds in which the rows that wait should be read.
+    pub catch_up_seconds: u32,
+    /// Target share of the time that a loader reads.
+    pub busy_target: f64,
+    /// Target share of the time that dense workers wait for data that ends, from 0 to 1.
+    pub wait_target: f64,
 }
 
 /// When training ends.

@@ -373,6 +373,41 @@ pub struct StreamStatus {
     pub event_time: Option<Time>,
     /// Records that the brokers deleted before they were trained.
     pub lost_records: u64,
+    /// Partitions of the topics. No more loaders than these read at once.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub partitions: Option<u32>,
+}
+
+/// The quality of predictions on the latest training rows, each made before its row was learned.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct WindowStatus {
+    /// Area under the ROC curve, rounded to four decimals.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub auc: Option<f64>,
+    /// Log loss over the entropy of the base rate, rounded to four decimals.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub normalized_entropy: Option<f64>,
+    /// Mean prediction over mean label, rounded to four decimals.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub calibration: Option<f64>,
+    /// Rows.
+    pub rows: u64,
+}
+
+/// The quality of the latest predictions on training rows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct QualityStatus {
+    /// Of the model that trains.
+    pub window: WindowStatus,
+    /// Of the frozen model in `spec.training.quality.baseline`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub baseline: Option<WindowStatus>,
+    /// True if the quality has fallen, as `spec.training.quality.onRegression` says.
+    pub has_fallen: bool,
+    /// True if training waits for that reason.
+    pub is_held: bool,
 }
 
 /// The state of a job, written by the operator.
@@ -448,6 +483,10 @@ pub struct RecTrainingJobStatus {
     /// How far training is behind its stream. Absent for a job on files.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stream: Option<StreamStatus>,
+
+    /// The quality of the latest predictions on training rows.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub quality: Option<QualityStatus>,
 
     /// Mean loss (cross entropy, in nats) of the rows in the last report.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -114,6 +114,41 @@ fn publications_need_checkpoints_and_a_path_of_their_own() {
 }
 
 #[test]
+fn a_baseline_names_a_step_and_a_pause_needs_a_stream() {
+    let from = "spec.training.quality.baseline.from";
+    let quality = resolve(&[&format!("{from}=/ck@40")]).training.quality;
+    assert_eq!(quality.baseline.unwrap().to_string(), "/ck@40");
+    for latest in ["/ck", "/ck@latest"] {
+        refused(&[&format!("{from}={latest}")], from, "expected the number of a step, such as /ck@1200");
+    }
+    refused(&[&format!("{from}=/ck@x")], from, "expected the number of a step");
+    refused(&[&format!("{from}=hdfs://nn/p@1")], from, "no build reads hdfs:// URLs");
+    let rule = "spec.training.quality.onRegression";
+    let given = resolve(&[&format!("{rule}.tolerance=0.02")]).training.quality.on_regression.unwrap();
+    assert_eq!(serde_json::to_value(given).unwrap(), json!({"metric": "auc", "tolerance": 0.02, "action": "alert"}));
+    let pause = format!("{rule}.tolerance=0.02,{rule}.action=pause");
+    refused(&[&pause], &format!("{rule}.action"), "only a job on a stream can pause");
+    refused(&[&format!("{rule}.tolerance=0")], &format!("{rule}.tolerance"), "0.0001");
+}
+
+#[test]
+fn loaders_are_scaled_on_streams_and_on_files() {
+    let scaling = |expressions: &[&str]| {
+        let given = ["spec.autoscaling.mode=recommend", "spec.roles.loader.replicas=2"];
+        resolve(&[&given[..], expressions].concat()).autoscaling.unwrap().loader
+    };
+    let default = json!({"bounds": {"min": 2, "max": 8}, "catchUpSeconds": 300, "busyTarget": 0.8, "waitTarget": 0.1});
+    for data in [&[][..], &[KAFKA]] {
+        assert_eq!(serde_json::to_value(scaling(data)).unwrap(), default, "{data:?}");
+        assert_eq!(scaling(&[data, &["spec.autoscaling.loader.scaler=external"]].concat()), None);
+        let loader = "spec.autoscaling.loader.min";
+        let too_many = format!("{loader}=2");
+        let expected = "expected at most the 1 of spec.roles.loader.replicas";
+        refused(&[data, &[too_many.as_str()]].concat(), loader, expected);
+    }
+}
+
+#[test]
 fn relative_paths_are_noted_for_a_cluster() {
     let note = local_paths(&job(&["spec.checkpoint.path=model"])).unwrap();
     let fields = "spec.data.train.paths[0] (`train.csv`), spec.data.test.paths[0] (`test.csv`), spec.checkpoint.path";
@@ -181,7 +216,7 @@ fn a_ten_line_manifest_is_enough_and_takes_every_default() {
             },
             "sparseOptimizer": {"kind": "adam", "learningRate": 0.001, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8},
             "divergenceFactor": 1000.0, "embeddingValueType": "f32", "precision": "fp32", "compression": "none",
-            "evaluation": "end",
+            "evaluation": "end", "quality": {"windowRows": 100_000, "baseline": null, "onRegression": null},
         },
         "roles": {
             "ps": {"replicas": 1, "threads": null},
@@ -235,6 +270,7 @@ fn the_manual_documents_the_actual_defaults() {
         ("spec.training.precision", "/training/precision"),
         ("spec.training.compression", "/training/compression"),
         ("spec.training.evaluation.every", "/training/evaluation"),
+        ("spec.training.quality.windowRows", "/training/quality/windowRows"),
         ("spec.roles.ps.replicas", "/roles/ps/replicas"),
         ("spec.roles.denseWorker.device", "/roles/device"),
         ("spec.suspend", "/suspend"),
@@ -612,7 +648,7 @@ fn auto_starts_in_sync_and_autoscaling_takes_every_default() {
         "denseWorker": {
             "bounds": {"min": 1, "max": 4}, "marginalThroughput": 0.6, "pricePerHour": null, "maxCostPerMillionSamples": null,
         },
-        "loader": {"bounds": {"min": 1, "max": 4}, "waitTarget": 0.1},
+        "loader": {"bounds": {"min": 1, "max": 4}, "catchUpSeconds": 300, "busyTarget": 0.8, "waitTarget": 0.1},
         "coolDownSeconds": 300, "upWindowSeconds": 60, "downWindowSeconds": 300,
     });
     assert_eq!(serde_json::to_value(&resolved.autoscaling).unwrap(), expected);
@@ -1132,6 +1168,7 @@ fn a_stream_takes_every_default() {
         linger_millis: 2_000,
         lost_records: LostRecords::Fail,
         dead_letter_topic: None,
+        group: None,
         security: KafkaSecurity::default(),
     };
     assert_eq!((stream.kafka, stream.secret_name), (expected, None));
@@ -1535,6 +1572,10 @@ const RULES: &[(&[&str], &[&str])] = &[
         &[KAFKA, "spec.data.train.kafka.start=timestamp"],
         &[KAFKA, "spec.data.train.kafka.start=timestamp,spec.data.train.kafka.startTimestamp=5"],
     ),
+    (
+        &[KAFKA, "spec.data.train.kafka.start=committed"],
+        &[KAFKA, "spec.data.train.kafka.start=committed,spec.data.train.kafka.group=trainers"],
+    ),
     (&[KAFKA, "spec.data.train.kafka.startTimestamp=5"], &[KAFKA, "spec.data.train.kafka.start=latest"]),
     (
         &[KAFKA, "spec.data.train.kafka.format=csv"],
@@ -1692,6 +1733,10 @@ const RULES: &[(&[&str], &[&str])] = &[
     (
         &["spec.autoscaling.denseWorker.maxCostPerMillionSamples=1"],
         &["spec.autoscaling.denseWorker.maxCostPerMillionSamples=1,spec.autoscaling.denseWorker.pricePerHour=2"],
+    ),
+    (
+        &["spec.autoscaling.loader.scaler=external,spec.autoscaling.loader.catchUpSeconds=60"],
+        &["spec.autoscaling.loader.scaler=external"],
     ),
     (&["spec.checkpoint.everySteps=5"], &["spec.checkpoint.everySteps=5,spec.checkpoint.path=/c"]),
     (&["spec.checkpoint.everySeconds=60"], &["spec.checkpoint.everySeconds=60,spec.checkpoint.path=/c"]),

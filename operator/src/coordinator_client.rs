@@ -11,8 +11,8 @@ use futures::future::BoxFuture;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use rectrain_crds::{
-    BudgetStatus, CheckpointStatus, JobSummary, MOST_UNSEEN_FEATURES, Mode, Role, StreamStatus, TableSummary,
-    UnseenShares, highest_unseen,
+    BudgetStatus, CheckpointStatus, JobSummary, MOST_UNSEEN_FEATURES, Mode, QualityStatus, Role, StreamStatus,
+    TableSummary, UnseenShares, WindowStatus, highest_unseen,
 };
 use rectrain_proto::v1::control_client::ControlClient;
 use rectrain_proto::{member_role, v1};
@@ -263,6 +263,7 @@ fn report(status: &v1::JobStatus) -> Report {
         no_step: status.no_step.as_ref().map(no_step).map(Box::new),
         tables: Box::new(tables(status)),
         stream: status.stream.as_ref().map(|lag| Box::new(stream(lag))),
+        quality: status.quality.as_ref().and_then(quality).map(Box::new),
     }
 }
 
@@ -273,7 +274,27 @@ fn stream(lag: &v1::StreamLag) -> StreamStatus {
         lag_seconds: lag.seconds.max(0.0).round() as u64,
         event_time: event_time.map(Time),
         lost_records: lag.lost_records,
+        partitions: Some(lag.partitions).filter(|partitions| *partitions > 0),
     }
+}
+
+/// `None` before the first prediction.
+fn quality(reported: &v1::Quality) -> Option<QualityStatus> {
+    let window = |of: &v1::WindowQuality| {
+        let rounded = |value: Option<f64>| value.map(|value| (value * 1e4).round() / 1e4);
+        WindowStatus {
+            auc: rounded(of.auc),
+            normalized_entropy: rounded(of.normalized_entropy),
+            calibration: rounded(of.calibration),
+            rows: of.rows,
+        }
+    };
+    Some(QualityStatus {
+        window: reported.window.as_ref().map(window)?,
+        baseline: reported.baseline.as_ref().map(window),
+        has_fallen: reported.has_fallen,
+        is_held: reported.is_held,
+    })
 }
 
 fn tables(status: &v1::JobStatus) -> Tables {
@@ -427,6 +448,19 @@ mod tests {
         assert_eq!(known.status(), Some(TablesStatus { rows: 5, bytes: 700, budget }));
         let unknown = reported(None);
         assert_eq!((unknown.status(), unknown.budget), (None, budget));
+    }
+
+    #[test]
+    fn a_report_has_the_quality_after_the_first_prediction() {
+        let reported = |quality| report(&v1::JobStatus { quality: Some(quality), ..v1::JobStatus::default() }).quality;
+        assert_eq!(reported(v1::Quality { is_held: true, ..v1::Quality::default() }), None);
+        let window = |auc| Some(v1::WindowQuality { auc: Some(auc), rows: 9, ..v1::WindowQuality::default() });
+        let (window, baseline) = (window(0.712_345), window(0.6));
+        let found = reported(v1::Quality { window, baseline, has_fallen: true, is_held: true });
+        let status = |auc| WindowStatus { auc: Some(auc), rows: 9, ..WindowStatus::default() };
+        let expected =
+            QualityStatus { window: status(0.7123), baseline: Some(status(0.6)), has_fallen: true, is_held: true };
+        assert_eq!(found.as_deref(), Some(&expected));
     }
 
     #[test]

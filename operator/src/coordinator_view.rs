@@ -3,7 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use rectrain_crds::{BudgetStatus, CheckpointStatus, JobSummary, Mode, Role, StreamStatus, TablesStatus, UnseenShares};
+use rectrain_crds::{
+    BudgetStatus, CheckpointStatus, JobSummary, Mode, QualityStatus, Role, StreamStatus, TablesStatus, UnseenShares,
+};
 
 /// A coordinator's report about its job.
 #[derive(Clone, Debug, PartialEq)]
@@ -75,6 +77,8 @@ pub struct Report {
     pub tables: Box<Tables>,
     /// How far training is behind its stream, if it reads one.
     pub stream: Option<Box<StreamStatus>>,
+    /// The quality of the latest predictions on training rows.
+    pub quality: Option<Box<QualityStatus>>,
 }
 
 /// The tables of a job. A coordinator of an earlier version reports nothing about them.

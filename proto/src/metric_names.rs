@@ -20,9 +20,6 @@ pub const EMBEDDING_WORKER_QUEUE_SECONDS: &str = "rectrain_embedding_worker_queu
 /// Histogram of an embedding worker: seconds that a core then works on it.
 pub const EMBEDDING_WORKER_SERVICE_SECONDS: &str = "rectrain_embedding_worker_service_seconds";
 
-/// Histogram of a loader: seconds to read a chunk of data.
-pub const LOADER_READ_SECONDS: &str = "rectrain_loader_read_seconds";
-
 /// Histogram of a dense worker: seconds of a training step.
 pub const DENSE_WORKER_STEP_SECONDS: &str = "rectrain_dense_worker_step_seconds";
 /// Histogram of a dense worker: seconds that it waits for a loader.
@@ -36,8 +33,15 @@ pub const DENSE_WORKER_ALL_REDUCE_SECONDS: &str = "rectrain_dense_worker_all_red
 /// Counter of a dense worker: samples trained.
 pub const DENSE_WORKER_SAMPLES_TOTAL: &str = "rectrain_dense_worker_samples_total";
 
+/// Histogram of a loader: seconds to read and parse a chunk of data.
+pub const LOADER_READ_SECONDS: &str = "rectrain_loader_read_seconds";
+/// Histogram of a loader: seconds until the embedding workers have accepted a global batch.
+pub const LOADER_ACCEPT_SECONDS: &str = "rectrain_loader_accept_seconds";
+/// Counter of a loader: rows read.
+pub const LOADER_ROWS_TOTAL: &str = "rectrain_loader_rows_total";
+
 /// Every name of this module.
-pub const ALL: [&str; 14] = [
+pub const ALL: [&str; 16] = [
     PS_BYTES,
     PS_LOOKUP_SECONDS,
     PS_UPDATE_SECONDS,
@@ -45,11 +49,13 @@ pub const ALL: [&str; 14] = [
     PS_INSERTED_ROWS_TOTAL,
     EMBEDDING_WORKER_QUEUE_SECONDS,
     EMBEDDING_WORKER_SERVICE_SECONDS,
-    LOADER_READ_SECONDS,
     DENSE_WORKER_STEP_SECONDS,
     DENSE_WORKER_BATCH_WAIT_SECONDS,
     DENSE_WORKER_EMBEDDING_WAIT_SECONDS,
     DENSE_WORKER_COMPUTE_SECONDS,
     DENSE_WORKER_ALL_REDUCE_SECONDS,
     DENSE_WORKER_SAMPLES_TOTAL,
+    LOADER_READ_SECONDS,
+    LOADER_ACCEPT_SECONDS,
+    LOADER_ROWS_TOTAL,
 ];

@@ -19,6 +19,7 @@ mod model;
 mod moment;
 mod optimizer;
 mod position;
+mod quality;
 mod role;
 mod shadow;
 mod stream;
@@ -39,6 +40,7 @@ pub use moment::{Date, DateForm, DateOrder, DateProblem, Moment};
 pub use named::{KindSet, UnknownKind};
 pub use optimizer::{DenseOptimizer, DenseOptimizerKind, SparseOptimizer, SparseOptimizerKind};
 pub use position::{Offset, PartId, Position, Start};
+pub use quality::{QualityMetric, RegressionAction, RegressionRule};
 pub use role::{PerRole, Role};
 pub use shadow::ShadowAlgorithm;
 pub use stream::{

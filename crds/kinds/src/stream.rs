@@ -26,6 +26,8 @@ pub struct KafkaConfig {
     pub lost_records: LostRecords,
     /// The topic for bad records, if they are kept.
     pub dead_letter_topic: Option<String>,
+    /// The consumer group for which the offsets of checkpoints are committed, if there is one.
+    pub group: Option<String>,
     /// Encryption and authentication.
     pub security: KafkaSecurity,
 }
@@ -57,6 +59,8 @@ pub enum StreamStart {
     Latest,
     /// At the first record whose timestamp is at least this, in milliseconds since 1970 (UTC).
     Timestamp(i64),
+    /// At the offset that [`KafkaConfig::group`] has committed. Without one, at the first record.
+    Committed,
 }
 
 /// Where the training on a stream ends.

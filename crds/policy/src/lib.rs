@@ -39,14 +39,15 @@ pub use auto_mode::{AutoMode, NotAutomatic};
 pub use decide::decide;
 pub use decision::{Action, Decision, Subject};
 pub use history::History;
-pub use loader_need::{LoaderScalingPolicy, LoaderUse};
-pub use loaders::{LoaderLoad, LoaderPolicy, loaders_for_lag};
+pub use loader_need::LoaderUse;
+pub use loaders::LoaderLoad;
 pub use memory::{Kill, after_a_kill};
 pub use observations::{
     ClusterLoad, EmbeddingWorkerLoad, ObservationError, Observations, PsLoad, ReplicaCount, Replicas, Worker, with_idle,
 };
 pub use policy::{
-    DenseWorkerPolicy, EmbeddingWorkerPolicy, ModePolicy, Policy, PolicyError, PsPolicy, ReplicaBounds, ScalingPolicy,
+    DenseWorkerPolicy, EmbeddingWorkerPolicy, LoaderPolicy, ModePolicy, Policy, PolicyError, PsPolicy, ReplicaBounds,
+    ScalingPolicy,
 };
 pub use predict::{Prediction, predict};
 pub use replay::{Record, Replay, ReplayCause, ReplayError, Replayed, replay};

@@ -1,37 +1,12 @@
 //! How many loaders a job needs whose data ends: by the time that dense workers wait for data. (The
-//! loaders of a stream follow its lag: [`crate::loaders_for_lag`].)
+//! loaders of a stream follow its lag: [`crate::loaders`].)
 
 use serde::{Deserialize, Serialize};
 
-use crate::ReplicaBounds;
+use crate::LoaderPolicy;
 
 /// Loaders that read for less than this share of the time are not the bottleneck.
 const BUSY: f64 = 0.5;
-/// Loaders are removed only if the others then read for at most this share of the time.
-const READING_TARGET: f64 = 0.7;
-
-/// Loaders: scaled by the time that dense workers wait for data.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct LoaderScalingPolicy {
-    /// The range of their number.
-    pub bounds: ReplicaBounds,
-    /// Share of the time that dense workers may wait for data, between 0 and 1.
-    #[serde(default = "LoaderScalingPolicy::default_wait_target")]
-    pub wait_target: f64,
-}
-
-impl LoaderScalingPolicy {
-    /// A policy with every default.
-    #[must_use]
-    pub fn new(bounds: ReplicaBounds) -> Self {
-        Self { bounds, wait_target: Self::default_wait_target() }
-    }
-
-    fn default_wait_target() -> f64 {
-        0.1
-    }
-}
 
 /// The use of the loaders since the previous observation.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -49,9 +24,9 @@ pub struct LoaderUse {
 ///
 /// Dense workers that wait for data for the share w of the time would train 1/(1 − w) times as much
 /// without waiting. With the target w* the job needs (1 − w*)/(1 − w) times as many loaders, if
-/// those read most of the time. Without such waits it needs reading / 0.7 times as many, and no
-/// more than now.
-pub(crate) fn ratio(policy: &LoaderScalingPolicy, load: LoaderUse) -> (f64, String) {
+/// those read most of the time. Without such waits it needs reading / busy target times as many,
+/// and no more than now.
+pub(crate) fn ratio(policy: &LoaderPolicy, load: LoaderUse) -> (f64, String) {
     let LoaderUse { waiting, reading } = load;
     let percent = |share: f64| (share * 100.0).round();
     let facts = format!(
@@ -61,7 +36,7 @@ pub(crate) fn ratio(policy: &LoaderScalingPolicy, load: LoaderUse) -> (f64, Stri
         percent(reading)
     );
     if waiting <= policy.wait_target {
-        return ((reading / READING_TARGET).min(1.0), facts);
+        return ((reading / policy.busy_target).min(1.0), facts);
     }
     if reading < BUSY {
         return (1.0, format!("{facts}, so more of them would not help"));
@@ -72,7 +47,9 @@ pub(crate) fn ratio(policy: &LoaderScalingPolicy, load: LoaderUse) -> (f64, Stri
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Action, Decision, History, Observations, Policy, ReplicaCount, Replicas, ScalingPolicy, Subject};
+    use crate::{
+        Action, Decision, History, Observations, Policy, ReplicaBounds, ReplicaCount, Replicas, ScalingPolicy, Subject,
+    };
 
     const BOUNDS: ReplicaBounds = ReplicaBounds { min: 1, max: 6 };
 
@@ -87,7 +64,7 @@ mod tests {
     /// The loaders over so many looks of 10 s, and the decisions.
     fn followed(looks: u64, mut loaders: u32, load: impl Fn(u32) -> LoaderUse) -> (u32, Vec<Decision>) {
         let policy = Policy {
-            loader: Some(LoaderScalingPolicy::new(BOUNDS)),
+            loader: Some(LoaderPolicy::new(BOUNDS)),
             scaling: ScalingPolicy { down_window_seconds: 60, ..ScalingPolicy::default() },
             ..Policy::default()
         };
@@ -97,7 +74,7 @@ mod tests {
             let count = ReplicaCount { wanted: loaders, ready: loaders };
             let observations = Observations {
                 at_seconds: 10 * look,
-                loaders: Some(load(loaders)),
+                loader_use: Some(load(loaders)),
                 replicas: Replicas { loader: Some(count), ..Replicas::default() },
                 ..Observations::default()
             };
@@ -132,7 +109,7 @@ mod tests {
     fn none_is_added_where_loaders_are_not_the_bottleneck() {
         let slow_one = LoaderUse { waiting: 0.6, reading: 0.3 };
         assert_eq!(followed(100, 2, |_| slow_one).1, []);
-        let (ratio, facts) = ratio(&LoaderScalingPolicy::new(BOUNDS), slow_one);
+        let (ratio, facts) = ratio(&LoaderPolicy::new(BOUNDS), slow_one);
         assert!((ratio - 1.0).abs() < 1e-12 && facts.ends_with("more of them would not help"), "{ratio}: {facts}");
     }
 
@@ -145,18 +122,18 @@ mod tests {
     #[test]
     fn wrong_settings_and_measurements_are_refused() {
         let policy = |wait_target| Policy {
-            loader: Some(LoaderScalingPolicy { bounds: BOUNDS, wait_target }),
+            loader: Some(LoaderPolicy { wait_target, ..LoaderPolicy::new(BOUNDS) }),
             ..Policy::default()
         };
         for wrong in [0.0, 1.0, -0.1, f64::NAN] {
             assert_eq!(policy(wrong).check().map_err(|error| error.field), Err("loader.waitTarget"));
         }
         let load = |waiting, reading| Observations {
-            loaders: Some(LoaderUse { waiting, reading }),
+            loader_use: Some(LoaderUse { waiting, reading }),
             ..Observations::default()
         };
         assert_eq!(load(0.0, 1.0).check(), Ok(()));
-        assert_eq!(load(1.5, 1.0).check().map_err(|error| error.field), Err("loaders.waiting"));
-        assert_eq!(load(0.5, -1.0).check().map_err(|error| error.field), Err("loaders.reading"));
+        assert_eq!(load(1.5, 1.0).check().map_err(|error| error.field), Err("loaderUse.waiting"));
+        assert_eq!(load(0.5, -1.0).check().map_err(|error| error.field), Err("loaderUse.reading"));
     }
 }

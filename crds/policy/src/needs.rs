@@ -2,12 +2,13 @@
 //! decides over a window of such needs.
 
 use crate::loader_need;
+use crate::loaders::{self, Needed};
 use crate::look::Look;
 use crate::observations::SlowServer;
 use crate::predict::mean_of_the_slowest;
 use crate::{
-    AutoMode, DenseWorkerPolicy, EmbeddingWorkerPolicy, History, Observations, Policy, PsLoad, PsPolicy, ReplicaBounds,
-    ReplicaCount, Subject,
+    AutoMode, DenseWorkerPolicy, EmbeddingWorkerPolicy, History, LoaderPolicy, Observations, Policy, PsLoad, PsPolicy,
+    ReplicaBounds, ReplicaCount, Subject,
 };
 
 /// A decision at most doubles or halves a role, so that the measurements still say something about
@@ -32,14 +33,16 @@ pub(crate) enum Unknown {
     NoQueueWait,
     #[error("no batch was measured yet")]
     NoBatch,
-    #[error("no read of a loader was measured yet, or the data is a stream")]
-    NoRead,
     #[error("the job trains no step, or is in a mode that is not scaled")]
     NoMode,
     #[error("in `sync` with `barrierWorkers` more of them would idle")]
     WouldIdle,
     #[error("no batch of every dense worker was measured yet")]
     NoBatchOfAll,
+    #[error("the loaders were not measured yet")]
+    NoLoaders,
+    #[error("no loader has read a row")]
+    NoRead,
 }
 
 /// A measure of load over its target.
@@ -105,9 +108,7 @@ pub(crate) fn need(look: Look<'_>, subject: Subject, count: u32) -> Result<Need,
             return dense_worker(policy.dense_worker.as_ref().ok_or(Unknown::NoPolicy)?, look, count);
         }
         Subject::Loader => {
-            let policy = policy.loader.as_ref().ok_or(Unknown::NoPolicy)?;
-            let (ratio, facts) = loader_need::ratio(policy, look.observations.loaders.ok_or(Unknown::NoRead)?);
-            Ratio { ratio, facts }
+            return loader(policy.loader.as_ref().ok_or(Unknown::NoPolicy)?, look, count);
         }
         Subject::Mode => return Err(Unknown::NoPolicy),
     };
@@ -242,6 +243,17 @@ fn embedding_worker(policy: &EmbeddingWorkerPolicy, observations: &Observations)
         target * 1e3
     );
     Ok(Ratio { ratio: busy(wait) / busy(target), facts })
+}
+
+/// Loaders of a stream by its lag, and others by the time that dense workers wait for data.
+fn loader(policy: &LoaderPolicy, look: Look<'_>, count: u32) -> Result<Need, Unknown> {
+    if let Some(load) = &look.observations.loaders {
+        let Needed { loaders, facts } = loaders::needed(policy, load, count).ok_or(Unknown::NoRead)?;
+        return Ok(Need { replicas: loaders, facts });
+    }
+    let load = look.observations.loader_use.ok_or(Unknown::NoLoaders)?;
+    let (ratio, facts) = loader_need::ratio(policy, load);
+    Ok(Need { replicas: scaled_up(count, ratio, look.policy.scaling.tolerance), facts })
 }
 
 /// The parts of a step with the present dense workers.

@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{AutoMode, Decision, LoaderUse};
+use crate::{AutoMode, Decision, LoaderLoad, LoaderUse};
 
 /// A dense worker since the previous observation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -175,9 +175,12 @@ pub struct Observations {
     /// Embedding workers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub embedding_workers: Option<EmbeddingWorkerLoad>,
-    /// Loaders of data that ends.
+    /// Loaders of a stream. Absent for a job on files.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub loaders: Option<LoaderUse>,
+    pub loaders: Option<LoaderLoad>,
+    /// Loaders of data that ends. Absent for a job on a stream.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub loader_use: Option<LoaderUse>,
     /// Nodes and pending pods.
     pub cluster: ClusterLoad,
     /// Replicas of the roles.
@@ -262,7 +265,7 @@ impl Observations {
     }
 
     fn times(&self) -> impl Iterator<Item = Field> {
-        let embedding = self.embedding_workers;
+        let (embedding, loaders) = (self.embedding_workers, self.loaders);
         [
             ("allReduceSeconds", self.all_reduce_seconds),
             ("exchangeSeconds", self.exchange_seconds),
@@ -270,6 +273,9 @@ impl Observations {
             ("samplesPerSecond", self.samples_per_second),
             ("embeddingWorkers.queueWaitSeconds", embedding.map(|load| load.queue_wait_seconds)),
             ("embeddingWorkers.serviceSeconds", embedding.map(|load| load.service_seconds)),
+            ("loaders.lagRows", loaders.map(|load| load.lag_rows)),
+            ("loaders.arriving", loaders.map(|load| load.arriving)),
+            ("loaders.read", loaders.map(|load| load.read)),
         ]
         .into_iter()
         .filter_map(|(name, value)| Some((name, value?)))
@@ -281,9 +287,13 @@ impl Observations {
 
     fn shares(&self) -> impl Iterator<Item = Field> {
         let busy = self.ps.iter().filter_map(|ps| Some(("ps[].busy", ps.busy?)));
-        let loaders = self.loaders.into_iter();
-        let loaders = loaders.flat_map(|load| [("loaders.waiting", load.waiting), ("loaders.reading", load.reading)]);
-        busy.chain(self.cluster.node_cpu.map(|cpu| ("cluster.nodeCpu", cpu))).chain(loaders)
+        let loaders = self.loaders.into_iter().flat_map(|load| {
+            [("loaders.readingShare", load.reading_share), ("loaders.waitingShare", load.waiting_share)]
+        });
+        let loader_use = self.loader_use.into_iter();
+        let loader_use =
+            loader_use.flat_map(|load| [("loaderUse.waiting", load.waiting), ("loaderUse.reading", load.reading)]);
+        busy.chain(self.cluster.node_cpu.map(|cpu| ("cluster.nodeCpu", cpu))).chain(loaders).chain(loader_use)
     }
 }
 

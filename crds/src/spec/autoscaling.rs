@@ -139,12 +139,13 @@ pub struct DenseWorkerScalingSpec {
     pub max_cost_per_million_samples: Option<f64>,
 }
 
-/// How loaders are scaled: by the time that dense workers wait for data.
+/// How loaders are scaled: by the rows of the stream that wait, or by the time that dense workers
+/// wait for data that ends.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
     validation = Rule::new("!has(self.min) || !has(self.max) || self.min <= self.max").message("expected a `min` of at most `max`").field_path(".min"),
-    validation = Rule::new("!(has(self.scaler) && self.scaler == 'external') || !(has(self.min) || has(self.max) || has(self.waitTarget))").message("an external scaler scales this role: remove the other settings, or `scaler: external`").field_path(".scaler")
+    validation = Rule::new("!(has(self.scaler) && self.scaler == 'external') || !(has(self.min) || has(self.max) || has(self.catchUpSeconds) || has(self.busyTarget) || has(self.waitTarget))").message("an external scaler scales this role: remove the other settings, or `scaler: external`").field_path(".scaler")
 )]
 pub struct LoaderScalingSpec {
     /// The scaler.
@@ -157,10 +158,20 @@ pub struct LoaderScalingSpec {
     #[schemars(range(min = 1, max = 1024), extend("x-default" = "spec.roles.loader.replicas"))]
     pub min: Option<u32>,
 
-    /// The upper bound.
+    /// The upper bound. A stream never has more loaders than partitions.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1024), extend("x-default" = "4 · spec.roles.loader.replicas"))]
     pub max: Option<u32>,
+
+    /// Seconds in which the rows of a stream that wait should be read, while further ones arrive.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 10, max = 86_400), extend("x-default" = defaults::CATCH_UP_SECONDS))]
+    pub catch_up_seconds: Option<u32>,
+
+    /// Target share of the time that a loader reads.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.1, max = 0.95), extend("x-default" = defaults::LOADER_BUSY_TARGET))]
+    pub busy_target: Option<f64>,
 
     /// Target share of the time that dense workers wait for data. It does not apply to a stream.
     #[serde(skip_serializing_if = "Option::is_none")]

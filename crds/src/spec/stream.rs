@@ -31,6 +31,9 @@ pub enum StreamStartSpec {
     Latest,
     /// At the first record with at least the time in `startTimestamp`.
     Timestamp,
+    /// At the offset that the consumer group in `group` has committed. A partition without one is
+    /// read from its first record.
+    Committed,
 }
 
 /// Where training on a stream ends.
@@ -92,12 +95,13 @@ pub struct KafkaSecuritySpec {
     pub secret_name: Option<String>,
 }
 
-/// Topics of a Kafka cluster. Brokers from version 3.1 on. The job reads the partitions without a
-/// consumer group: its checkpoints hold the offsets.
+/// Topics of a Kafka cluster. Brokers from version 3.1 on. The job joins no consumer group: its
+/// checkpoints hold the offsets.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
     validation = Rule::new("(has(self.start) && self.start == 'timestamp') == has(self.startTimestamp)").message("`startTimestamp` goes with start: timestamp: give both or neither").field_path(".startTimestamp"),
+    validation = Rule::new("!(has(self.start) && self.start == 'committed') || has(self.group)").message("start: committed needs the `group` that has committed the offsets").field_path(".group"),
     validation = Rule::new("(self.format == 'avro') == has(self.schemaRegistry)").message("format: avro needs `schemaRegistry`, which has the schemas, and other formats need none").field_path(".schemaRegistry"),
     validation = Rule::new("(self.format == 'csv') == has(self.csv)").message("format: csv needs `csv` with the names of the columns, and other formats have none").field_path(".csv")
 )]
@@ -143,6 +147,13 @@ pub struct KafkaSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 9_007_199_254_740_991u64), extend("x-default" = "none"))]
     pub start_timestamp: Option<u64>,
+
+    /// A consumer group. At each checkpoint the job commits its offsets for it, so that Kafka's
+    /// tools show how far the job is. It must have no members. The job itself resumes from the
+    /// checkpoint, and reads these offsets only with `start: committed`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 249), regex(pattern = r"^[a-zA-Z0-9._-]+$"), extend("x-default" = "none"))]
+    pub group: Option<String>,
 
     /// Where training ends.
     #[serde(skip_serializing_if = "Option::is_none")]

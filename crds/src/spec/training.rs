@@ -7,7 +7,7 @@ use rectrain_kinds::{
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
 
-use crate::defaults;
+use crate::{QualitySpec, defaults};
 
 /// Names of published modes that this version refuses.
 pub(crate) const REFUSED_MODES: [&str; 3] = ["easgd", "ma", "bmuf"];
@@ -542,6 +542,10 @@ pub struct TrainingSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = "once, at the end"))]
     pub evaluation: Option<EvaluationSpec>,
+
+    /// The quality of the latest predictions on training rows, each made before its row is learned.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub quality: Option<QualitySpec>,
 
     /// Training has diverged when the mean loss of a batch is more than this many times a normal
     /// one. The normal one is the largest of three losses. One is of the first batch, one is the

@@ -165,6 +165,18 @@ impl Broker {
         Err(not_yet(format!("Kafka does not answer within {} s", START.as_secs())))
     }
 
+    /// The overrides of a job that trains a topic of JSON records, up to the end that it has when
+    /// the job starts.
+    #[must_use]
+    pub fn source(&self, topic: &str) -> String {
+        let kafka = "spec.data.train.kafka";
+        format!(
+            "spec.data.train.paths=null,{kafka}.bootstrapServers={{{}}},{kafka}.topics={{{topic}}},\
+             {kafka}.format=json,{kafka}.until=latest",
+            self.address
+        )
+    }
+
     /// Kills the broker, as a crash would. Its records stay.
     pub fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {

@@ -105,12 +105,10 @@ impl Plan {
     /// The same with rows from a broker.
     fn on(self, broker: &Broker) -> Self {
         let kafka = format!(
-            "spec.data.train.paths=null,spec.data.shuffle=null,spec.training.epochs=null,\
-             spec.data.train.kafka.bootstrapServers={{{}}},spec.data.train.kafka.topics={{{TOPIC}}},\
-             spec.data.train.kafka.format=json,spec.data.train.kafka.until=latest,\
+            "{},spec.data.shuffle=null,spec.training.epochs=null,\
              spec.roles.loader.replicas=3,spec.roles.ps.replicas=2,spec.roles.embeddingWorker.replicas=2,\
              spec.roles.denseWorker.replicas=2,spec.checkpoint.everySteps=20",
-            broker.address
+            broker.source(TOPIC)
         );
         let sets = [kafka].into_iter().chain(self.sets).collect();
         Self { manifest: STREAM_MANIFEST.to_owned(), sets, ..self }

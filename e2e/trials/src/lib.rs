@@ -15,6 +15,7 @@ pub mod peers;
 pub mod quality;
 pub mod shadow;
 pub mod stragglers;
+pub mod stream;
 pub mod suite;
 pub mod workers;
 

@@ -15,7 +15,9 @@ use std::process::ExitCode;
 use rectrain_harness::workspace::workspace;
 use rectrain_harness::{HarnessError, say, skips};
 use rectrain_lint::{architecture, prose};
-use rectrain_trials::{chaos, continual, gpu, kraken, migration, page, peers, quality, shadow, stragglers, workers};
+use rectrain_trials::{
+    chaos, continual, gpu, kraken, migration, page, peers, quality, shadow, stragglers, stream, workers,
+};
 
 use error::XtaskError;
 
@@ -36,6 +38,7 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   stragglers [ARGS] trains in every mode with dense workers of unequal CPU time; prints throughput and staleness
   shadow [ARGS]     measures throughput, sync gap and normalized entropy in `shadow`; `shadow --help` lists ARGS
   chaos [ARGS]      kills processes of a job at random and compares its model with an undisturbed run's
+  stream [ARGS]     trains from a real Kafka: throughput beside a file, or quality beside a frozen model
   migration [ARGS]  moves millions of rows between parameter servers of a running job and prints the step times
   peers [ARGS]      runs the same work with Rectrain, PyTorch, TorchRec and TensorFlow in turns and prints ratios
   kraken [ARGS]     compares tables within a budget, policies and optimizers of rows as Kraken's paper does
@@ -76,6 +79,7 @@ fn dispatch(arguments: &[&str]) -> Result<(), XtaskError> {
         ["stragglers", rest @ ..] => Ok(stragglers::run(rest)?),
         ["shadow", rest @ ..] => Ok(shadow::run(rest)?),
         ["chaos", rest @ ..] => Ok(chaos::run(rest)?),
+        ["stream", rest @ ..] => Ok(stream::run(rest)?),
         ["migration", rest @ ..] => Ok(migration::run(rest)?),
         ["kraken", rest @ ..] => Ok(kraken::run(rest)?),
         ["peers", rest @ ..] => Ok(peers::run(rest)?),

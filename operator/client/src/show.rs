@@ -3,7 +3,8 @@
 use std::fmt::Write;
 
 use rectrain_crds::{
-    JobSummary, Phase, RecTrainingJob, RecTrainingJobStatus, ReplicaStatuses, TablesStatus, highest_unseen,
+    JobSummary, Phase, QualityStatus, RecTrainingJob, RecTrainingJobStatus, ReplicaStatuses, TablesStatus,
+    highest_unseen,
 };
 
 /// Renders a job's name, phase, progress, results and problem.
@@ -47,6 +48,9 @@ fn lines(status: &RecTrainingJobStatus) -> Vec<(&'static str, String)> {
     }
     if let Some(stream) = &status.stream {
         lines.push(("behind", format!("{} s, {} records wait", stream.lag_seconds, stream.lag_rows)));
+    }
+    if let Some(quality) = &status.quality {
+        lines.extend(new_rows(quality).map(|text| ("new rows", text)));
     }
     if let Some(loss) = status.loss {
         lines.push(("loss", format!("{loss:.4}")));
@@ -109,6 +113,19 @@ fn results(summary: &JobSummary) -> Vec<(&'static str, String)> {
     lines
 }
 
+/// The quality on new rows, beside the frozen model's.
+fn new_rows(quality: &QualityStatus) -> Option<String> {
+    let auc = quality.window.auc?;
+    let frozen = quality.baseline.and_then(|baseline| baseline.auc);
+    let frozen = frozen.map_or_else(String::new, |frozen| format!(", frozen {frozen:.4}"));
+    let state = match (quality.is_held, quality.has_fallen) {
+        (true, _) => "; it has fallen, and training waits",
+        (false, true) => "; it has fallen",
+        (false, false) => "",
+    };
+    Some(format!("AUC {auc:.4}{frozen}{state}"))
+}
+
 /// The reason why the job does not train, from its conditions.
 fn explanation(status: &RecTrainingJobStatus) -> Option<String> {
     let holds = |kind: &str| status.conditions.iter().find(|c| c.type_ == kind && c.status == "True");
@@ -138,6 +155,7 @@ mod tests {
             "slowest": {"role": "ps", "index": 1, "pod": "clicks-ps-1", "node": "node-a", "share": 0.6, "since": "2026-11-21T20:00:00Z"},
             "replacedPods": [{"role": "ps", "pod": "clicks-ps-2", "uid": "u", "time": "2026-11-21T19:00:00Z", "reason": "clicks-ps-2 has been slow"}],
             "stream": {"lagRows": 7, "lagSeconds": 40, "lostRecords": 0},
+            "quality": {"window": {"auc": 0.7, "rows": 9}, "baseline": {"auc": 0.65, "rows": 9}, "hasFallen": true, "isHeld": false},
             "replicaStatuses": {"ps": {"ready": 1, "wanted": 2, "display": "1/2"}}}),
         ));
         let slow = "slowest      clicks-ps-1 on node-a: costs 60 % of a step, since 2026-11-21T20:00:00Z";
@@ -148,6 +166,7 @@ mod tests {
             "pods         ps 1/2",
             "replaced     at 2026-11-21T19:00:00Z: clicks-ps-2 has been slow",
             "behind       40 s, 7 records wait",
+            "new rows     AUC 0.7000, frozen 0.6500; it has fallen",
             "Unschedulable: no node takes clicks-ps-0",
         ] {
             assert!(text.contains(line), "{line}: {text}");

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use rectrain_crds::{DataSource, RecTrainingJob, ResolvedJob, Role};
 use rectrain_policy::{
-    AutoMode, ClusterLoad, EmbeddingWorkerLoad, LoaderUse, Observations, PsLoad, ReplicaCount, Replicas, Worker,
+    AutoMode, ClusterLoad, EmbeddingWorkerLoad, LoaderLoad, LoaderUse, Observations, PsLoad, ReplicaCount, Replicas,
+    Worker,
 };
 use rectrain_proto::metric_names;
 
@@ -36,6 +37,8 @@ pub struct JobLook<'a> {
     pub deltas: &'a Deltas,
     /// The load of its nodes.
     pub nodes: ClusterLoad,
+    /// The seconds since the previous look, and the rows of the stream that waited then.
+    pub lag_before: Option<(f64, u64)>,
 }
 
 impl<'a> JobLook<'a> {
@@ -62,7 +65,8 @@ impl<'a> JobLook<'a> {
             samples_per_second: dense.samples_per_second,
             ps: self.parameter_servers(),
             embedding_workers: embedding_worker_load(self.of_role(Role::EmbeddingWorker)),
-            loaders: self.loader_use(),
+            loaders: self.loaders(),
+            loader_use: self.loader_use(),
             cluster: ClusterLoad { pending_pods: u32::try_from(pending).unwrap_or(u32::MAX), ..self.nodes },
             replicas: Replicas {
                 ps: self.count(Role::Ps),
@@ -117,6 +121,27 @@ impl<'a> JobLook<'a> {
         }
     }
 
+    /// The loaders of a stream. `None` if the job reads none, or if a loader was not measured.
+    fn loaders(&self) -> Option<LoaderLoad> {
+        let stream = self.report.stream.as_deref()?;
+        let (seconds, lag_before) = self.lag_before?;
+        let loaders = self.of_role(Role::Loader).map(LoaderTimes::of).collect::<Option<Vec<_>>>()?;
+        if loaders.is_empty() || u32::try_from(loaders.len()) != Ok(self.present(Role::Loader)) {
+            return None;
+        }
+        let mean = |share: fn(&LoaderTimes) -> f64| loaders.iter().map(share).sum::<f64>() / loaders.len() as f64;
+        let read: f64 = loaders.iter().map(|loader| loader.rows_per_second).sum();
+        let grown = (stream.lag_rows as f64 - lag_before as f64) / seconds;
+        Some(LoaderLoad {
+            most_useful: stream.partitions,
+            lag_rows: stream.lag_rows as f64,
+            arriving: (read + grown).max(0.0),
+            read,
+            reading_share: mean(|loader| loader.reading).min(1.0),
+            waiting_share: mean(|loader| loader.waiting).min(1.0),
+        })
+    }
+
     /// The use of the loaders. `None` for a stream, whose loaders wait for records.
     fn loader_use(&self) -> Option<LoaderUse> {
         if matches!(self.resolved.data.source, DataSource::Stream(_) | DataSource::Follow(_)) {
@@ -154,6 +179,25 @@ impl<'a> JobLook<'a> {
         let pod = self.pods.iter().find(|pod| pod.role == Role::Ps && pod.index() == Some(index));
         let killed = pod.filter(|pod| pod.ended.as_ref().is_some_and(|ended| ended.out_of_memory));
         killed.map_or(0, |pod| pod.restarts)
+    }
+}
+
+/// A loader since the previous scrape.
+struct LoaderTimes {
+    rows_per_second: f64,
+    /// Shares of the time.
+    reading: f64,
+    waiting: f64,
+}
+
+impl LoaderTimes {
+    /// `None` if its process is new.
+    fn of(delta: &MetricsDelta) -> Option<Self> {
+        Some(Self {
+            rows_per_second: delta.rate_of(&[metric_names::LOADER_ROWS_TOTAL])?,
+            reading: delta.busy_share(&[metric_names::LOADER_READ_SECONDS])?,
+            waiting: delta.busy_share(&[metric_names::LOADER_ACCEPT_SECONDS])?,
+        })
     }
 }
 
@@ -257,7 +301,7 @@ impl WorkerTimes {
 
 #[cfg(test)]
 mod tests {
-    use rectrain_crds::Mode;
+    use rectrain_crds::{Mode, StreamStatus};
 
     use super::*;
     use crate::manifests;
@@ -286,10 +330,13 @@ mod tests {
 
     fn observe(mode: Mode, deltas: &Deltas) -> Observations {
         let rectrain_crds::Manifest { job, resolved, .. } = manifests::load(manifests::AUTOMATIC);
-        let report = Report { mode: Some(mode), ..Report::default() };
+        let stream = StreamStatus { lag_rows: 900, partitions: Some(8), ..StreamStatus::default() };
+        let report = Report { mode: Some(mode), stream: Some(Box::new(stream)), ..Report::default() };
         let now = Timestamp::from_second(1000).expect("a time");
         let nodes = ClusterLoad::default();
-        let look = JobLook { job: &job, resolved: &resolved, now, report: &report, pods: &[], deltas, nodes };
+        let lag_before = Some((10.0, 400));
+        let look =
+            JobLook { job: &job, resolved: &resolved, now, report: &report, pods: &[], deltas, nodes, lag_before };
         look.observations()
     }
 
@@ -327,6 +374,27 @@ mod tests {
     }
 
     #[test]
+    fn the_loaders_of_a_stream_are_measured_with_its_lag() {
+        let loader = delta(&[
+            ("rectrain_loader_rows_total{replica=\"0\"}", 1_000.0),
+            ("rectrain_loader_read_seconds_sum{replica=\"0\"}", 2.5),
+            ("rectrain_loader_accept_seconds_sum{replica=\"0\"}", 1.0),
+        ]);
+        let seen = observe(Mode::Sync, &Deltas::from([((Role::Loader, 0), loader)]));
+        let expected = LoaderLoad {
+            most_useful: Some(8),
+            lag_rows: 900.0,
+            // 100 were read and 50 more wait, per second.
+            arriving: 150.0,
+            read: 100.0,
+            reading_share: 0.25,
+            waiting_share: 0.1,
+        };
+        assert_eq!((seen.check(), seen.loaders), (Ok(()), Some(expected)));
+        assert_eq!(observe(Mode::Sync, &Deltas::new()).loaders, None, "no loader was measured");
+    }
+
+    #[test]
     fn waits_for_data_and_reads_become_the_use_of_loaders() {
         let waits = |seconds: f64| {
             delta(&[
@@ -343,9 +411,9 @@ mod tests {
             ((Role::Loader, 2), reads(5.0)),
         ]);
         let seen = observe(Mode::Sync, &deltas);
-        assert_eq!((seen.check(), seen.loaders), (Ok(()), Some(LoaderUse { waiting: 0.25, reading: 0.5 })));
+        assert_eq!((seen.check(), seen.loader_use), (Ok(()), Some(LoaderUse { waiting: 0.25, reading: 0.5 })));
         let no_loader: Deltas = deltas.into_iter().filter(|((role, _), _)| *role != Role::Loader).collect();
-        assert_eq!(observe(Mode::Sync, &no_loader).loaders, None);
+        assert_eq!(observe(Mode::Sync, &no_loader).loader_use, None);
     }
 
     #[test]

@@ -7,8 +7,7 @@ use rectrain_crds::{
     ResolvedDenseWorkerScaling, ResolvedEmbeddingWorkerScaling, ResolvedJob, ResolvedLoaderScaling, ResolvedPsScaling,
 };
 use rectrain_policy::{
-    DenseWorkerPolicy, EmbeddingWorkerPolicy, LoaderScalingPolicy, ModePolicy, Policy, PsPolicy, ReplicaBounds,
-    ScalingPolicy,
+    DenseWorkerPolicy, EmbeddingWorkerPolicy, LoaderPolicy, ModePolicy, Policy, PsPolicy, ReplicaBounds, ScalingPolicy,
 };
 
 /// Looks in a window, so that each window has at least three measurements.
@@ -108,8 +107,13 @@ fn dense_worker_policy(role: ResolvedDenseWorkerScaling) -> DenseWorkerPolicy {
     }
 }
 
-fn loader_policy(role: ResolvedLoaderScaling) -> LoaderScalingPolicy {
-    LoaderScalingPolicy { bounds: bounds(role.bounds), wait_target: role.wait_target }
+fn loader_policy(role: ResolvedLoaderScaling) -> LoaderPolicy {
+    LoaderPolicy {
+        bounds: bounds(role.bounds),
+        catch_up_seconds: f64::from(role.catch_up_seconds),
+        busy_target: role.busy_target,
+        wait_target: role.wait_target,
+    }
 }
 
 fn bounds(bounds: ResolvedBounds) -> ReplicaBounds {
@@ -130,7 +134,7 @@ pub fn look_every(job: Option<&ResolvedJob>) -> Option<Duration> {
 
 #[cfg(test)]
 mod tests {
-    use rectrain_crds::{EvictionKind, ResolvedEviction, ResolvedMemory};
+    use rectrain_crds::{EvictionKind, ResolvedEviction, ResolvedMemory, defaults};
 
     use super::*;
     use crate::manifests;
@@ -145,9 +149,24 @@ mod tests {
             ps: Some(PsPolicy::new(bounds(1, 4))),
             embedding_worker: Some(EmbeddingWorkerPolicy { bounds: bounds(1, 4), queue_wait_seconds: None }),
             dense_worker: Some(DenseWorkerPolicy::new(bounds(2, 8))),
-            loader: Some(LoaderScalingPolicy::new(bounds(1, 4))),
+            loader: Some(LoaderPolicy::new(bounds(1, 4))),
         };
         assert_eq!((policy.check(), &policy), (Ok(()), &expected));
+    }
+
+    #[test]
+    fn loaders_of_a_stream_have_a_policy_with_its_defaults() {
+        let mut job = manifests::load(manifests::AUTOMATIC).resolved;
+        let bounds = ResolvedBounds { min: 1, max: 4 };
+        let (catch_up_seconds, busy_target) = (defaults::CATCH_UP_SECONDS, defaults::LOADER_BUSY_TARGET);
+        let wait_target = defaults::LOADER_WAIT_TARGET;
+        let scaling = job.autoscaling.as_mut().expect("automatic numbers");
+        scaling.loader = Some(ResolvedLoaderScaling { bounds, catch_up_seconds, busy_target, wait_target });
+        let policy = policy(&job).expect("a policy");
+        assert_eq!(
+            (policy.check(), policy.loader),
+            (Ok(()), Some(LoaderPolicy::new(ReplicaBounds { min: 1, max: 4 })))
+        );
     }
 
     #[test]

@@ -47,6 +47,7 @@ impl<'a> Draft<'a> {
     pub(super) fn clear_progress(&mut self) {
         self.status.samples_per_second = None;
         self.status.slowest = None;
+        self.status.quality = None;
         self.status.tables = None;
         self.status.last_progress_time = None;
     }

@@ -46,6 +46,7 @@ impl Draft<'_> {
         }
         self.status.slowest = report.slowest.as_deref().map(|slow| self.slowest(*slow));
         self.status.stream = report.stream.as_deref().cloned();
+        self.status.quality = report.quality.as_deref().copied();
         self.status.mode = report.mode.or(self.status.mode);
         self.note_checkpoint(report.last_checkpoint.as_ref());
         match report.stage {

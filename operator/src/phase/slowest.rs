@@ -12,6 +12,8 @@ use crate::replace_slow::{self, Slow};
 
 /// Least change of the share that is written to the status.
 const SHARE_STEP: f64 = 0.1;
+const HELD: &str = "training waits, because the quality of its predictions has fallen (status.quality, \
+spec.training.quality.onRegression): suspend the job and resume it to go on from its last checkpoint";
 
 impl Draft<'_> {
     /// The slow member of the coordinator's report, as the status shows it.
@@ -58,10 +60,13 @@ impl Draft<'_> {
         Some(Slow { role, slowest, pod, members: replicas.get(role)?.present })
     }
 
-    /// The message of a job that makes no step for longer than usual.
+    /// The message of a job that makes no step for longer than usual, or that waits.
     pub(super) fn no_step_message(&self, phase: Phase) -> Option<String> {
-        let NoStep { seconds, waits_for } =
-            *self.live_report()?.no_step.as_deref().filter(|_| phase == Phase::Training)?;
+        let report = self.live_report().filter(|_| phase == Phase::Training)?;
+        if report.quality.as_deref().is_some_and(|quality| quality.is_held) {
+            return Some(HELD.to_owned());
+        }
+        let NoStep { seconds, waits_for } = *report.no_step.as_deref()?;
         let time = words(seconds);
         Some(match waits_for {
             Some((role, index)) => {

@@ -124,7 +124,8 @@ async fn observe(
     let nodes = ClusterLoad { preemptions, ..nodes };
     context.metrics.crowded(&name, nodes.node_cpu);
     let (job, resolved, report) = (facts.job, due.resolved, due.report);
-    let look = JobLook { job, resolved, now, report, pods: &pods, deltas: &deltas, nodes };
+    let lag_before = state.note_lag(report.stream.as_deref().map(|stream| stream.lag_rows));
+    let look = JobLook { job, resolved, now, report, pods: &pods, deltas: &deltas, nodes, lag_before };
     Observations {
         attempt: due.attempt,
         // Only the status has the decision after a kill.
@@ -139,6 +140,7 @@ fn pause(context: &Context, uid: &str) {
     context.memories.with(uid, |memory| {
         if let Some(state) = &mut memory.policy {
             state.meters.clear();
+            state.note_lag(None);
         }
     });
 }

@@ -15,6 +15,8 @@ pub(super) struct PolicyState {
     /// Time of the last look, in seconds since 1970.
     pub(super) at_seconds: u64,
     pub(super) history: History,
+    /// The rows of the stream that waited at the last look that saw any, and its time.
+    lag: Option<(u64, u64)>,
     /// The previous scrapes, by the pods' uids.
     pub(super) meters: HashMap<String, Meter>,
     /// The uids of disrupted pods that still exist.
@@ -25,6 +27,15 @@ impl PolicyState {
     /// The state of a job that this operator has not looked at yet, restored from its status.
     pub(super) fn restored(status: Option<&RecTrainingJobStatus>) -> Self {
         Self { history: decisions::history(status), ..Self::default() }
+    }
+
+    /// Notes the rows of the stream that wait now. Returns the seconds since the note before, and
+    /// the rows that waited then.
+    pub(super) fn note_lag(&mut self, rows: Option<u64>) -> Option<(f64, u64)> {
+        let now = rows.map(|rows| (self.at_seconds, rows));
+        let (then, before) = std::mem::replace(&mut self.lag, now)?;
+        let seconds = self.at_seconds.checked_sub(then).filter(|seconds| *seconds > 0)?;
+        Some((seconds as f64, before))
     }
 
     /// Counts the pods that were evicted or disrupted since the previous look.
@@ -48,6 +59,18 @@ mod tests {
         let labels = json!({ROLE_LABEL: "ps", ATTEMPT_LABEL: "1"});
         let pod = json!({"metadata": {"name": "j-ps-0", "uid": uid, "labels": labels}, "status": status});
         PodFacts::of(&serde_json::from_value(pod).expect("a pod")).expect("one of the operator's")
+    }
+
+    #[test]
+    fn the_lag_is_compared_with_the_look_before() {
+        let mut state = PolicyState { at_seconds: 100, ..PolicyState::default() };
+        assert_eq!(state.note_lag(Some(7)), None);
+        state.at_seconds = 110;
+        assert_eq!(state.note_lag(Some(9)), Some((10.0, 7)));
+        assert_eq!(state.note_lag(Some(9)), None, "no time has passed");
+        state.at_seconds = 120;
+        assert_eq!(state.note_lag(None), Some((10.0, 9)));
+        assert_eq!(state.note_lag(Some(1)), None);
     }
 
     #[test]

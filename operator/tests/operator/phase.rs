@@ -6,8 +6,8 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use proptest::prelude::*;
 use rectrain_crds::{
-    CheckpointStatus, DecisionAction, DecisionStatus, DecisionSubject, Mode, Phase, RecTrainingJob,
-    RecTrainingJobStatus, ReplaceSlowSpec, ResolvedJob, Role, StreamStatus, TrainingSpec,
+    CheckpointStatus, DecisionAction, DecisionStatus, DecisionSubject, Mode, Phase, QualityStatus, RecTrainingJob,
+    RecTrainingJobStatus, ReplaceSlowSpec, ResolvedJob, Role, StreamStatus, TrainingSpec, WindowStatus,
 };
 use rectrain_operator::attempt_signals::{AttemptSignals, Saving};
 use rectrain_operator::automatic::Findings;
@@ -599,6 +599,7 @@ fn at(step: u64) -> Report {
         no_step: None,
         tables: Box::default(),
         stream: None,
+        quality: None,
         missing: Vec::new(),
         stage,
         mode: Some(Mode::Sync),
@@ -631,12 +632,23 @@ fn ready_message(status: &RecTrainingJobStatus) -> String {
 #[test]
 fn a_job_on_a_stream_shows_how_far_it_is_behind() {
     let mut history = training(7);
-    let behind = StreamStatus { lag_rows: 5, lag_seconds: 40, event_time: None, lost_records: 0 };
+    let behind = StreamStatus { lag_rows: 5, lag_seconds: 40, event_time: None, lost_records: 0, partitions: Some(8) };
     let stream = Some(Box::new(behind.clone()));
     history.happens(&reported(CoordinatorView::Live(Report { stream, ..at(7) })));
     assert_eq!(history.advance().stream, Some(behind));
     history.happens(&reported(CoordinatorView::Live(at(9))));
     assert_eq!(history.advance().stream, None);
+}
+
+#[test]
+fn a_job_that_waits_for_its_quality_says_so() {
+    let mut history = training(7);
+    let window = WindowStatus { auc: Some(0.7), rows: 9, ..WindowStatus::default() };
+    let quality = QualityStatus { window, baseline: None, has_fallen: true, is_held: true };
+    history.happens(&reported(CoordinatorView::Live(Report { quality: Some(Box::new(quality)), ..at(7) })));
+    let status = history.advance();
+    assert_eq!(status.quality, Some(quality));
+    assert!(ready_message(&status).starts_with("training waits, because the quality"), "{}", ready_message(&status));
 }
 
 #[test]

@@ -301,6 +301,7 @@ mod tests {
             running_auc: None,
             stream: None,
             window: None,
+            baseline: None,
         }
     }
 

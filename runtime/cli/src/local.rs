@@ -96,6 +96,7 @@ fn shown(name: &str, status: &v1::JobStatus) -> String {
         ("AUC", number(status.auc, 4)),
         ("members", members(status)),
     ];
+    rows.extend(new_rows(status).map(|quality| ("new rows", quality)));
     rows.extend(tables(status).map(|tables| ("tables", tables)));
     if !status.last_checkpoint.is_empty() {
         rows.push(("checkpoint", status.last_checkpoint.clone()));
@@ -106,6 +107,20 @@ fn shown(name: &str, status: &v1::JobStatus) -> String {
     let rows: Vec<(String, String)> = rows.into_iter().map(|(name, value)| (format!("  {name}"), value)).collect();
     let message = if status.message.is_empty() { String::new() } else { format!("\n\n{}", status.message) };
     format!("{name}: {}\n{}{message}", phase(status.phase()), list(&rows))
+}
+
+/// The quality on rows before they were learned, beside the frozen model's.
+fn new_rows(status: &v1::JobStatus) -> Option<String> {
+    let quality = status.quality.as_ref()?;
+    let auc = quality.window.as_ref()?.auc?;
+    let frozen = quality.baseline.as_ref().and_then(|baseline| baseline.auc);
+    let frozen = frozen.map_or_else(String::new, |frozen| format!(", frozen {frozen:.4}"));
+    let state = match (quality.is_held, quality.has_fallen) {
+        (true, _) => "; it has fallen, and training waits",
+        (false, true) => "; it has fallen",
+        (false, false) => "",
+    };
+    Some(format!("AUC {auc:.4}{frozen}{state}"))
 }
 
 /// The size of the tables, and their budget if they have one.
@@ -176,6 +191,17 @@ mod tests {
         let text = shown("clicks", &status);
         assert!(text.starts_with("clicks: Training\n"), "{text}");
         assert!(text.contains("1,200 of 9,000") && text.contains("ps 1/2") && !text.contains("tables"), "{text}");
+    }
+
+    #[test]
+    fn a_status_has_the_quality_on_new_rows() {
+        let of = |auc| Some(v1::WindowQuality { auc: Some(auc), rows: 9, ..v1::WindowQuality::default() });
+        let quality = v1::Quality { window: of(0.7), ..v1::Quality::default() };
+        let shown = |quality| new_rows(&v1::JobStatus { quality: Some(quality), ..v1::JobStatus::default() });
+        assert_eq!(shown(v1::Quality::default()), None);
+        assert_eq!(shown(quality).as_deref(), Some("AUC 0.7000"));
+        let held = v1::Quality { baseline: of(0.65), has_fallen: true, is_held: true, window: of(0.7) };
+        assert_eq!(shown(held).as_deref(), Some("AUC 0.7000, frozen 0.6500; it has fallen, and training waits"));
     }
 
     #[test]

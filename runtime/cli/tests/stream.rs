@@ -210,6 +210,62 @@ fn kills_of_members_and_of_the_broker_lose_no_row_and_change_no_model() {
     assert_eq!(last["parametersSha256"], summary(&undisturbed)["parametersSha256"], "{last}");
 }
 
+/// The model of step 20 predicts each row that the run trains from there on.
+#[test]
+fn a_run_that_resumes_may_have_its_first_model_beside_it() {
+    let Some(broker) = Broker::shared_for_test() else { return };
+    let folder = folder_with(JOB);
+    let rows = rows(6);
+    produce(&broker.address, "frozen", &values(&rows));
+    let topic = from_topic(&broker, "frozen");
+    let saved =
+        [&*topic, "spec.checkpoint.path=model", "spec.checkpoint.everySteps=7", "spec.checkpoint.resume=latest"];
+    run(folder.path(), &[&saved[..], &["spec.training.steps=20"]].concat());
+    let field = "spec.training.quality.baseline.from";
+    let (missing, frozen) = (format!("{field}=model@19"), format!("{field}=model@20"));
+    let message = refusal(folder.path(), &[&saved[..], &[&*missing]].concat());
+    assert!(message.contains("there is no finished checkpoint model@19"), "{message}");
+    let beside = run(folder.path(), &[&saved[..], &[&*frozen]].concat());
+    let last = beside.iter().rfind(|event| event["event"] == "progress").unwrap();
+    let left = rows.iter().map(Vec::len).sum::<usize>() - 20 * BATCH;
+    assert_eq!((&last["window"]["rows"], &last["baseline"]["rows"]), (&left.into(), &left.into()), "{last}");
+    assert!(last["baseline"]["normalizedEntropy"].is_f64(), "{last}");
+    let alone = run(folder.path(), &[&topic]);
+    assert_eq!(summary(&beside)["parametersSha256"], summary(&alone)["parametersSha256"]);
+}
+
+/// A second job knows nothing of the first one's checkpoint. It begins where the group has come.
+#[test]
+fn offsets_are_committed_for_a_group_and_another_job_begins_there() {
+    let Some(broker) = Broker::shared_for_test() else { return };
+    let folder = folder_with(JOB);
+    let (early, all) = (rows(4), rows(6));
+    let count = |rows: &[Vec<Row>]| rows.iter().map(Vec::len).sum::<usize>();
+    produce(&broker.address, "grouped", &values(&early));
+    let group = format!("{},spec.data.train.kafka.group=trainers", from_topic(&broker, "grouped"));
+    let first = run(folder.path(), &[&group, "spec.checkpoint.path=first,spec.checkpoint.everySteps=9"]);
+    assert_eq!(summary(&first)["samples"], count(&early));
+    let lengths = |rows: &[Vec<Row>]| rows.iter().map(|rows| Some(rows.len() as i64)).collect::<Vec<_>>();
+    assert_eq!(committed(&broker.address, "trainers", "grouped"), lengths(&early), "all of them");
+    produce(&broker.address, "grouped", &values(&all));
+    let next = format!("{group},spec.data.train.kafka.start=committed");
+    let second = run(folder.path(), &[&next, "spec.checkpoint.path=second"]);
+    assert_eq!(summary(&second)["samples"], count(&all));
+    let both: Vec<_> = lengths(&early).iter().zip(lengths(&all)).map(|(early, all)| Some((*early)? + all?)).collect();
+    assert_eq!(committed(&broker.address, "trainers", "grouped"), both);
+    // A group that has committed nothing begins at the first record.
+    let other = next.replace("group=trainers", "group=others");
+    assert_eq!(summary(&run(folder.path(), &[&other]))["samples"], count(&early) + count(&all));
+}
+
+/// The offsets that a group has committed, by partition.
+fn committed(address: &str, group: &str, topic: &str) -> Vec<Option<i64>> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let partitions: Vec<i32> = (0..).take(PARTITIONS).collect();
+    let client = Client::new(vec![address.to_owned()], Security::default());
+    runtime.block_on(client.committed(group, topic, &partitions)).unwrap()
+}
+
 #[test]
 fn records_that_are_no_rows_are_named_or_skipped() {
     let Some(broker) = Broker::shared_for_test() else { return };

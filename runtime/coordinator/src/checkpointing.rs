@@ -399,7 +399,11 @@ impl Coordinator {
 
     fn record_save(&self, written: &WrittenCheckpoint) {
         let manifest = &written.manifest;
-        self.lock().set_last_checkpoint(&written.name, manifest.step);
+        {
+            let mut state = self.lock();
+            state.set_last_checkpoint(&written.name, manifest.step);
+            state.offsets_are_saved();
+        }
         self.metrics.checkpoints.inc();
         self.metrics.checkpoint_step.set(manifest.step as i64);
         self.metrics.checkpoint_time.observe(written.seconds);

@@ -14,7 +14,7 @@ use super::state::{EvaluationLease, Part, ReplayLease, State};
 use super::training::{Pulled, RepairReply};
 use rectrain_protocol::deadline::WHOLE_JOB;
 use rectrain_protocol::error::RoleError;
-use rectrain_protocol::events::JobEvent;
+use rectrain_protocol::events::{JobEvent, WindowQuality};
 use rectrain_protocol::failure::{Divergence, JobFailure};
 use rectrain_protocol::message::{self, Done, Request};
 use rectrain_protocol::round_robin::RoundRobin;
@@ -162,11 +162,26 @@ impl Coordinator {
             event = state.apply_progress(report)?;
             Ok(())
         })?;
-        if let Some(JobEvent::Progress { window: Some(window), .. }) = &event {
-            self.metrics.set_window(window);
+        if let Some(JobEvent::Progress { window, baseline, .. }) = &event {
+            self.show_quality(window.as_ref(), baseline.as_ref());
         }
         self.publish(event.into_iter().collect());
         Ok(done)
+    }
+
+    fn show_quality(&self, window: Option<&WindowQuality>, baseline: Option<&WindowQuality>) {
+        if let Some(window) = window {
+            self.metrics.set_window(window);
+        }
+        if let Some(baseline) = baseline {
+            self.metrics.set_baseline(baseline);
+        }
+        let (has_fallen, is_held) = {
+            let state = self.lock();
+            (state.has_quality_fallen(), state.is_held())
+        };
+        self.metrics.quality_fallen.set(i64::from(has_fallen));
+        self.metrics.training_held.set(i64::from(is_held));
     }
 
     fn training_done(&self, caller: &v1::Caller, done: v1::TrainingDone) -> Result<Frame, RoleError> {

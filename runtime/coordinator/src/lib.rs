@@ -32,6 +32,7 @@ mod loader_use;
 mod membership;
 mod migrations;
 mod page;
+mod quality_watch;
 mod recovery;
 mod refused;
 mod reply_cache;
@@ -94,6 +95,8 @@ use self::warm_start::{Search, WarmStart};
 /// How long a coordinator that ends, or whose job has failed, waits until parameter servers have
 /// the last image.
 const LAST_COPY: Duration = Duration::from_secs(10);
+/// How long a coordinator that ends waits until the last offsets are committed.
+const LAST_COMMIT: Duration = Duration::from_secs(15);
 
 /// The coordinator of one attempt of a job.
 pub struct Coordinator {
@@ -234,6 +237,7 @@ impl Coordinator {
             self.metrics.checkpoint_step.set(step as i64);
         }
         self.metrics.unseen_share.set(&recovered.state.unseen_shares());
+        self.metrics.training_held.set(i64::from(recovered.state.is_held()));
         Self {
             attempt: recovered.attempt,
             counted: Mutex::new(recovered.state.training().counts()),
@@ -255,6 +259,7 @@ impl Coordinator {
             warn_all(&self.events, warnings);
             resumed = found;
         }
+        Box::pin(self.check_baseline(resumed.as_ref())).await?;
         let warm_start = self.find_warm_start(checkpoints.as_ref(), resumed.as_ref(), run).await?;
         let begun = warm_start.as_ref().map(|warm_start| warm_start.snapshot(&self.plan));
         let saved = resumed.as_ref().map(|resumed| &resumed.state).or(begun.as_ref());
@@ -281,6 +286,19 @@ impl Coordinator {
             journal.close();
         }
         Ok(coordinator)
+    }
+
+    /// Checks that the checkpoint of the frozen model is there. A later attempt of the run goes on
+    /// without it: the job's own retention may have deleted it meanwhile.
+    async fn check_baseline(&self, resumed: Option<&ResumePoint>) -> Result<(), RoleError> {
+        let Some(baseline) = &self.plan.quality.baseline else { return Ok(()) };
+        match baseline.open(&self.plan.identity()).await {
+            Err(error) if resumed.is_some_and(|resumed| resumed.is_of_this_run) => {
+                warn_all(&self.events, [format!("training goes on without the frozen model: {error}")]);
+                Ok(())
+            }
+            checked => checked.map(drop),
+        }
     }
 
     /// Finds the model to begin with; `None` if the manifest names none. The job's own checkpoints
@@ -321,11 +339,13 @@ impl Coordinator {
     pub async fn run(&self, transport: &dyn Transport) -> Result<Summary, RoleError> {
         let _release = ReleaseOnDrop(self.lease.clone());
         let summarizing = async {
-            match self.events.last() {
+            let summary = match self.events.last() {
                 // The coordinator before this one pushed the summary and then died.
-                Some(JobEvent::Summary(summary)) => Ok(*summary),
-                _ => self.summarize(transport).await,
-            }
+                Some(JobEvent::Summary(summary)) => *summary,
+                _ => self.summarize(transport).await?,
+            };
+            self.offsets_committed().await;
+            Ok::<Summary, RoleError>(summary)
         };
         let result = tokio::select! {
             // Once a member has failed, the others end, and calls to them fail. The first failure
@@ -368,6 +388,16 @@ impl Coordinator {
         self.changed.notify_waiters();
         self.release_path().await;
         result
+    }
+
+    /// Waits until a loader has committed the offsets of the last checkpoint. Not for long: the job
+    /// is complete without this.
+    async fn offsets_committed(&self) {
+        let committed = |state: &mut State| Ok(state.offsets_are_committed().then_some(()));
+        if self.wait_until(LAST_COMMIT, committed).await.is_err() {
+            let message = "the offsets of the last checkpoint were not committed for the consumer group";
+            warn_all(&self.events, [message.to_owned()]);
+        }
     }
 
     /// The first failure of a member, if there is one. It is the cause of `error`.

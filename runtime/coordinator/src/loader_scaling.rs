@@ -78,9 +78,9 @@ impl LoaderScaler {
 
     /// Observes the loaders at a time in seconds. Returns another number of them and the reason, if
     /// the job needs it.
-    fn look(&mut self, at_seconds: u64, loaders: Option<LoaderUse>, count: ReplicaCount) -> Option<(u32, String)> {
+    fn look(&mut self, at_seconds: u64, loader_use: Option<LoaderUse>, count: ReplicaCount) -> Option<(u32, String)> {
         let replicas = Replicas { loader: Some(count), ..Replicas::default() };
-        let observations = Observations { at_seconds, loaders, replicas, ..Observations::default() };
+        let observations = Observations { at_seconds, loader_use, replicas, ..Observations::default() };
         let decisions = self.history.advance(&self.policy, &observations);
         decisions.into_iter().find_map(|decision| match decision.action {
             Action::Scale { to, .. } => Some((to, decision.reason)),

@@ -259,6 +259,18 @@ impl Dataset {
         }
     }
 
+    /// Commits offsets for the consumer group of the stream, if it has one: the first offset of
+    /// each partition that a checkpoint does not hold. Blocks.
+    ///
+    /// # Errors
+    /// No broker answers, or the group refuses the offsets; a data set that is no stream.
+    pub fn commit(&self, offsets: &[(PartId, u64)]) -> Result<(), DataError> {
+        match self.shared.source.stream() {
+            Some(stream) => stream.commit(offsets),
+            None => Err(DataError::config("format", "these rows are in files, which have no partitions")),
+        }
+    }
+
     /// Looks for a good row in a segment. Blocks.
     ///
     /// # Errors

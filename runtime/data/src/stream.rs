@@ -31,6 +31,9 @@ pub struct Probe {
 pub(crate) trait Stream {
     /// The present state of all partitions. Blocks.
     fn partitions(&self) -> Result<Vec<PartitionFound>, DataError>;
+
+    /// Commits offsets for the consumer group of the stream, if it has one. Blocks.
+    fn commit(&self, offsets: &[(PartId, u64)]) -> Result<(), DataError>;
 }
 
 /// The ends of partitions that were found long enough ago.

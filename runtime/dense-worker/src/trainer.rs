@@ -31,6 +31,7 @@ use rectrain_protocol::message;
 use rectrain_protocol::metrics::DenseWorkerMetrics;
 use rectrain_protocol::plan::JobPlan;
 use rectrain_protocol::watchdog::Watchdog;
+use rectrain_protocol::window_part;
 
 /// How often progress is reported.
 pub(crate) const REPORT_EVERY: Duration = Duration::from_millis(200);
@@ -76,11 +77,6 @@ pub struct Trainer {
     loss_watch: LossWatch,
     reported: Instant,
     pub(crate) training: Duration,
-}
-
-fn write_window(part: WindowPart) -> v1::WindowPart {
-    let WindowPart { samples, loss_sum, prediction_sum, label_sum, counts } = part;
-    v1::WindowPart { samples, loss_sum, prediction_sum, label_sum, counts }
 }
 
 /// A replica between two orders. The tower still has its optimizer state.
@@ -233,7 +229,7 @@ impl Trainer {
     pub(crate) fn report_progress(&mut self) -> Result<(), RoleError> {
         self.reported = Instant::now();
         self.progress.running_auc = self.running_auc.value();
-        self.progress.window = Some(write_window(std::mem::take(&mut self.window)));
+        self.progress.window = Some(window_part::write(std::mem::take(&mut self.window)));
         self.progress.training_seconds = self.training.as_secs_f64();
         if let Some(memory) = self.tower.device_memory() {
             self.metrics.gpu_memory_used.set(memory.used_bytes as i64);

@@ -18,7 +18,7 @@ pub(crate) struct Api {
     pub(crate) name: &'static str,
 }
 
-const fn api(key: i16, version: i16, name: &'static str) -> Api {
+pub(crate) const fn api(key: i16, version: i16, name: &'static str) -> Api {
     Api { key, version, is_flexible: false, name }
 }
 
@@ -281,7 +281,7 @@ pub(crate) fn authenticate_answer(reader: &mut Reader) -> Result<(ErrorCode, Opt
 }
 
 /// Reads partitions that are grouped by topic.
-fn by_topic<T>(
+pub(crate) fn by_topic<T>(
     reader: &mut Reader,
     mut read: impl FnMut(&mut Reader) -> Result<(i32, ErrorCode, T), Malformed>,
 ) -> Result<Vec<OfPartition<T>>, Malformed> {

@@ -33,7 +33,7 @@ pub struct Client {
 type Slot = Arc<Mutex<Option<Connection>>>;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Use {
+pub(crate) enum Use {
     Fetches,
     Others,
 }
@@ -253,9 +253,7 @@ impl Client {
     /// # Errors
     /// No broker answers, or the topic exists already.
     pub async fn create_topic(&self, topic: &str, partitions: i32) -> Result<(), KafkaError> {
-        self.topics(&[]).await?;
-        let broker = self.cluster.lock().await.brokers.values().next().cloned();
-        let broker = broker.ok_or_else(|| unreachable("", "no broker is known"))?;
+        let broker = self.any_broker().await?;
         let body = api::create_topic_request(topic, partitions, WRITE.as_millis() as i32);
         let answer =
             self.call(&broker, Use::Others, api::CREATE_TOPICS, &body, WRITE, api::create_topic_answer).await?;
@@ -267,6 +265,13 @@ impl Client {
                 Err(KafkaError::Broker { subject, code })
             }
         }
+    }
+
+    /// A broker of the cluster.
+    pub(crate) async fn any_broker(&self) -> Result<String, KafkaError> {
+        self.topics(&[]).await?;
+        let broker = self.cluster.lock().await.brokers.values().next().cloned();
+        broker.ok_or_else(|| unreachable("", "no broker is known"))
     }
 
     /// The addresses of the leaders of these partitions, in their order.
@@ -302,7 +307,7 @@ impl Client {
         Err(KafkaError::Broker { subject: name(topic, partition), code })
     }
 
-    async fn call<T>(
+    pub(crate) async fn call<T>(
         &self,
         broker: &str,
         purpose: Use,

@@ -83,7 +83,7 @@ impl ErrorCode {
     /// Whether a later attempt may succeed.
     #[must_use]
     pub fn is_transient(self) -> bool {
-        matches!(self.0, 3 | 5 | 6 | 7 | 8 | 9 | 13 | 19 | 20 | 56 | 70 | 71 | 74 | 75 | 78)
+        matches!(self.0, 3 | 5 | 6 | 7 | 8 | 9 | 13 | 14 | 15 | 16 | 19 | 20 | 56 | 70 | 71 | 74 | 75 | 78)
     }
 
     fn name(self) -> Option<&'static str> {
@@ -96,8 +96,11 @@ impl ErrorCode {
             6 => "that another broker leads the partition",
             7 => "that the request took too long",
             10 => "that the record is too large",
+            14..=16 => "that the offsets of the group cannot be read or written now",
             17 => "that the name of the topic is not allowed",
+            22 | 25 => "that consumers are members of the group",
             29 => "that the user may not use the topic",
+            30 => "that the user may not use the group",
             31 => "that the user may not use the cluster",
             33 => "that it does not know the SASL mechanism",
             35 => "that it does not know the version of the request",

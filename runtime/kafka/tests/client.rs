@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use rectrain_kafka::{Client, ErrorCode, FetchFrom, Fetched, KafkaError, NewRecord, OffsetAt, Security};
+use rectrain_kafka::{Client, ErrorCode, FetchFrom, Fetched, GroupOffset, KafkaError, NewRecord, OffsetAt, Security};
 use rectrain_kinds::{KafkaSecurity, SaslMechanism};
 
 use rectrain_harness::kafka::{Broker, PASSWORD, USER};
@@ -78,6 +78,26 @@ fn records_are_found_by_offset_and_time_also_after_a_restart() {
         let fetched = patiently(|| fetch(&client, "clicks", 1, 0)).await;
         assert_eq!((fetched.records.len(), fetched.next), (4, 4));
         assert_eq!(client.topics(&["clicks".to_owned()]).await.unwrap()[0].id, found[0].id);
+    });
+}
+
+#[test]
+fn offsets_of_a_group_are_committed_and_outlive_the_broker() {
+    let Some(mut broker) = Broker::for_test() else { return };
+    runtime().block_on(async {
+        let client = client(&broker.address);
+        client.create_topic("grouped", 3).await.unwrap();
+        let none = patiently(|| client.committed("trainers", "grouped", &[0, 1, 2])).await;
+        assert_eq!(none, [None; 3]);
+        let of = |partition, offset| GroupOffset { topic: "grouped".to_owned(), partition, offset };
+        let (first, second) = ([of(0, 5), of(2, 9)], [of(2, 11)]);
+        patiently(|| client.commit("trainers", &first)).await;
+        patiently(|| client.commit("trainers", &second)).await;
+        broker.restart().unwrap();
+        let found = patiently(|| client.committed("trainers", "grouped", &[0, 1, 2])).await;
+        assert_eq!(found, [Some(5), None, Some(11)]);
+        let other = patiently(|| client.committed("others", "grouped", &[0])).await;
+        assert_eq!(other, [None]);
     });
 }
 

@@ -48,6 +48,7 @@ impl FollowedReader {
             skipped: found.skipped,
             event_millis: Some(file.modified_millis),
             rows: Some(found.batch),
+            baseline: None,
         })
     }
 

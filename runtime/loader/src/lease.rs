@@ -131,7 +131,7 @@ impl Loader {
     /// loader reconnects if that has grown.
     pub(crate) async fn report(&self, lease: &Lease, content: &Content) -> Result<bool, RoleError> {
         let loader = self.index;
-        let Content { rows, skipped: skipped_rows, read, event_millis } = content;
+        let Content { rows, skipped: skipped_rows, read, event_millis, baseline } = content;
         let (rows, skipped_rows) = (rows.as_ref(), *skipped_rows);
         let samples = rows.map_or(0, |rows| rows.samples as u64);
         let reported = match lease {
@@ -147,6 +147,7 @@ impl Loader {
                     skipped_rows,
                     read: read.map(|read| v1::SegmentRead { next: read.next, more: read.more }),
                     event_millis: *event_millis,
+                    baseline: baseline.clone(),
                 };
                 self.peers.coordinator.call(report, Vec::new(), CALL_DEADLINE).await?.0
             }

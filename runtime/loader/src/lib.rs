@@ -6,6 +6,7 @@
 //! evaluations. The third sends pieces of dead processes again ([`repeats`]). The fourth watches a
 //! stream ([`watch`]), or follows paths ([`listing`]).
 
+mod baseline;
 mod datasets;
 mod followed;
 mod lease;
@@ -17,6 +18,7 @@ mod send;
 mod watch;
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Instant;
 
 use rectrain_data::{Dataset, Fingerprint, ReadPlan};
@@ -58,13 +60,23 @@ pub struct Loader {
     datasets: Datasets,
     /// Set once the coordinator has accepted the list of training files.
     files_accepted: OnceCell<()>,
+    /// The number of the last commit of offsets; 0: none.
+    committed: AtomicU64,
 }
 
 impl Loader {
     /// Creates loader number `index`.
     #[must_use]
     pub fn new(plan: Arc<JobPlan>, index: u32, peers: LoaderPeers, metrics: LoaderMetrics) -> Self {
-        Self { plan, index, peers, metrics, datasets: Datasets::default(), files_accepted: OnceCell::new() }
+        Self {
+            plan,
+            index,
+            peers,
+            metrics,
+            datasets: Datasets::default(),
+            files_accepted: OnceCell::new(),
+            committed: AtomicU64::new(0),
+        }
     }
 
     /// Loads until the coordinator has no further leases, for training or for evaluation.
@@ -79,11 +91,15 @@ impl Loader {
         let probing = Box::pin(self.probe_test_data());
         let working = futures::future::try_join4(training, evaluating, repeating, probing);
         // The stream is watched for as long as there is work.
-        tokio::select! {
+        let worked = tokio::select! {
             worked = working => worked.map(|_| ()),
             Err(error) = Box::pin(self.watch_stream()) => Err(error),
             Err(error) = Box::pin(self.follow_paths()) => Err(error),
+        };
+        if worked.is_ok() {
+            Box::pin(self.commit_last()).await;
         }
+        worked
     }
 
     /// Reads the chunks of a pass and sends them. Reads one chunk ahead.
@@ -97,6 +113,7 @@ impl Loader {
 
     async fn read_chunks(&self, pass: Pass, chunks: mpsc::Sender<ReadChunk>) -> Result<(), RoleError> {
         self.accept_data(pass).await?;
+        let mut baseline = Box::pin(self.baseline(pass)).await?;
         let mut last: Option<(u32, Reader)> = None;
         while let Some(lease) = self.lease(pass).await? {
             let epoch = lease.epoch();
@@ -104,8 +121,11 @@ impl Loader {
                 Some((last_epoch, reader)) if last_epoch == epoch => reader,
                 _ => self.reader(pass, epoch, CHUNKS_AHEAD).await?,
             };
-            let (reader, content) = self.read(reader, self.place(&lease)).await?;
+            let (reader, mut content) = self.read(reader, self.place(&lease)).await?;
             last = Some((epoch, reader));
+            if let Some(predictor) = baseline.take() {
+                (baseline, content) = self.predict(predictor, content).await?;
+            }
             if self.report(&lease, &content).await? {
                 continue;
             }
@@ -200,11 +220,14 @@ impl Loader {
 
     /// Awaits `reading`, and regularly reports its progress to the coordinator.
     async fn reporting_progress<T>(&self, reading: impl Future<Output = T>) -> Result<T, RoleError> {
-        let report = || async {
-            let reading = v1::Reading { loader: self.index };
-            self.peers.coordinator.call(reading, Vec::new(), CALL_DEADLINE).await.map(drop)
-        };
+        let report = || self.report_progress();
         while_reporting_progress(reading, progress::REPORT_EVERY, rectrain_data::passed, report).await
+    }
+
+    /// Tells the coordinator that this loader is at work.
+    async fn report_progress(&self) -> Result<(), RoleError> {
+        let reading = v1::Reading { loader: self.index };
+        self.peers.coordinator.call(reading, Vec::new(), CALL_DEADLINE).await.map(drop)
     }
 
     /// The settings to read an epoch. Only training data is shuffled.

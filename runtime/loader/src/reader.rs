@@ -39,6 +39,8 @@ pub(crate) struct Content {
     pub(crate) read: Option<SegmentRead>,
     /// For a stream: the latest time of a record.
     pub(crate) event_millis: Option<i64>,
+    /// The predictions of the frozen model.
+    pub(crate) baseline: Option<v1::WindowPart>,
 }
 
 impl Reader {
@@ -63,6 +65,7 @@ impl Reader {
                     skipped: found.skipped,
                     event_millis: found.event_millis,
                     rows: Some(found.batch).filter(|rows| rows.samples > 0),
+                    baseline: None,
                 })
             }
             (Self::Followed(reader), ChunkPlace::File { file, segment, rows }) => reader.read(&file, segment, rows),

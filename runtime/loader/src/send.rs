@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use futures::future::try_join_all;
 use rectrain_data::Batch;
@@ -95,18 +95,20 @@ impl Loader {
             let own = range.start + own.start..range.start + own.end;
             self.send_piece(piece, range.len(), Arc::clone(rows), own)
         });
-        try_join_all(pieces).await?;
+        let longest = try_join_all(pieces).await?.into_iter().max().unwrap_or_default();
+        self.metrics.accept.observe(longest.as_secs_f64());
         self.metrics.send.observe(started.elapsed().as_secs_f64());
         Ok(())
     }
 
+    /// Sends a piece. Returns the time until it was accepted, without the preparation of its ids.
     async fn send_piece(
         &self,
         Piece { key, embedding_worker }: Piece,
         global_samples: usize,
         rows: Arc<Batch>,
         own: Range<usize>,
-    ) -> Result<(), RoleError> {
+    ) -> Result<Duration, RoleError> {
         let rows = rows.slice(own);
         let (samples, moment) = (rows.samples as u32, rows.latest());
         let tensors = blocking("removal of duplicate ids", move || tensors_of(rows)).await??;
@@ -114,7 +116,9 @@ impl Loader {
         let put = v1::PutBatch { batch, samples, global_samples, loader: self.index, moment };
         // If the job no longer has this embedding worker, the piece is a repeat and already
         // trained: skip it. A present worker accepts the piece once training is near enough.
-        self.peers.embedding_workers.call_if_present(embedding_worker, put, tensors, WHOLE_JOB).await.map(drop)
+        let sent = Instant::now();
+        self.peers.embedding_workers.call_if_present(embedding_worker, put, tensors, WHOLE_JOB).await?;
+        Ok(sent.elapsed())
     }
 }
 

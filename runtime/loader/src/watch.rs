@@ -3,6 +3,7 @@
 //!
 //! Every loader watches, so the loss of a loader costs nothing. Reports are idempotent.
 
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rectrain_data::{DataError, Dataset, PartId, PartitionFound, Probe, Segment};
@@ -19,6 +20,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// A report is sent at least this often, even if nothing has changed. The coordinator may want a
 /// look at a partition whose chunk has ended meanwhile.
 const TELL_EVERY: Duration = Duration::from_secs(1);
+/// The pause between two attempts to commit the last offsets.
+const COMMIT_PAUSE: Duration = Duration::from_millis(500);
 /// The longest pause while no broker answers.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
@@ -71,15 +74,73 @@ impl Loader {
     /// Reports the partitions, and looks for good rows where the coordinator wants it.
     async fn tell(&self, dataset: &Dataset, partitions: &[PartitionFound]) -> Result<(), RoleError> {
         let partitions = partitions.iter().map(write_partition).collect();
-        let mut found = v1::StreamFound { loader: self.index, partitions, ..v1::StreamFound::default() };
+        let mut found = v1::StreamFound { partitions, ..self.found() };
         loop {
             let (known, _) = self.peers.coordinator.call(found, Vec::new(), CALL_DEADLINE).await?;
+            if let Some(commit) = known.commit {
+                self.commit(dataset, commit).await?;
+            }
             if known.probes.is_empty() {
                 return Ok(());
             }
             let probed = self.probe(dataset, known.probes).await?;
-            found = v1::StreamFound { loader: self.index, probed, ..v1::StreamFound::default() };
+            found = v1::StreamFound { probed, ..self.found() };
         }
+    }
+
+    /// A report without findings.
+    fn found(&self) -> v1::StreamFound {
+        let committed = self.committed.load(Ordering::Relaxed);
+        v1::StreamFound { loader: self.index, committed, ..v1::StreamFound::default() }
+    }
+
+    /// Commits offsets for the consumer group. Training does not depend on it. If no broker answers
+    /// it is tried again with the next report, and after a refusal with the next checkpoint.
+    async fn commit(&self, dataset: &Dataset, commit: v1::Commit) -> Result<(), RoleError> {
+        let v1::Commit { number, offsets } = commit;
+        let offsets: Vec<(PartId, u64)> = offsets.iter().map(|of| (PartId(of.part), of.offset)).collect();
+        let dataset = dataset.clone();
+        let committed = blocking("commit of offsets", move || dataset.commit(&offsets)).await?;
+        match committed {
+            Err(error) if error.is_transient() => {
+                self.metrics.commit_failures.inc();
+                tracing::debug!("the offsets of a checkpoint are not committed yet: {error}");
+                return Ok(());
+            }
+            Err(error) => {
+                self.metrics.commit_failures.inc();
+                tracing::warn!("the offsets of a checkpoint were not committed: {error}");
+            }
+            Ok(()) => {}
+        }
+        self.committed.store(number, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Commits the offsets of the last checkpoint, once training has ended. The coordinator waits
+    /// for this, but not for long. The job is complete without it.
+    pub(crate) async fn commit_last(&self) {
+        if self.plan.group().is_none() || self.index != 0 {
+            return;
+        }
+        let committing = async {
+            while self.commit_due().await? {
+                tokio::time::sleep(COMMIT_PAUSE).await;
+            }
+            Ok::<(), RoleError>(())
+        };
+        if let Err(error) = committing.await {
+            tracing::warn!("the offsets of the last checkpoint may not be committed: {error}");
+        }
+    }
+
+    /// Commits the offsets of a checkpoint. `false` if the coordinator knows that there are none to
+    /// commit.
+    async fn commit_due(&self) -> Result<bool, RoleError> {
+        let (known, _) = self.peers.coordinator.call(self.found(), Vec::new(), CALL_DEADLINE).await?;
+        let Some(commit) = known.commit else { return Ok(false) };
+        self.commit(&self.dataset(Pass::Training).await?, commit).await?;
+        Ok(true)
     }
 
     async fn probe(&self, dataset: &Dataset, segments: Vec<v1::Segment>) -> Result<Vec<v1::SegmentProbed>, RoleError> {

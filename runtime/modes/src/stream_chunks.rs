@@ -474,6 +474,13 @@ impl StreamChunks {
         self.partitions.values().map(Partition::waiting).sum()
     }
 
+    /// The partitions, each of which one loader reads at a time. `None` for files, whose rows
+    /// several loaders read at once.
+    #[must_use]
+    pub fn partitions(&self) -> Option<usize> {
+        (!self.is_of_files()).then_some(self.partitions.len())
+    }
+
     /// Whether every row that may be read is in a chunk that loaders have read.
     #[must_use]
     pub fn is_at_rest(&self) -> bool {

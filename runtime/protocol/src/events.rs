@@ -55,9 +55,12 @@ pub enum JobEvent {
         /// a job on files.
         #[serde(flatten)]
         stream: Option<StreamLag>,
-        /// The quality of the latest 100,000 predictions, each made before its row was learned.
+        /// The quality of the latest predictions, each made before its row was learned.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         window: Option<WindowQuality>,
+        /// The quality of the frozen model's predictions on the latest rows that were read.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        baseline: Option<WindowQuality>,
     },
     /// The training mode was switched.
     ModeSwitched {
@@ -629,6 +632,7 @@ mod tests {
             running_auc: None,
             stream: None,
             window: None,
+            baseline: None,
         }
     }
 

@@ -35,6 +35,7 @@ pub mod ticket;
 pub mod token_counts;
 pub mod unseen;
 pub mod watchdog;
+pub mod window_part;
 
 pub use error::RoleError;
 pub use message::kind_name;

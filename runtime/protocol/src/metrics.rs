@@ -147,8 +147,12 @@ metrics! {
     LoaderMetrics {
         read: seconds = metric_names::LOADER_READ_SECONDS, "Time to read and parse a chunk of data.";
         send: seconds = "rectrain_loader_send_seconds", "Time until every dense worker has received a global batch. High values mean that training is the bottleneck.";
-        rows: counter = "rectrain_loader_rows_total", "Rows read, including test data.";
+        accept: seconds = metric_names::LOADER_ACCEPT_SECONDS, "Time until the embedding workers have accepted a global batch, once its ids are prepared. High values mean that training is the bottleneck.";
+        rows: counter = metric_names::LOADER_ROWS_TOTAL, "Rows read, including test data.";
         skipped_rows: counter = "rectrain_loader_skipped_rows_total", "Bad rows skipped because spec.data.badRows allows it.";
+        baseline_rows: counter = "rectrain_loader_baseline_rows_total", "Rows that the frozen model has predicted (spec.training.quality.baseline).";
+        baseline_failures: counter = "rectrain_loader_baseline_failures_total", "Times that the frozen model could not be loaded, or failed to predict. Training then goes on without it.";
+        commit_failures: counter = "rectrain_loader_commit_failures_total", "Commits of offsets for a consumer group that failed. Training does not depend on them.";
         broker_errors: counter = "rectrain_loader_broker_errors_total", "Looks at the brokers of a stream, and listings of followed paths, that failed and are tried again. The loader trains what it has read meanwhile.";
     }
     /// Metrics of an embedding worker.
@@ -254,9 +258,14 @@ metrics! {
         followed_files_late: gauge = "rectrain_coordinator_followed_files_late", "Files that came late: they sort before a file that was taken already.";
         followed_files_changed: gauge = "rectrain_coordinator_followed_files_changed", "Files that changed after they were read. The new content is not trained.";
         followed_files_lost: gauge = "rectrain_coordinator_followed_files_lost", "Files that disappeared or changed before all their rows were trained.";
-        window_auc: ratio = "rectrain_coordinator_window_auc", "AUC of the latest 100,000 predictions, each made before its row was learned.";
+        window_auc: ratio = "rectrain_coordinator_window_auc", "AUC of the latest predictions, each made before its row was learned.";
         window_normalized_entropy: ratio = "rectrain_coordinator_window_normalized_entropy", "Log loss of these predictions over the entropy of their base rate.";
         window_calibration: ratio = "rectrain_coordinator_window_calibration", "Mean of these predictions over the mean of their labels.";
+        baseline_auc: ratio = "rectrain_coordinator_baseline_auc", "AUC of the frozen model's predictions on the latest rows that were read.";
+        baseline_normalized_entropy: ratio = "rectrain_coordinator_baseline_normalized_entropy", "Log loss of the frozen model's predictions over the entropy of their base rate.";
+        baseline_calibration: ratio = "rectrain_coordinator_baseline_calibration", "Mean of the frozen model's predictions over the mean of their labels.";
+        quality_fallen: gauge = "rectrain_coordinator_quality_fallen", "1 if the quality of the latest predictions has fallen (spec.training.quality.onRegression) and is not back, otherwise 0.";
+        training_held: gauge = "rectrain_coordinator_training_held", "1 if training waits because the quality has fallen, otherwise 0.";
         unseen_share: shares = "rectrain_evaluation_unseen_share", "Share of a feature's look-ups in the last evaluation that found no row, by the label `feature`. High values mean that no training row had the ids, for instance because the test files write them in another form.";
     }
     /// Metrics of a dense worker.
@@ -304,16 +313,12 @@ impl CoordinatorMetrics {
     /// Sets the quality of the latest predictions. A figure that is not defined keeps its last
     /// value.
     pub fn set_window(&self, window: &WindowQuality) {
-        let figures = [
-            (&self.window_auc, window.auc),
-            (&self.window_normalized_entropy, window.normalized_entropy),
-            (&self.window_calibration, window.calibration),
-        ];
-        for (gauge, value) in figures {
-            if let Some(value) = value {
-                gauge.set(value);
-            }
-        }
+        set_quality([&self.window_auc, &self.window_normalized_entropy, &self.window_calibration], window);
+    }
+
+    /// As [`set_window`](Self::set_window), for the frozen model.
+    pub fn set_baseline(&self, window: &WindowQuality) {
+        set_quality([&self.baseline_auc, &self.baseline_normalized_entropy, &self.baseline_calibration], window);
     }
 
     /// Sets how far training is behind its stream.
@@ -357,6 +362,14 @@ impl PsMetrics {
         self.found_rows.inc_by(counts.found);
         self.inserted_rows.inc_by(counts.inserted);
         self.initial_rows.inc_by(counts.missing);
+    }
+}
+
+fn set_quality(gauges: [&Gauge; 3], window: &WindowQuality) {
+    for (gauge, value) in gauges.into_iter().zip([window.auc, window.normalized_entropy, window.calibration]) {
+        if let Some(value) = value {
+            gauge.set(value);
+        }
     }
 }
 

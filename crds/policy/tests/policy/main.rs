@@ -3,6 +3,7 @@
 
 mod day;
 mod decisions;
+mod loaders;
 mod properties;
 mod replay;
 mod throughput;

@@ -5,7 +5,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use rectrain_policy::{
-    Action, AutoMode, ClusterLoad, Decision, DenseWorkerPolicy, EmbeddingWorkerLoad, History, LoaderScalingPolicy,
+    Action, AutoMode, ClusterLoad, Decision, DenseWorkerPolicy, EmbeddingWorkerLoad, History, LoaderLoad, LoaderPolicy,
     LoaderUse, Observations, PsLoad, ReplicaBounds, ReplicaCount, Replicas, Subject, Worker, decide,
 };
 
@@ -39,6 +39,7 @@ prop_compose! {
         ps in vec((any::<u64>(), prop::option::of(any::<u64>()), prop::option::of(number()), prop::option::of(number()), 0u32..5), 0..5),
         queue in (prop::option::of((number(), number())), prop::option::of((0.0f64..1.02, 0.0f64..1.02))),
         cluster in (prop::option::of(number()), 0u32..3, 0u32..3, 0u32..3),
+        lag in prop::option::of((prop::option::of(0u32..20), number(), number(), number(), (number(), number()))),
         counts in (replicas(), replicas(), replicas(), replicas()),
     ) -> (u64, Observations) {
         (step, Observations {
@@ -59,7 +60,10 @@ prop_compose! {
                 PsLoad { bytes: bytes / 8, limit_bytes, busy, look_ups_per_second, oom_kills }
             }).collect(),
             embedding_workers: queue.0.map(|(queue_wait_seconds, service_seconds)| EmbeddingWorkerLoad { queue_wait_seconds, service_seconds }),
-            loaders: queue.1.map(|(waiting, reading)| LoaderUse { waiting, reading }),
+            loaders: lag.map(|(most_useful, lag_rows, arriving, read, (reading_share, waiting_share))| {
+                LoaderLoad { most_useful, lag_rows, arriving, read, reading_share: reading_share / 100.0, waiting_share: waiting_share / 100.0 }
+            }),
+            loader_use: queue.1.map(|(waiting, reading)| LoaderUse { waiting, reading }),
             cluster: ClusterLoad { node_cpu: cluster.0, nodes_under_pressure: cluster.1, pending_pods: cluster.2, preemptions: cluster.3 },
             replicas: Replicas { ps: counts.0, embedding_worker: counts.1, dense_worker: counts.2, loader: counts.3 },
         })
@@ -124,7 +128,7 @@ proptest! {
         }
         let bounds = ReplicaBounds { min, max: min + more };
         policy.dense_worker = Some(DenseWorkerPolicy { price_per_hour: price, max_cost_per_million: price, ..DenseWorkerPolicy::new(bounds) });
-        policy.loader = Some(LoaderScalingPolicy::new(bounds));
+        policy.loader = Some(LoaderPolicy::new(bounds));
         prop_assert_eq!(policy.check(), Ok(()));
         let mut history = History::default();
         let (mut now, mut switches) = (0, Vec::<u64>::new());
@@ -133,7 +137,7 @@ proptest! {
             observations.at_seconds = now;
             let before = history.clone();
             let decisions = history.advance(&policy, &observations);
-            prop_assert_eq!(decisions.len(), 5);
+            prop_assert_eq!(decisions.len(), Subject::ALL.len());
             for decision in &decisions {
                 prop_assert!(!decision.reason.is_empty() && decision.at_seconds == now);
                 let look = Look { bounds, cool_down: policy.scaling.cool_down_seconds, mode: observations.mode, before: &before };

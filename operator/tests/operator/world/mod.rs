@@ -501,6 +501,7 @@ fn report(stage: Stage, step: u64) -> Report {
         no_step: None,
         tables: Box::new(Tables { budget: None, size: Some((100 * step, 9_000 * step)) }),
         stream: None,
+        quality: None,
         missing: Vec::new(),
         stage,
         // The state of the coordinator replaces both.

@@ -198,6 +198,7 @@ mod tests {
             running_auc: Some(0.5),
             stream: None,
             window: None,
+            baseline: None,
         };
         let expected = Point { at: 1.0, samples_per_second: 2.0, auc: Some(0.5), ..point(3) };
         assert_eq!(Point::of(1.0, &progress), Some(expected));

@@ -17,7 +17,7 @@ const WORK: [(&str, &[&str]); 4] = [
     ("ps", &[metric_names::PS_FOUND_ROWS_TOTAL, metric_names::PS_INSERTED_ROWS_TOTAL]),
     ("embedding-worker", &["rectrain_embedding_worker_unique_ids_total"]),
     ("dense-worker", &[metric_names::DENSE_WORKER_SAMPLES_TOTAL]),
-    ("loader", &["rectrain_loader_rows_total"]),
+    ("loader", &[metric_names::LOADER_ROWS_TOTAL]),
 ];
 
 /// The figures of all members in this process.

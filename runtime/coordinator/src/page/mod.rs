@@ -36,7 +36,7 @@ use self::gauges::Gauges;
 pub use self::kept::{MAX_PAGE_RECORD_BYTES, PAGE_RECORD};
 use super::Coordinator;
 use rectrain_protocol::Role;
-use rectrain_protocol::events::Logged;
+use rectrain_protocol::events::{Logged, WindowQuality};
 
 /// The time between two looks whether the page has a job.
 const EVERY: Duration = Duration::from_millis(100);
@@ -165,6 +165,7 @@ struct Job {
     last_checkpoint: Option<String>,
     /// From the last evaluation: the share of unseen test ids, by feature.
     unseen: BTreeMap<String, f64>,
+    quality: Quality,
     all_reduce_seconds: Option<f64>,
     /// In `shadow`: the mean number of batches of a worker between two exchanges.
     average_sync_gap: Option<f64>,
@@ -182,6 +183,19 @@ struct Job {
     state: Gauges,
     curve: NewPoints,
     events: Vec<Logged>,
+}
+
+/// The quality of the latest predictions on training rows.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Quality {
+    /// Of the model that trains.
+    window: Option<WindowQuality>,
+    /// Of the frozen model.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    baseline: Option<WindowQuality>,
+    /// Whether training waits because the quality has fallen.
+    is_held: bool,
 }
 
 /// A slow member.
@@ -228,9 +242,10 @@ impl Attached {
         let coordinator = &self.coordinator;
         let status = coordinator.status();
         let gauges = gauges.with_reported(coordinator.table_sizes.lock().by_server(), status.budget);
-        let (epoch, steps_per_epoch) = {
+        let (epoch, steps_per_epoch, quality) = {
             let state = coordinator.lock();
-            (state.epoch(), state.steps_per_epoch())
+            let quality = Quality { window: state.window(), baseline: state.baseline(), is_held: state.is_held() };
+            (state.epoch(), state.steps_per_epoch(), quality)
         };
         let some = |text: String| Some(text).filter(|text| !text.is_empty());
         let waits_for = status.no_step.as_ref().and_then(|no_step| no_step.waits_for.as_ref());
@@ -249,6 +264,7 @@ impl Attached {
             total_steps: Some(status.total_steps).filter(|steps| *steps > 0),
             epoch,
             steps_per_epoch,
+            quality,
             samples: status.samples,
             samples_per_second: status.samples_per_second,
             loss: Some(status.loss).filter(|loss| loss.is_finite() && status.step > 0),

@@ -124,7 +124,7 @@ impl State {
         if self.is_leaving_loader(loader) {
             return (Lease::Finished, (0, 0));
         }
-        if self.training.restoring() || !self.is_active_loader(loader) {
+        if self.training.restoring() || !self.is_active_loader(loader) || self.is_held() {
             return (Lease::Wait, (0, 0));
         }
         if self.training.data_mut().complete() {
@@ -347,6 +347,9 @@ impl State {
             error => no_rows("train")(error),
         })?;
         self.data.in_flight.mark_read(report.epoch, report.chunk, until);
+        if let Some(part) = &report.baseline {
+            self.note_baseline(part);
+        }
         let rows = report.rows.min(lease.max_batches * self.job.data.global_batch_rows);
         if rows > 0 {
             self.training.data_mut().add(Chunk { epoch: lease.epoch, first_batch: lease.first_step.0, rows });

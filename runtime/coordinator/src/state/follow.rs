@@ -106,8 +106,8 @@ impl State {
         if followed.is_over(listed, now) {
             chunks.close();
         }
-        if chunks.is_at_rest() {
-            // A wait for files is no stall.
+        if chunks.is_at_rest() || self.is_held {
+            // A wait for files is no stall, and neither is a pause.
             self.progress.progressed = Instant::now();
         }
     }

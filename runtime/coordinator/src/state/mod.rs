@@ -10,6 +10,7 @@ mod stream;
 
 use std::collections::BTreeMap;
 
+use rectrain_kinds::RegressionRule;
 use rectrain_modes::migration::{MigrationId, SlotMap};
 use rectrain_modes::{DataLedger, DataPlan, JobChunks};
 use rectrain_proto::v1;
@@ -49,6 +50,9 @@ pub(super) struct State {
     /// The memory budget of the tables, if it was changed since the start of the attempt.
     #[serde(default, with = "as_bytes::optional_message")]
     pub(super) budget: Option<v1::TableBudget>,
+    /// Whether training waits because the quality of its predictions has fallen.
+    #[serde(default)]
+    is_held: bool,
     /// Events that have not been pushed yet.
     pending_events: Vec<JobEvent>,
 }
@@ -99,6 +103,10 @@ struct JobFacts {
     has_checkpoints: bool,
     /// Whether the job resumed from a checkpoint.
     resumes: bool,
+    /// The number of the latest predictions whose quality counts.
+    window_rows: u64,
+    /// When the quality has fallen, if that matters.
+    on_regression: Option<RegressionRule>,
 }
 
 /// The ledger of a job's data, from the position in `saved` on.
@@ -131,6 +139,8 @@ impl State {
             slots: plan.store.slots,
             has_checkpoints: plan.checkpoint.is_some(),
             resumes: saved.is_some(),
+            window_rows: plan.quality.window_rows,
+            on_regression: plan.quality.on_regression,
         };
         let ledger = ledger(plan, data, saved)?;
         Ok(Self {
@@ -145,6 +155,7 @@ impl State {
             replies: ReplyCache::default(),
             end: End::default(),
             budget: None,
+            is_held: false,
             pending_events: Vec::new(),
         })
     }

@@ -4,8 +4,8 @@ use std::ops::Range;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use rectrain_crds::TableSummary;
-use rectrain_dense::metrics::{QualityWindow, WindowMetrics, WindowPart};
-use rectrain_kinds::Family;
+use rectrain_dense::metrics::{QualityWindow, WindowMetrics};
+use rectrain_kinds::{Family, RegressionAction, RegressionRule};
 use rectrain_modes::gba::TokenMode;
 use rectrain_modes::{Rank, TrainingMode};
 use rectrain_proto::v1;
@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::State;
 use crate::as_bytes;
+use crate::quality_watch::{QualityChange, QualityWatch, measure};
 use crate::slowest::{Change, MemberId, Setting, Slowest};
 use crate::snapshot::{AppliedGradients, Snapshot};
 use crate::speeds::Speeds;
@@ -21,6 +22,7 @@ use rectrain_protocol::Role;
 use rectrain_protocol::error::RoleError;
 use rectrain_protocol::events::{JobEvent, StreamLag, Summary, WindowQuality};
 use rectrain_protocol::failure::Divergence;
+use rectrain_protocol::window_part;
 
 /// Members that the status lists as missing, at most.
 const MOST_MISSING: usize = 10;
@@ -58,6 +60,11 @@ pub(super) struct Progress {
     /// The quality of the latest predictions. A replacement of the coordinator begins a new window.
     #[serde(skip)]
     window: QualityWindow,
+    /// The quality of the frozen model's predictions on the latest rows that loaders have read.
+    #[serde(skip)]
+    baseline: QualityWindow,
+    #[serde(skip)]
+    watch: QualityWatch,
     #[serde(skip)]
     slowest: Slowest,
     /// The time of the last progress: a step, a batch, a part of an evaluation, or work of
@@ -83,6 +90,8 @@ impl Progress {
             best_loss: None,
             throughput: Throughput::default(),
             window: QualityWindow::default(),
+            baseline: QualityWindow::default(),
+            watch: QualityWatch::default(),
             slowest: Slowest::default(),
             progressed: Instant::now(),
             speeds: Speeds::default(),
@@ -143,7 +152,7 @@ impl State {
             self.members.leaving_dense_workers.remove(&report.rank);
         }
         self.progress.speeds.record(report);
-        self.progress.window.push(report.window.as_ref().map(read_window).unwrap_or_default());
+        self.note_predictions(report.window.as_ref());
         // Without a barrier, each batch is reported by itself.
         if self.training.mode().family() == Family::Barrier {
             self.progress.samples += report.samples;
@@ -165,6 +174,7 @@ impl State {
         }
         let (loss, samples) = std::mem::take(&mut self.progress.loss_since_event);
         self.progress.note_loss(loss / samples as f64);
+        self.watch_quality();
         Ok(Some(JobEvent::Progress {
             step: self.step(),
             total_steps: self.total_steps().map(|steps| steps.0),
@@ -174,7 +184,42 @@ impl State {
             running_auc: self.running_auc(),
             stream: self.stream_lag(),
             window: self.window(),
+            baseline: self.baseline(),
         }))
+    }
+
+    /// Adds predictions of a worker to the window.
+    fn note_predictions(&mut self, part: Option<&v1::WindowPart>) {
+        let (part, rows) = (part.map(window_part::read).unwrap_or_default(), self.job.window_rows);
+        if self.job.on_regression.is_some() {
+            self.progress.watch.push(part.clone(), rows);
+        }
+        self.progress.window.push(part, rows);
+    }
+
+    /// Adds predictions of the frozen model, which a loader has made.
+    pub(super) fn note_baseline(&mut self, part: &v1::WindowPart) {
+        self.progress.baseline.push(window_part::read(part), self.job.window_rows);
+    }
+
+    /// Tells when the quality falls and when it is back. Training may stop for it.
+    fn watch_quality(&mut self) {
+        let rows = self.job.window_rows;
+        let Some((rule, latest)) = self.job.on_regression.zip(self.progress.window.metrics()) else { return };
+        let Some(change) = self.progress.watch.look(&rule, &latest, rows) else { return };
+        let frozen = self.progress.baseline.metrics().and_then(|frozen| measure(rule.metric, &frozen));
+        self.pending_events.push(JobEvent::Warning { message: quality_message(&rule, change, frozen) });
+        self.is_held |= change.has_fallen && rule.action == RegressionAction::Pause;
+    }
+
+    /// Whether the quality has fallen and is not back.
+    pub(crate) fn has_quality_fallen(&self) -> bool {
+        self.progress.watch.has_fallen()
+    }
+
+    /// Whether training waits because the quality has fallen.
+    pub(crate) fn is_held(&self) -> bool {
+        self.is_held
     }
 
     /// A batch without a barrier has ended. This is the progress of such modes, because workers
@@ -288,8 +333,18 @@ impl State {
             unseen: self.highest_unseen_shares(),
             slowest: self.slowest().filter(|_| phase == v1::Phase::Training),
             no_step: self.no_step(now).filter(|_| phase == v1::Phase::Training),
-            stream: self.stream_lag().map(write_lag),
+            stream: self.stream_lag().map(|lag| write_lag(lag, self.stream_partitions())),
+            quality: Some(self.quality()),
             average_sync_gap: self.training.counts().average_sync_gap(),
+        }
+    }
+
+    fn quality(&self) -> v1::Quality {
+        v1::Quality {
+            window: self.window().map(write_quality),
+            baseline: self.baseline().map(write_quality),
+            has_fallen: self.has_quality_fallen(),
+            is_held: self.is_held(),
         }
     }
 
@@ -344,8 +399,12 @@ impl State {
 
     /// The quality of the latest predictions; `None` before the first one.
     pub(crate) fn window(&self) -> Option<WindowQuality> {
-        let WindowMetrics { auc, normalized_entropy, calibration, samples } = self.progress.window.metrics()?;
-        Some(WindowQuality { auc, normalized_entropy, calibration, rows: samples })
+        self.progress.window.metrics().map(quality_of)
+    }
+
+    /// The quality of the frozen model; `None` before its first prediction, or if there is none.
+    pub(crate) fn baseline(&self) -> Option<WindowQuality> {
+        self.progress.baseline.metrics().map(quality_of)
     }
 
     fn samples_per_second(&self) -> f64 {
@@ -419,14 +478,36 @@ impl State {
     }
 }
 
-fn write_lag(lag: StreamLag) -> v1::StreamLag {
+fn write_lag(lag: StreamLag, partitions: u32) -> v1::StreamLag {
     let StreamLag { rows, seconds, event_time, lost_records, .. } = lag;
-    v1::StreamLag { rows, seconds, event_time, lost_records }
+    v1::StreamLag { rows, seconds, event_time, lost_records, partitions }
 }
 
-fn read_window(part: &v1::WindowPart) -> WindowPart {
-    let v1::WindowPart { samples, loss_sum, prediction_sum, label_sum, counts } = part.clone();
-    WindowPart { samples, loss_sum, prediction_sum, label_sum, counts }
+fn quality_of(metrics: WindowMetrics) -> WindowQuality {
+    let WindowMetrics { auc, normalized_entropy, calibration, samples } = metrics;
+    WindowQuality { auc, normalized_entropy, calibration, rows: samples }
+}
+
+fn write_quality(quality: WindowQuality) -> v1::WindowQuality {
+    let WindowQuality { auc, normalized_entropy, calibration, rows } = quality;
+    v1::WindowQuality { auc, normalized_entropy, calibration, rows }
+}
+
+/// The sentence about a change of the quality. `frozen` is the measure of the frozen model.
+fn quality_message(rule: &RegressionRule, change: QualityChange, frozen: Option<f64>) -> String {
+    let QualityChange { has_fallen, now, usual } = change;
+    let title = rule.metric.title();
+    let beside = frozen.map_or_else(String::new, |frozen| format!("; the frozen model has {frozen:.4}"));
+    let facts = format!("the {title} of the latest predictions is {now:.4}, and it was {usual:.4} before{beside}");
+    match (has_fallen, rule.action) {
+        (true, RegressionAction::Alert) => format!("the quality has fallen: {facts}"),
+        (true, RegressionAction::Pause) => {
+            format!(
+                "the quality has fallen, so training waits: {facts}; restart the job to go on from its last checkpoint"
+            )
+        }
+        (false, _) => format!("the quality is as before: {facts}"),
+    }
 }
 
 fn member((role, index): MemberId) -> v1::Member {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use rectrain_kinds::{PartId, PartitionState, Segment, SegmentRead};
-use rectrain_modes::{DataLedger, FirstPass, JobChunks, Lost, StreamChunks, StreamError};
+use rectrain_modes::{DataLedger, FirstPass, JobChunks, Lost, PartitionPlace, StreamChunks, StreamError, StreamPlace};
 use rectrain_proto::v1;
 use rectrain_protocol::error::RoleError;
 use rectrain_protocol::events::{JobEvent, StreamLag};
@@ -27,9 +27,44 @@ pub(super) struct Stream {
     event_millis: Option<i64>,
     /// Whether the loaders cannot look at the brokers now.
     is_unreachable: bool,
+    /// The offsets for the consumer group, if the stream has one.
+    #[serde(default)]
+    commits: Option<Commits>,
     /// The followed files, if the parts of the stream are files.
     #[serde(default)]
     pub(super) followed: Option<Box<Followed>>,
+}
+
+/// The offsets that a loader commits for a consumer group.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Commits {
+    /// Checkpoints so far.
+    number: u64,
+    /// The number of the last commit that the loader has made.
+    made: u64,
+    /// The offsets of the newest checkpoint.
+    offsets: Vec<(PartId, u64)>,
+    /// The offsets of the checkpoint that is being written.
+    writing: Vec<(PartId, u64)>,
+}
+
+impl Commits {
+    /// The commit for a loader that has made the one with the number `committed` last.
+    fn after(&self, committed: u64) -> Option<v1::Commit> {
+        let offset = |(part, offset): &(PartId, u64)| v1::PartitionOffset { part: part.0, offset: *offset };
+        let offsets = self.offsets.iter().map(offset).collect();
+        (self.number > committed).then_some(v1::Commit { number: self.number, offsets })
+    }
+}
+
+/// The first offset of each partition that is not trained at a place: behind it, chunks may have
+/// been read that are trained later.
+fn untrained(place: &StreamPlace) -> Vec<(PartId, u64)> {
+    let first = |part: &PartitionPlace| {
+        let begun = place.begun.iter().filter(|chunk| chunk.segment.part == part.part);
+        (part.part, begun.map(|chunk| chunk.segment.from).fold(part.next, u64::min))
+    };
+    place.partitions.iter().map(first).collect()
 }
 
 impl Stream {
@@ -39,8 +74,10 @@ impl Stream {
         let is_needed = |part| ledger.chunks().stream().is_some_and(|chunks| chunks.has(part));
         let files = saved.and_then(|saved| saved.files.as_ref());
         let followed = plan.follow().map(|config| Box::new(Followed::new(config, files, is_needed)));
-        let Some(saved) = saved else { return Self { followed, ..Self::default() } };
-        Self { topics: saved.topics.clone(), event_millis: saved.event_millis, is_unreachable: false, followed }
+        let commits = plan.group().map(|_| Commits::default());
+        let Some(saved) = saved else { return Self { followed, commits, ..Self::default() } };
+        let (topics, event_millis) = (saved.topics.clone(), saved.event_millis);
+        Self { topics, event_millis, followed, commits, ..Self::default() }
     }
 
     /// The topic and the number of a partition.
@@ -118,12 +155,31 @@ impl State {
             }
         }
         let probes = chunks.to_probe().into_iter().map(write_segment).collect();
-        if chunks.is_at_rest() {
-            // A stream without new rows is no stall.
+        if chunks.is_at_rest() || self.is_held {
+            // A stream without new rows is no stall, and neither is a pause.
             self.progress.progressed = Instant::now();
         }
         self.note_end_of_stream()?;
-        Ok(v1::StreamKnown { probes })
+        // One loader commits, so that no commit overtakes a later one.
+        let mut commit = None;
+        if let Some(commits) = self.data.stream.commits.as_mut().filter(|_| found.loader == 0) {
+            commits.made = commits.made.max(found.committed);
+            commit = commits.after(found.committed);
+        }
+        Ok(v1::StreamKnown { probes, commit })
+    }
+
+    /// Whether the offsets of the newest checkpoint are committed, if they should be.
+    pub(crate) fn offsets_are_committed(&self) -> bool {
+        self.data.stream.commits.as_ref().is_none_or(|commits| commits.made >= commits.number)
+    }
+
+    /// A checkpoint is written: its offsets may be committed.
+    pub(crate) fn offsets_are_saved(&mut self) {
+        if let Some(commits) = &mut self.data.stream.commits {
+            commits.number += 1;
+            commits.offsets = std::mem::take(&mut commits.writing);
+        }
     }
 
     /// Whether the job trains on a stream.
@@ -131,9 +187,11 @@ impl State {
         self.data.ledger.chunks().stream().is_some()
     }
 
-    /// Whether training waits for records of a stream. Then no member is slow.
+    /// Whether training waits for records of a stream, or is held. Then no member is slow.
     pub(super) fn waits_for_records(&self) -> bool {
-        self.data.stream.is_unreachable || self.data.ledger.chunks().stream().is_some_and(StreamChunks::is_at_rest)
+        self.is_held
+            || self.data.stream.is_unreachable
+            || self.data.ledger.chunks().stream().is_some_and(StreamChunks::is_at_rest)
     }
 
     /// Tells when the source of the stream goes, and when it is back. A job waits for it, which is
@@ -194,11 +252,20 @@ impl State {
         let (batch, first) = (saved.training.batch, self.data.ledger.first_pass().batch);
         let Some(chunks) = self.data.ledger.chunks().stream() else { return };
         let place = chunks.place(batch.saturating_sub(first));
+        if let Some(commits) = &mut self.data.stream.commits {
+            commits.writing = untrained(&place);
+        }
         let Stream { topics, event_millis, followed, .. } = &self.data.stream;
         let files = followed.as_ref().map(|followed| followed.ledger().clone());
         saved.stream = Some(StreamSnapshot { place, topics: topics.clone(), event_millis: *event_millis, files });
         // A later run counts its chunks from here.
         saved.first_pass = FirstPass { epoch: 0, batch, rows: self.training.data_mut().row_of(batch) };
+    }
+
+    /// The partitions of the stream, each of which one loader reads at a time. 0 if there are none.
+    pub(super) fn stream_partitions(&self) -> u32 {
+        let partitions = self.data.ledger.chunks().stream().and_then(StreamChunks::partitions);
+        partitions.map_or(0, |partitions| u32::try_from(partitions).unwrap_or(u32::MAX))
     }
 
     /// How far training is behind the stream; `None` for a job on files.
@@ -245,8 +312,10 @@ fn write_segment(segment: Segment) -> v1::Segment {
 
 #[cfg(test)]
 mod tests {
-    use rectrain_modes::Lease;
+    use rectrain_dense::metrics::WindowPart;
+    use rectrain_modes::{BegunChunk, Lease};
     use rectrain_protocol::plan::small_plan;
+    use rectrain_protocol::window_part;
 
     use super::*;
 
@@ -319,7 +388,46 @@ mod tests {
         let Lease::Chunk(last) = state.data.ledger.lease() else { panic!("there are rows") };
         read(&mut state, &last, 50, false);
         assert_eq!((state.total_steps().map(|total| total.0), state.data.ledger.lease()), (Some(3), Lease::Finished));
+        assert_eq!(state.stream_partitions(), 1);
         assert_eq!(state.stream_lag().map(|lag| (lag.rows, lag.event_time)), Some((0, Some(1.0))));
+    }
+
+    #[test]
+    fn offsets_are_committed_up_to_the_first_untrained_record() {
+        let segment = |part, from| Segment { part: PartId(part), from, until: from + 24 };
+        let begun = |part, from| BegunChunk { segment: segment(part, from), is_read: true };
+        let place = |part, next| PartitionPlace { part: PartId(part), next };
+        let place = StreamPlace {
+            partitions: vec![place(0, 72), place(1, 24)],
+            last_turn: None,
+            begun: vec![begun(0, 48), begun(0, 24)],
+        };
+        assert_eq!(untrained(&place), [(PartId(0), 24), (PartId(1), 24)]);
+    }
+
+    #[test]
+    fn one_loader_gets_the_offsets_of_each_checkpoint_once() {
+        let mut state = running(&plan(&["spec.data.train.kafka.group=trainers"]));
+        let known = |state: &mut State, loader, committed| {
+            let found = v1::StreamFound { loader, committed, ..found(vec![partition(0, 50)]) };
+            state.stream_found(&found).unwrap().commit
+        };
+        assert_eq!(known(&mut state, 0, 0), None);
+        for (number, offset) in [(1, 24), (2, 48)] {
+            let commits = state.data.stream.commits.as_mut().unwrap();
+            commits.writing = vec![(PartId(0), offset)];
+            assert_eq!(known(&mut state, 0, number - 1), None, "the checkpoint is being written");
+            state.offsets_are_saved();
+            let commit = v1::Commit { number, offsets: vec![v1::PartitionOffset { part: 0, offset }] };
+            assert_eq!(known(&mut state, 1, 0), None, "another loader commits");
+            assert_eq!(known(&mut state, 0, number - 1), Some(commit));
+            assert!(!state.offsets_are_committed());
+            assert_eq!(known(&mut state, 0, number), None);
+            assert!(state.offsets_are_committed());
+        }
+        let mut ungrouped = running(&plan(&[]));
+        ungrouped.offsets_are_saved();
+        assert_eq!((known(&mut ungrouped, 0, 0), ungrouped.offsets_are_committed()), (None, true));
     }
 
     #[test]
@@ -392,6 +500,63 @@ mod tests {
         let gone = v1::StreamFound { unreachable: "no answer".to_owned(), ..v1::StreamFound::default() };
         state.stream_found(&gone).unwrap();
         assert!(state.waits_for_records());
+    }
+
+    /// A thousand predictions, all of them right or all of them wrong.
+    fn predictions(are_right: bool) -> v1::WindowPart {
+        let mut part = WindowPart::default();
+        let (of_high, of_low) = if are_right { (1.0, 0.0) } else { (0.0, 1.0) };
+        part.push(&[0.9; 500], &[of_high; 500]);
+        part.push(&[0.1; 500], &[of_low; 500]);
+        window_part::write(part)
+    }
+
+    fn progress(are_right: bool) -> v1::Progress {
+        let window = Some(predictions(are_right));
+        v1::Progress { samples: 1_000, loss_sum: 500.0, window, ..v1::Progress::default() }
+    }
+
+    /// A job that compares windows of a thousand predictions.
+    fn watched(action: &str) -> State {
+        let rule = "spec.training.quality.onRegression";
+        let rule = format!("{rule}.tolerance=0.1,{rule}.action={action}");
+        let mut state = running(&plan(&["spec.training.quality.windowRows=1000", &rule]));
+        tell(&mut state, 100);
+        for _ in 0..3 {
+            state.apply_progress(&progress(true)).unwrap();
+        }
+        state
+    }
+
+    #[test]
+    fn training_waits_when_the_quality_falls_and_is_not_stalled() {
+        let mut state = watched("pause");
+        let (Lease::Chunk(first), _) = state.lease(0) else { panic!("there are rows") };
+        read(&mut state, &first, 24, true);
+        state.apply_progress(&progress(false)).unwrap();
+        assert!(state.is_held() && state.has_quality_fallen() && state.waits_for_records());
+        assert_eq!(state.lease(0).0, Lease::Wait);
+        let told = format!("{:?}", state.pending_events);
+        let expected = "the quality has fallen, so training waits: the AUC of the latest predictions is 0.0000";
+        assert!(told.contains(expected) && told.contains("restart the job"), "{told}");
+        // The loaders' looks at the brokers count as progress.
+        let before = state.progress.progressed;
+        (0..100).for_each(|_| tell(&mut state, 100));
+        assert!(state.progress.progressed > before);
+    }
+
+    #[test]
+    fn a_fall_of_the_quality_may_only_be_told() {
+        let mut state = watched("alert");
+        state.note_baseline(&predictions(true));
+        let event = state.apply_progress(&progress(false)).unwrap();
+        assert!(!state.is_held() && state.has_quality_fallen());
+        assert!(matches!(state.lease(0).0, Lease::Chunk(_)));
+        let told = format!("{:?}", state.pending_events);
+        assert!(told.contains("is 0.0000, and it was 0.7") && told.contains("the frozen model has 1.0000"), "{told}");
+        let Some(JobEvent::Progress { window, baseline, .. }) = event else { panic!("{event:?}") };
+        let auc = |quality: Option<rectrain_protocol::events::WindowQuality>| quality.unwrap().auc;
+        assert_eq!((auc(window), auc(baseline)), (Some(0.0), Some(1.0)));
     }
 
     #[test]

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rectrain_kafka::{
-    Client, ErrorCode, FetchFrom, Fetched, FetchedPartition, KafkaError, NewRecord, OffsetAt, Record, Security,
-    TopicMetadata,
+    Client, ErrorCode, FetchFrom, Fetched, FetchedPartition, GroupOffset, KafkaError, NewRecord, OffsetAt, Record,
+    Security, TopicMetadata,
 };
 use rectrain_kinds::{KafkaConfig, LostRecords, PartId, PartitionState, Position, RecordFormat, StreamStart};
 
@@ -139,6 +139,18 @@ impl Stream for KafkaSource {
         let found = self.find_partitions();
         self.shared.allow_absence(found, Instant::now())
     }
+
+    fn commit(&self, offsets: &[(PartId, u64)]) -> Result<(), DataError> {
+        let Some(group) = self.shared.config.group.clone() else { return Ok(()) };
+        let of = |(part, offset): &(PartId, u64)| {
+            let (topic, partition) = part.topic_and_partition();
+            let topic = self.shared.config.topics.get(topic as usize)?.clone();
+            Some(GroupOffset { topic, partition: i32::try_from(partition).ok()?, offset: i64::try_from(*offset).ok()? })
+        };
+        let (client, offsets) = (Arc::clone(&self.shared.client), offsets.iter().filter_map(of).collect::<Vec<_>>());
+        let committing = blocking::spawn(async move { client.commit(&group, &offsets).await });
+        Ok(self.shared.wait(committing, &Stop::default())?)
+    }
 }
 
 impl KafkaSource {
@@ -216,6 +228,15 @@ impl Shared {
         Ok(offsets.into_iter().map(|offset| offset.and_then(|offset| u64::try_from(offset).ok())).collect())
     }
 
+    /// The offsets that the group of the stream has committed.
+    fn committed(&self, topic: &str, partitions: &[i32]) -> Result<Vec<Option<u64>>, DataError> {
+        let group = self.config.group.clone().unwrap_or_default();
+        let (client, topic, partitions) = (Arc::clone(&self.client), topic.to_owned(), partitions.to_vec());
+        let asking = blocking::spawn(async move { client.committed(&group, &topic, &partitions).await });
+        let offsets = self.wait(asking, &Stop::default())?;
+        Ok(offsets.into_iter().map(|offset| offset.and_then(|offset| u64::try_from(offset).ok())).collect())
+    }
+
     /// Waits for a task on the crate's runtime.
     fn wait<T>(&self, task: std::io::Result<Pending<Result<T, KafkaError>>>, stop: &Stop) -> Result<T, KafkaError> {
         let failed = |error: std::io::Error| KafkaError::Unreachable {
@@ -259,6 +280,10 @@ impl Shared {
                 StreamStart::Earliest => begins.to_vec(),
                 StreamStart::Latest => ends.to_vec(),
                 StreamStart::Timestamp(millis) => self.offsets(&topic.name, numbers, OffsetAt::Timestamp(millis))?,
+                StreamStart::Committed => {
+                    let committed = self.committed(&topic.name, numbers)?;
+                    committed.into_iter().zip(begins).map(|(committed, begin)| committed.or(*begin)).collect()
+                }
             };
             for ((part, start), end) in parts.iter().zip(starts).zip(ends) {
                 // No record has such a time yet: the next one will.

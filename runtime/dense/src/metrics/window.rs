@@ -95,27 +95,32 @@ pub struct QualityWindow {
 }
 
 impl QualityWindow {
-    /// Samples of a full window, about.
-    pub const SAMPLES: u64 = 100_000;
     /// Parts of a full window, at most.
     const PARTS: u64 = 64;
 
-    /// Adds a part. Drops the oldest parts while the others have enough samples.
-    pub fn push(&mut self, part: WindowPart) {
+    /// Adds a part. Drops the oldest parts while the others have `full` samples, which are a full
+    /// window.
+    pub fn push(&mut self, part: WindowPart, full: u64) {
         if part.samples == 0 {
             return;
         }
         self.samples += part.samples;
         match self.parts.back_mut() {
-            Some(last) if last.samples + part.samples <= Self::SAMPLES / Self::PARTS => last.merge(&part),
+            Some(last) if last.samples + part.samples <= full / Self::PARTS => last.merge(&part),
             _ => self.parts.push_back(part),
         }
         while let Some(oldest) = self.parts.front().map(|part| part.samples)
-            && self.samples - oldest >= Self::SAMPLES
+            && self.samples - oldest >= full
         {
             self.samples -= oldest;
             self.parts.pop_front();
         }
+    }
+
+    /// Samples in the window.
+    #[must_use]
+    pub fn samples(&self) -> u64 {
+        self.samples
     }
 
     /// The metrics of the window; `None` without samples.
@@ -133,6 +138,8 @@ mod tests {
     use super::super::{auc, calibration, normalized_entropy};
     use super::*;
 
+    const FULL: u64 = 100_000;
+
     fn part(predictions: &[f32], labels: &[f32]) -> WindowPart {
         let mut part = WindowPart::default();
         part.push(predictions, labels);
@@ -144,7 +151,7 @@ mod tests {
         let (predictions, labels) = sample(20_000, 1 << 40, 4);
         let mut window = QualityWindow::default();
         for (predictions, labels) in predictions.chunks(700).zip(labels.chunks(700)) {
-            window.push(part(predictions, labels));
+            window.push(part(predictions, labels), FULL);
         }
         let found = window.metrics().unwrap();
         let near = |found: Option<f64>, exact: Option<f64>, by: f64| (found.unwrap() - exact.unwrap()).abs() < by;
@@ -158,13 +165,13 @@ mod tests {
     fn a_window_forgets_and_stays_bounded() {
         let mut window = QualityWindow::default();
         assert_eq!(window.metrics(), None);
-        window.push(part(&[0.9; 1_000], &[0.0; 1_000]));
-        for _ in 0..QualityWindow::SAMPLES / 100 + 20 {
-            window.push(part(&[0.75, 0.25].repeat(50), &[1.0, 0.0].repeat(50)));
+        window.push(part(&[0.9; 1_000], &[0.0; 1_000]), FULL);
+        for _ in 0..FULL / 100 + 20 {
+            window.push(part(&[0.75, 0.25].repeat(50), &[1.0, 0.0].repeat(50)), FULL);
         }
         let found = window.metrics().unwrap();
         assert_eq!((found.auc, found.calibration), (Some(1.0), Some(1.0)), "the first samples are gone");
-        assert!((QualityWindow::SAMPLES..QualityWindow::SAMPLES + 2_000).contains(&found.samples), "{found:?}");
+        assert!((FULL..FULL + 2_000).contains(&found.samples) && window.samples() == found.samples, "{found:?}");
         assert!(window.parts.len() as u64 <= QualityWindow::PARTS + 8, "{}", window.parts.len());
     }
 

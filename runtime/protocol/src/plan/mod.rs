@@ -1,6 +1,7 @@
 //! The plan of a job: the manifest, resolved into the types of the runtime.
 //! Every member computes the same plan from the same manifest. Nothing in it depends on the member.
 
+mod baseline;
 mod checkpoint;
 mod identity;
 mod life;
@@ -24,6 +25,7 @@ use rectrain_modes::migration::SlotMap;
 use rectrain_modes::{EvaluationPoints, Rank, StreamParts, StreamPlan, TrainingLength, TrainingMode, share_of_batch};
 use rectrain_policy::{ModePolicy, Policy};
 
+pub use self::baseline::{BaselinePlan, QualityPlan};
 pub use self::checkpoint::{CheckpointPlan, PublishPlan};
 pub use self::small::small_plan;
 pub use self::warm_start::{Inheritance, WarmStartPlan};
@@ -105,6 +107,8 @@ pub struct JobPlan {
     pub publish: Option<PublishPlan>,
     /// The checkpoint of another job that this job begins with; `None`: initial values.
     pub warm_start: Option<WarmStartPlan>,
+    /// How the quality of predictions on training rows is watched.
+    pub quality: QualityPlan,
     /// How many times a normal loss the mean loss of a batch may be, before training has diverged.
     pub divergence_factor: f64,
     /// Restarts after crashes before the job fails.
@@ -141,6 +145,15 @@ impl JobPlan {
             _ => return None,
         };
         Some(StreamPlan { chunk_rows: self.global_batch_rows, until, lost_records, parts })
+    }
+
+    /// The consumer group for which offsets are committed; `None` if there is none.
+    #[must_use]
+    pub fn group(&self) -> Option<&str> {
+        match &self.train.format {
+            Format::Kafka(KafkaConfig { group, .. }) => group.as_deref(),
+            _ => None,
+        }
     }
 
     /// The paths that the job follows; `None` if it follows none.

@@ -12,9 +12,9 @@ use rectrain_embedding::{RowSpec, StoreConfig};
 use rectrain_modes::gba::{BufferSize, Decay, LostTokens};
 use rectrain_modes::shadow::Shadow;
 use rectrain_modes::{EvaluationPoints, ModeSettings, TrainingLength, TrainingMode};
-use rectrain_policy::{LoaderScalingPolicy, ModePolicy, Policy, ReplicaBounds, ScalingPolicy};
+use rectrain_policy::{LoaderPolicy, ModePolicy, Policy, ReplicaBounds, ScalingPolicy};
 
-use super::{CheckpointPlan, JobPlan, PublishPlan, Replicas, SLOTS, WarmStartPlan, life};
+use super::{CheckpointPlan, JobPlan, PublishPlan, QualityPlan, Replicas, SLOTS, WarmStartPlan, life};
 use crate::error::RoleError;
 use crate::layout::{FeatureLayout, FeaturePlace};
 
@@ -76,6 +76,7 @@ impl JobPlan {
             checkpoint: checkpoint(job),
             publish: publish(job),
             warm_start: warm_start(job),
+            quality: QualityPlan::new(&training.quality, &job.data.storage.options),
             divergence_factor: training.divergence_factor,
             max_restarts: job.fault_tolerance.max_restarts,
             backoff: Duration::from_secs(u64::from(job.fault_tolerance.backoff_seconds)),
@@ -149,10 +150,10 @@ fn replicas(job: &ResolvedJob) -> Replicas {
 /// How the coordinator of a run decides on the number of loaders. In a cluster the operator
 /// decides.
 fn loader_scaling(given: &crds::ResolvedAutoscaling) -> Option<Policy> {
-    let crds::ResolvedLoaderScaling { bounds, wait_target } = given.loader?;
+    let crds::ResolvedLoaderScaling { bounds, catch_up_seconds, busy_target, wait_target } = given.loader?;
     let bounds = ReplicaBounds { min: bounds.min, max: bounds.max };
     Some(Policy {
-        loader: Some(LoaderScalingPolicy { bounds, wait_target }),
+        loader: Some(LoaderPolicy { bounds, catch_up_seconds: f64::from(catch_up_seconds), busy_target, wait_target }),
         scaling: ScalingPolicy {
             recommends_only: given.mode == crds::AutoscalingMode::Recommend,
             cool_down_seconds: u64::from(given.cool_down_seconds),
