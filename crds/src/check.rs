@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 
 use crate::schema::{EXPECTED, OPEN, VALUES, annotated, properties};
 use crate::suggest::{are_alike, near, nearest};
-use crate::{FieldPath, Mode, ModeSpec, Segment};
+use crate::{FieldPath, Mode, ModeSpec, Segment, ShadowAlgorithm};
 
 /// An error about one field.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -279,8 +279,10 @@ fn elsewhere(name: &str, document: &Value, parent: &FieldPath) -> Vec<FieldPath>
 
 fn not_one_of(text: &str, values: &[Value], path: &FieldPath) -> String {
     let is_mode = path.0.last() == Some(&Segment::Key("mode".to_string()));
-    if is_mode && crate::spec::REFUSED_MODES.contains(&text) {
-        return format!("this version does not run the training mode `{text}`; it runs {}", one_of(values));
+    if is_mode && ShadowAlgorithm::ALL.iter().any(|algorithm| algorithm.name() == text) {
+        return format!(
+            "`{text}` is an algorithm of the mode `shadow`: set spec.training.mode to `shadow` and spec.training.shadow.algorithm to `{text}`"
+        );
     }
     let is_switch = is_mode && values.iter().any(|value| value.as_str() == Some(Mode::Gba.name()));
     if is_switch && text == ModeSpec::Auto.name() {

@@ -132,6 +132,8 @@ pub const SERVER_UPDATE_SECONDS: u32 = 300;
 pub const SERVER_MAX_IN_FLIGHT: u32 = 256;
 /// `spec.autoscaling.cpuPercent` of a RecModelServer
 pub const SERVER_CPU_PERCENT: u32 = 70;
+/// `spec.canary.percent` of a RecModelServer
+pub const CANARY_PERCENT: u32 = 10;
 /// `spec.checkpoint.fullEvery`
 pub const FULL_CHECKPOINT_EVERY: u32 = 10;
 /// `spec.checkpoint.keep`

@@ -12,7 +12,15 @@ pub fn doubts(job: &ResolvedJob) -> Vec<String> {
             (learning_rate, 1e-6, 0.1)
         }
     };
-    let sparse = match job.training.sparse_optimizer {
+    let sparse = usual_of_rows(job.training.sparse_optimizer);
+    let first_order = job.training.first_order_optimizer.map(|optimizer| ("firstOrder", usual_of_rows(optimizer)));
+    let all = [("dense", dense), ("sparse", sparse)].into_iter().chain(first_order);
+    all.filter_map(|(name, (rate, least, most))| doubt(name, rate, least, most)).collect()
+}
+
+/// The learning rate of an optimizer of rows, with the least and the most of the usual ones.
+fn usual_of_rows(optimizer: SparseOptimizer) -> (f64, f64, f64) {
+    match optimizer {
         // A row has a share of the batch in its gradient, so its steps are small.
         SparseOptimizer::Sgd { learning_rate } => (learning_rate, 1e-5, 1000.0),
         SparseOptimizer::AdaGrad { learning_rate, .. } | SparseOptimizer::RowWiseAdaGrad { learning_rate, .. } => {
@@ -20,9 +28,7 @@ pub fn doubts(job: &ResolvedJob) -> Vec<String> {
         }
         SparseOptimizer::Adam { learning_rate, .. } => (learning_rate, 1e-6, 0.5),
         SparseOptimizer::Ftrl { learning_rate, .. } => (learning_rate, 1e-5, 10.0),
-    };
-    let both = [("dense", dense), ("sparse", sparse)];
-    both.into_iter().filter_map(|(name, (rate, least, most))| doubt(name, rate, least, most)).collect()
+    }
 }
 
 fn doubt(name: &str, rate: f64, least: f64, most: f64) -> Option<String> {

@@ -5,10 +5,11 @@ use serde_json::Value;
 
 use crate::check::{expected, meanings};
 use crate::examples::{KIND_FIELDS, KindExample, KindField};
+use crate::field_examples::example_with;
 use crate::schema::{self, DEFAULT, EXPECTED, default_text, properties};
 use crate::simulation::simulation_schema;
 use crate::suggest::nearest;
-use crate::{FieldPath, Mode, Segment};
+use crate::{FieldPath, Segment};
 
 /// The topic is neither a field nor a kind.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -22,12 +23,18 @@ pub struct ExplainError {
 
 const WIDTH: usize = 100;
 
+const SERVER: &str = "RecModelServer";
+/// The names of this kind of object, as `kubectl` takes them.
+const SERVER_NAMES: [&str; 3] = [SERVER, "rms", "recmodelservers"];
+const SERVER_EXAMPLE: &str = "docs/examples/server.yaml";
+
 /// The most fields of one name that a message suggests.
 const MOST_NAMESAKES: usize = 3;
 
 /// Explains a field (`spec.training.globalBatchSize`, or without `spec.`): type, default, allowed
 /// values, meaning, rules, and the fields below it. Or explains a kind (`hybrid`, `dlrm`, `adam`):
-/// its meaning, with an example. Some names are kinds of several fields; all are explained.
+/// its meaning, with an example. Some names are kinds of several fields; all are explained. The
+/// fields of a `RecModelServer` have its name before them: `RecModelServer.spec.model`.
 ///
 /// # Errors
 /// A topic that is neither. The message names the nearest field or kind.
@@ -43,8 +50,14 @@ pub fn explain(topic: &str) -> Result<String, ExplainError> {
     if let Some(page) = root_page(topic) {
         return Ok(page.to_string());
     }
+    if let Some((path, schema)) = server_field(topic) {
+        return Ok(page(&format!("{SERVER}.{path}"), schema) + &format!("\nEXAMPLE:\n  {SERVER_EXAMPLE}\n"));
+    }
     match field(topic) {
-        Some((path, schema)) => Ok(page(&path, schema)),
+        Some((path, schema)) => {
+            let example = example_of(&path, schema).or_else(|| example_with(&path));
+            Ok(page(&path.to_string(), schema) + &example.unwrap_or_default())
+        }
         None => Err(ExplainError { topic: topic.to_string(), hint: hint(topic) }),
     }
 }
@@ -59,7 +72,7 @@ pub fn explain_all(topic: &str) -> Result<String, ExplainError> {
     let mut fields = String::new();
     if let Some(document) = document(topic) {
         list_fields(document.schema, 1, &mut fields);
-    } else if let Some((_, schema)) = field(topic) {
+    } else if let Some((_, schema)) = server_field(topic).or_else(|| field(topic)) {
         list_fields(schema, 1, &mut fields);
     }
     if !fields.is_empty() {
@@ -70,10 +83,20 @@ pub fn explain_all(topic: &str) -> Result<String, ExplainError> {
 
 /// The field with this path, with or without `spec.` before it.
 fn field(topic: &str) -> Option<(FieldPath, &'static Value)> {
+    field_in(schema::at, topic)
+}
+
+/// The field of a `RecModelServer` behind its name, with or without `spec.` before it.
+fn server_field(topic: &str) -> Option<(FieldPath, &'static Value)> {
+    let (document, field) = topic.split_once('.')?;
+    if SERVER_NAMES.contains(&document) { field_in(schema::at_server, field) } else { None }
+}
+
+fn field_in(at: fn(&FieldPath) -> Option<&'static Value>, topic: &str) -> Option<(FieldPath, &'static Value)> {
     let path = FieldPath::parse(topic);
     let below_spec = FieldPath::parse("spec").join(&path);
     [path, below_spec].into_iter().filter(|path| !path.0.is_empty()).find_map(|path| {
-        let schema = schema::at(&path)?;
+        let schema = at(&path)?;
         Some((path, schema))
     })
 }
@@ -111,6 +134,13 @@ fn document(topic: &str) -> Option<Document> {
             example: "docs/examples/straggler.yaml",
             schema: simulation_schema(),
         }),
+        name if SERVER_NAMES.contains(&name) => Some(Document {
+            kind: SERVER,
+            purpose: "Servers of a trained model in a cluster: the model of a job or of a path, and the number of \
+                      servers. The operator runs them. `rectrain explain RecModelServer.spec.model` explains a field.",
+            example: SERVER_EXAMPLE,
+            schema: schema::annotated_server(),
+        }),
         _ => None,
     }
 }
@@ -139,7 +169,7 @@ fn root_page(topic: &str) -> Option<&'static str> {
         "metadata" => Some(METADATA),
         "metadata.name" => Some(METADATA_NAME),
         "apiVersion" => Some("FIELD:    apiVersion <string, required>\nEXPECTED: rectrain.dev/v1alpha1\n"),
-        "kind" => Some("FIELD:    kind <string, required>\nEXPECTED: RecTrainingJob, or Simulation\n"),
+        "kind" => Some("FIELD:    kind <string, required>\nEXPECTED: RecTrainingJob, RecModelServer or Simulation\n"),
         _ => None,
     }
 }
@@ -227,10 +257,6 @@ fn kind_page(field: &KindField, example: &KindExample) -> String {
 }
 
 fn hint(topic: &str) -> String {
-    if crate::spec::REFUSED_MODES.contains(&topic) {
-        let [modes @ .., last] = Mode::ALL.map(Mode::name);
-        return format!(": this version does not run that training mode; it runs {} and {last}", modes.join(", "));
-    }
     let paths = field_paths();
     let last = topic.rsplit('.').next().unwrap_or(topic);
     let namesakes: Vec<String> =
@@ -274,8 +300,9 @@ fn collect(schema: &Value, path: &FieldPath, paths: &mut Vec<String>) {
     }
 }
 
-fn page(path: &FieldPath, schema: &Value) -> String {
-    let mut page = format!("FIELD:    {path} <{}>\n", type_name(schema));
+/// The page of a field, without an example.
+fn page(name: &str, schema: &Value) -> String {
+    let mut page = format!("FIELD:    {name} <{}>\n", type_name(schema));
     if let Some(default) = schema.get(DEFAULT) {
         page += &format!("DEFAULT:  {}\n", default_text(default));
     }
@@ -293,7 +320,7 @@ fn page(path: &FieldPath, schema: &Value) -> String {
     section(&mut page, "FIELDS", fields);
     let rules = rules(schema).into_iter().chain(if std::ptr::eq(object, schema) { Vec::new() } else { rules(object) });
     section(&mut page, "RULES", rules.map(|rule| (rule, String::new())));
-    page + &example_of(path, schema).unwrap_or_default()
+    page
 }
 
 fn section(page: &mut String, title: &str, entries: impl Iterator<Item = (String, String)>) {
@@ -359,7 +386,7 @@ fn wrapped(text: &str, indent: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ModelKind;
+    use crate::{Mode, ModelKind};
 
     #[test]
     fn a_field_is_explained_with_type_default_range_and_meaning() {
@@ -400,6 +427,8 @@ mod tests {
         for (topic, part) in [
             ("RecTrainingJob", "spec.training <object>"),
             ("Simulation", "spec.workers <[]integer>"),
+            ("RecModelServer", "spec.model <object>"),
+            ("rms", "docs/examples/server.yaml"),
             ("metadata", "name <string, required>"),
             ("metadata.name", "at most 35 characters"),
             ("apiVersion", "rectrain.dev/v1alpha1"),
@@ -407,6 +436,16 @@ mod tests {
             let page = explain(topic).unwrap();
             assert!(page.contains(part), "{part}:\n{page}");
         }
+    }
+
+    #[test]
+    fn fields_of_a_model_server_have_its_name_before_them() {
+        let page = explain("RecModelServer.spec.updateEverySeconds").unwrap();
+        assert!(page.starts_with("FIELD:    RecModelServer.spec.updateEverySeconds <integer>\n"), "{page}");
+        assert!(page.ends_with("EXAMPLE:\n  docs/examples/server.yaml\n"), "{page}");
+        assert_eq!(explain("rms.updateEverySeconds").unwrap(), page, "`spec.` may be left out");
+        assert!(explain_all("rms.model").unwrap().contains("\nALL FIELDS:\n  job <string>\n"));
+        assert!(explain("rms.training").is_err() && explain("spec.updateEverySeconds").is_err());
     }
 
     #[test]
@@ -435,6 +474,7 @@ mod tests {
     fn a_field_in_the_wrong_place_is_found_by_its_last_name() {
         let error = explain("training.learningRate").unwrap_err().to_string();
         let hint = "did you mean `spec.training.optimizer.dense.learningRate` or \
+                    `spec.training.optimizer.firstOrder.learningRate` or \
                     `spec.training.optimizer.sparse.learningRate`?";
         assert!(error.contains(hint), "{error}");
     }
@@ -457,6 +497,8 @@ mod tests {
         assert!(page.contains("\nEXAMPLE:\n  spec:\n    training:\n      optimizer:\n"), "{page}");
         let page = explain("adam").unwrap();
         assert!(page.contains("adam (dense optimizer)") && page.contains("adam (sparse optimizer)"), "{page}");
+        let page = explain("bmuf").unwrap();
+        assert!(page.contains("bmuf (algorithm of shadow)") && page.contains("mode: shadow\n"), "{page}");
     }
 
     #[test]
@@ -467,7 +509,6 @@ mod tests {
             ("spec.hidden", "did you mean `spec.model.hidden`?"),
             ("deepFM", "did you mean `deepfm`?"),
             ("rowwiseadagrad", "did you mean `rowWiseAdaGrad`?"),
-            ("bmuf", "it runs sync, hybrid, async, gba"),
         ] {
             let error = explain(topic).unwrap_err().to_string();
             assert!(error.contains(topic) && error.contains(hint), "{error}");

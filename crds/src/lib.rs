@@ -33,6 +33,7 @@ mod differences;
 mod doubts;
 mod examples;
 mod explain;
+mod field_examples;
 mod job;
 mod life;
 mod locate;
@@ -65,6 +66,7 @@ pub use differences::differing_fields;
 pub use doubts::doubts;
 pub use examples::{KIND_FIELDS, KindExample, KindField};
 pub use explain::{ExplainError, explain, explain_all, field_paths};
+pub use field_examples::FIELD_EXAMPLES;
 pub use job::{RecTrainingJob, RecTrainingJobSpec};
 pub use locations::local_paths;
 pub use manifest::{
@@ -84,8 +86,8 @@ pub use resolved::{
 };
 pub use schema::{crd, crd_yaml, server_crd, server_crd_yaml};
 pub use server::{
-    ModelPlace, ModelVersion, RecModelServer, RecModelServerSpec, RecModelServerStatus, ServedModelSpec,
-    ServerAutoscalingSpec, ServerCount, ServerPhase, VersionStatus,
+    CanarySpec, GateSpec, ModelPlace, ModelVersion, RecModelServer, RecModelServerSpec, RecModelServerStatus,
+    ServedModelSpec, ServerAutoscalingSpec, ServerCount, ServerPhase, VersionStatus,
 };
 pub use set::{SetError, SetKind, apply_set};
 pub use spec::*;

@@ -876,6 +876,9 @@ fn training(spec: &RecTrainingJobSpec, errors: &mut Errors) -> ResolvedTraining 
         staleness: given.hybrid.as_ref().and_then(|hybrid| hybrid.staleness).unwrap_or(d::STALENESS),
         dense_optimizer: dense_optimizer(&optimizer.dense.unwrap_or_default()),
         sparse_optimizer: sparse_optimizer(&optimizer.sparse.unwrap_or_default(), spec.features.memory.is_some()),
+        first_order_optimizer: optimizer
+            .first_order
+            .map(|given| sparse_optimizer(&given, spec.features.memory.is_some())),
         embedding_value_type: given.embedding_value_type.unwrap_or_default(),
         precision: given.precision.unwrap_or_default(),
         compression: given.compression.unwrap_or_default(),

@@ -320,6 +320,8 @@ pub struct ResolvedTraining {
     pub dense_optimizer: DenseOptimizer,
     /// Optimizer of the embedding rows.
     pub sparse_optimizer: SparseOptimizer,
+    /// Optimizer of the first-order weights; `None` means the one of the rows.
+    pub first_order_optimizer: Option<SparseOptimizer>,
     /// How a value of a row is stored.
     pub embedding_value_type: ValueType,
     /// The number format of the products in linear layers.

@@ -59,6 +59,11 @@ pub(crate) fn at(path: &FieldPath) -> Option<&'static Value> {
     path.0.iter().try_fold(annotated(), step)
 }
 
+/// As [`at`], of a `RecModelServer`.
+pub(crate) fn at_server(path: &FieldPath) -> Option<&'static Value> {
+    path.0.iter().try_fold(annotated_server(), step)
+}
+
 fn step(schema: &'static Value, segment: &Segment) -> Option<&'static Value> {
     match segment {
         Segment::Index(_) => schema.get("items"),

@@ -33,6 +33,8 @@ use crate::{CheckpointStatus, PodTemplate, StorageSpec, defaults};
     printcolumn(name = "Ready", type_ = "string", json_path = ".status.replicas.display", description = "Servers, ready/wanted."),
     printcolumn(name = "Step", type_ = "integer", json_path = ".status.checkpoint.step", description = "Global step of the model that the servers should have."),
     printcolumn(name = "Latest", type_ = "integer", json_path = ".status.latest.step", description = "Global step of the newest known checkpoint of the job."),
+    printcolumn(name = "Canary", type_ = "integer", json_path = ".status.canary.step", priority = 1, description = "Global step of the model that a part of the servers should have."),
+    printcolumn(name = "Gate", type_ = "number", json_path = ".spec.gate.minAuc", priority = 1, description = "Least AUC of a model on held-out rows."),
     printcolumn(name = "Since", type_ = "date", json_path = ".status.since", description = "Time since the servers were given this model."),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp", description = "Time since the object was created.")
 )]
@@ -41,7 +43,10 @@ use crate::{CheckpointStatus, PodTemplate, StorageSpec, defaults};
     validation = Rule::new("!has(self.version) || self.version == 'latest' || string(self.version).matches('^[1-9][0-9]{0,14}$')").message("expected `latest`, or the global step of a checkpoint such as 8000").field_path(".version"),
     validation = Rule::new("!has(self.model.path) || !has(self.version) || self.version != 'latest'").message("version: latest needs model.job, because the operator does not read stores: give a step, or leave version out to serve model.path as it is"),
     validation = Rule::new("!has(self.replicas) || !has(self.autoscaling)").message("replicas and autoscaling contradict each other: remove one of them"),
-    validation = Rule::new("!has(self.autoscaling) || (has(self.template) && has(self.template.resources) && has(self.template.resources.requests) && 'cpu' in self.template.resources.requests)").message("autoscaling measures the use of the requested CPU: set template.resources.requests.cpu")
+    validation = Rule::new("!has(self.autoscaling) || (has(self.template) && has(self.template.resources) && has(self.template.resources.requests) && 'cpu' in self.template.resources.requests)").message("autoscaling measures the use of the requested CPU: set template.resources.requests.cpu"),
+    validation = Rule::new("!has(self.canary) || !has(self.autoscaling)").message("canary and autoscaling contradict each other: remove one of them"),
+    validation = Rule::new("!has(self.canary) || (has(self.replicas) ? self.replicas : 2) >= 2").message("a canary is one of several servers: set replicas to at least 2"),
+    validation = Rule::new("!has(self.canary) || has(self.model.job) || has(self.version)").message("a canary and the other servers have checkpoints: set model.job, or a version of model.path")
 )]
 pub struct RecModelServerSpec {
     /// The source of the model. Exactly one of two: `job` or `path`. Required.
@@ -85,6 +90,18 @@ pub struct RecModelServerSpec {
     #[schemars(range(min = 1, max = 1_048_576), extend("x-default" = defaults::SERVER_MAX_IN_FLIGHT))]
     pub max_in_flight: Option<u32>,
 
+    /// Tries another checkpoint in a part of the servers. Requests reach all servers alike, so the
+    /// part of the servers is the part of the requests.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-default" = "all servers have one model"))]
+    pub canary: Option<CanarySpec>,
+
+    /// Refuses models that predict held-out rows badly. A server does not answer with such a model.
+    /// An earlier one goes on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-default" = "every model is taken"))]
+    pub gate: Option<GateSpec>,
+
     /// Changes to the servers' pods.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub template: Option<PodTemplate>,
@@ -120,6 +137,37 @@ pub struct ServedModelSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 1024), extend("x-default" = "none"))]
     pub path: Option<String>,
+}
+
+/// Another checkpoint in a part of the servers.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct CanarySpec {
+    /// The global step of the other checkpoint. To take it for all servers, set `version` to it and
+    /// remove `canary`. Required.
+    #[schemars(range(min = 1, max = 999_999_999_999_999u64))]
+    pub step: u64,
+
+    /// The part of `replicas` that have it, in percent. It is rounded up, and one server at least
+    /// has the other model.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 99), extend("x-default" = defaults::CANARY_PERCENT))]
+    pub percent: Option<u32>,
+}
+
+/// Held-out rows, and a bound for a model's AUC on them.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct GateSpec {
+    /// Files with labels and the features of the model, as in `spec.data` of a job: gs:// or s3://
+    /// URLs of the model's store, or files of a volume in `template`. Each server holds the rows in
+    /// memory, at most 1,048,576. At least one, at most 64. Required.
+    #[schemars(length(min = 1, max = 64), inner(length(min = 1, max = 1024)))]
+    pub rows: Vec<String>,
+
+    /// The least AUC of a model on these rows. Required.
+    #[schemars(range(min = 0.0, max = 1.0))]
+    pub min_auc: f64,
 }
 
 /// A version of a model.
@@ -269,6 +317,10 @@ pub struct RecModelServerStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<CheckpointStatus>,
 
+    /// The checkpoint that a part of the servers should have.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub canary: Option<CheckpointStatus>,
+
     /// When the servers were given this model.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub since: Option<Time>,
@@ -318,6 +370,9 @@ mod tests {
             json!({"model": {"job": "clicks"}, "version": 800}),
             json!({"model": {"path": "gs://ads/clicks"}, "version": "800"}),
             json!({"model": {"path": "/models/clicks"}, "autoscaling": {"maxReplicas": 4}, "template": cpu}),
+            json!({"model": {"job": "clicks"}, "canary": {"step": 900}}),
+            json!({"model": {"path": "/models/clicks"}, "version": 800, "canary": {"step": 900, "percent": 50}}),
+            json!({"model": {"job": "clicks"}, "gate": {"rows": ["gs://ads/held-out.csv"], "minAuc": 0.7}}),
         ] {
             assert_eq!(refusals(&spec), Vec::<String>::new(), "{spec}");
         }
@@ -338,6 +393,12 @@ mod tests {
                 "replicas and autoscaling contradict",
             ),
             (json!({"model": job, "autoscaling": {"maxReplicas": 2}}), "set template.resources.requests.cpu"),
+            (
+                json!({"model": job, "autoscaling": {"maxReplicas": 2}, "template": cpu, "canary": {"step": 9}}),
+                "canary and autoscaling contradict",
+            ),
+            (json!({"model": job, "replicas": 1, "canary": {"step": 9}}), "set replicas to at least 2"),
+            (json!({"model": {"path": "gs://a/b"}, "canary": {"step": 9}}), "or a version of model.path"),
             (
                 json!({"model": job, "autoscaling": {"minReplicas": 3, "maxReplicas": 2}, "template": cpu}),
                 "minReplicas is above maxReplicas",

@@ -215,6 +215,7 @@ fn a_ten_line_manifest_is_enough_and_takes_every_default() {
                 "kind": "adam", "learningRate": 0.001, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "weightDecay": 0.0,
             },
             "sparseOptimizer": {"kind": "adam", "learningRate": 0.001, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8},
+            "firstOrderOptimizer": null,
             "divergenceFactor": 1000.0, "embeddingValueType": "f32", "precision": "fp32", "compression": "none",
             "evaluation": "end", "quality": {"windowRows": 100_000, "baseline": null, "onRegression": null},
         },
@@ -372,9 +373,8 @@ fn the_manifest_of_the_page_on_gke_places_every_role() {
 #[test]
 fn the_criteo_example_is_valid_for_every_model_and_mode() {
     let text = read("docs/examples/criteo.yaml");
-    let load = |expressions: &[&str]| {
-        load(&text, "criteo.yaml", &sets(expressions)).unwrap_or_else(|e| panic!("{e}")).resolved
-    };
+    let try_load = |expressions: &[&str]| load(&text, "criteo.yaml", &sets(expressions));
+    let load = |expressions: &[&str]| try_load(expressions).unwrap_or_else(|e| panic!("{e}")).resolved;
     let resolved = load(&["spec.data.source.paths={/data/a.tsv.gz,s3://b/c.tsv.gz}"]);
     assert_eq!(resolved.features.schema.sparse.len(), 26);
     assert_eq!(resolved.features.schema.sparse[25].name, "C26");
@@ -400,7 +400,14 @@ fn the_criteo_example_is_valid_for_every_model_and_mode() {
             let embedding =
                 if kind.has_embeddings() { "spec.model.embeddingDim=8" } else { "spec.model.embeddingDim=null" };
             let workers = "spec.roles.denseWorker.replicas=2";
-            let resolved = load(&[&model, embedding, workers, &format!("spec.training.mode={mode}")]);
+            let mode_set = format!("spec.training.mode={mode}");
+            let settings = [&*model, embedding, workers, &*mode_set];
+            if mode == Mode::Des && kind.refuses_substitution().is_some() {
+                let error = try_load(&settings).unwrap_err().to_string();
+                assert!(error.contains("mode des has no substitution"), "{error}");
+                continue;
+            }
+            let resolved = load(&settings);
             assert_eq!(resolved.training.mode, mode);
             let dim = if kind.has_embeddings() { 8 } else { 0 };
             assert!(resolved.features.embeddings.iter().all(|embedding| embedding.dim == dim), "{kind}");
@@ -720,7 +727,8 @@ const BAD_TEXTS: [(&str, &str, &str, &str); 36] = [
         "globalBatchSize: 256",
         "learningRate: 0.1",
         "base.yaml:15:5: spec.training.learningRate: ",
-        "did you mean `spec.training.optimizer.dense.learningRate` or `spec.training.optimizer.sparse.learningRate`?",
+        "did you mean `spec.training.optimizer.dense.learningRate` or `spec.training.optimizer.firstOrder.learningRate` or \
+         `spec.training.optimizer.sparse.learningRate`?",
     ),
     ("{kind: dnn}", "{kind: dnn, colour: red}", "base.yaml:5:22: spec.model.colour: ", "`spec.model` has the fields"),
     ("kind: dnn", "kind: deepFM", "base.yaml:5:11: spec.model.kind: ", "did you mean `deepfm`?"),
@@ -845,7 +853,7 @@ const BAD_JOBS: [(&[&str], &str, &str); 74] = [
     (
         &["spec.training.mode=bmuf"],
         "spec.training.mode",
-        "this version does not run the training mode `bmuf`; it runs one of `sync`, `hybrid`, `async`, `gba`",
+        "`bmuf` is an algorithm of the mode `shadow`: set spec.training.mode to `shadow` and spec.training.shadow.algorithm to `bmuf`",
     ),
     (
         &["spec.training.mode=des"],
@@ -1419,6 +1427,22 @@ fn a_budget_makes_row_wise_adagrad_the_default() {
 }
 
 #[test]
+fn first_order_weights_may_have_an_optimizer_of_their_own() {
+    let training = |sets: &[&str]| resolve(sets).training;
+    let lr = training(&["spec.model.kind=lr", "spec.training.optimizer.firstOrder.kind=ftrl"]);
+    let ftrl = SparseOptimizer::Ftrl { learning_rate: 0.05, beta: 1.0, l1: 0.0, l2: 0.0 };
+    assert_eq!(lr.first_order_optimizer, Some(ftrl));
+    assert_eq!(lr.sparse_optimizer.kind(), SparseOptimizerKind::Adam);
+    let budget = training(&["spec.model.kind=deepfm", BUDGET, "spec.training.optimizer.firstOrder.learningRate=0.5"]);
+    assert_eq!(budget.first_order_optimizer.unwrap().kind(), SparseOptimizerKind::RowWiseAdaGrad);
+    refused(
+        &["spec.training.optimizer.firstOrder.kind=ftrl"],
+        "spec.training.optimizer.firstOrder",
+        "choose lr, fm, deepfm or wideDeep",
+    );
+}
+
+#[test]
 fn a_number_is_no_marker_of_missing_values() {
     refused(&["spec.data.nullValues={NA,01}"], "spec.data.nullValues[1]", "`01` is a number");
     for infinite in ["inf", "-Infinity", "1e999"] {
@@ -1685,6 +1709,10 @@ const RULES: &[(&[&str], &[&str])] = &[
         &["spec.training.optimizer.sparse.l1=0.1"],
         &["spec.training.optimizer.sparse.l1=0.1,spec.training.optimizer.sparse.kind=ftrl"],
     ),
+    (
+        &["spec.training.optimizer.firstOrder.kind=ftrl"],
+        &["spec.training.optimizer.firstOrder.kind=ftrl,spec.model.kind=deepfm"],
+    ),
     (&["spec.training.localBatchSize=100"], &["spec.training.localBatchSize=64"]),
     (
         &[
@@ -1777,6 +1805,13 @@ const CHANGES: &[(&[&str], &[&str], &[&str])] = &[
         &[],
         &["spec.training.optimizer.sparse.kind=sgd"],
         &["spec.training.optimizer.sparse.kind=adam,spec.training.optimizer.sparse.learningRate=0.1"],
+    ),
+    (
+        &["spec.model.kind=deepfm,spec.training.optimizer.firstOrder.kind=ftrl"],
+        &["spec.model.kind=deepfm,spec.training.optimizer.firstOrder.kind=sgd"],
+        &[
+            "spec.model.kind=deepfm,spec.training.optimizer.firstOrder.kind=ftrl,spec.training.optimizer.firstOrder.l1=0.1",
+        ],
     ),
     (&["spec.managedBy=a"], &["spec.managedBy=b"], &["spec.managedBy=a,spec.suspend=true"]),
 ];

@@ -61,6 +61,9 @@ class Bags(nn.Module):
         super().__init__()
         rows = ROWS // FEATURES
         self.tables = nn.ModuleList([nn.EmbeddingBag(rows, DIM, mode="sum", sparse=True) for _ in range(FEATURES)])
+        # The initial values of Rectrain's rows. PyTorch's have a standard deviation of 1.
+        for table in self.tables:
+            nn.init.normal_(table.weight, std=0.01)
         self.optimizer = torch.optim.Adagrad(self.parameters(), lr=0.05)
 
     def forward(self, ids):

@@ -121,7 +121,7 @@ metrics! {
     servers: server = "rectrain_operator_server_replicas", "Servers that a RecModelServer should have.";
     ready_servers: server = "rectrain_operator_server_ready_replicas", "Servers of a RecModelServer that answer.";
     server_steps: server = "rectrain_operator_server_step", "Global step of the model that the servers of a RecModelServer should have. Absent for a path without a version.";
-    server_served_steps: server = "rectrain_operator_server_served_step", "Lowest global step among the servers of a RecModelServer that answer. It differs from `rectrain_operator_server_step` during a rollout.";
+    server_served_steps: server = "rectrain_operator_server_served_step", "Lowest global step among the servers of a RecModelServer that answer, without its canary. It differs from `rectrain_operator_server_step` during a rollout.";
     server_latest_steps: server = "rectrain_operator_server_latest_step", "Global step of the newest known checkpoint of a RecModelServer that follows its job. Absent for a pinned version.";
     lost_pods: counter = "rectrain_operator_lost_pods_total", "Pods that the operator deleted because their node was lost and their grace period was over.";
     replaced_pods: counter = "rectrain_operator_replaced_pods_total", "Pods that the operator deleted because they stayed slow (spec.faultTolerance.replaceSlow).";
@@ -440,7 +440,10 @@ impl OperatorMetrics {
         set_or_remove(&families.servers, server, replicas.map(|count| f64::from(count.wanted)));
         set_or_remove(&families.ready_servers, server, replicas.map(|count| f64::from(count.ready)));
         set_or_remove(&families.server_steps, server, step(&status.checkpoint));
-        let answering = status.versions.iter().filter(|version| version.ready > 0);
+        // The canary's step may be below the others' for as long as the user likes.
+        let canary = status.canary.as_ref().filter(|canary| status.checkpoint.as_ref() != Some(*canary));
+        let is_canary = |step: Option<u64>| step.is_some() && step == canary.map(|canary| canary.step);
+        let answering = status.versions.iter().filter(|version| version.ready > 0 && !is_canary(version.step));
         let served = answering.filter_map(|version| version.step).min().map(|step| step as f64);
         set_or_remove(&families.server_served_steps, server, served);
         set_or_remove(&families.server_latest_steps, server, step(&status.latest).filter(|_| follows));
@@ -556,6 +559,11 @@ mod tests {
         metrics.saw_server(&j(), &served(), true);
         let text = metrics.encode().expect("they are served");
         assert!(text.contains("rectrain_operator_server_latest_step{"), "{text}");
+        let canary = Some(CheckpointStatus { name: String::new(), step: 700 });
+        metrics.saw_server(&j(), &RecModelServerStatus { canary, ..served() }, true);
+        let text = metrics.encode().expect("they are served");
+        let step = text.lines().find(|line| line.starts_with("rectrain_operator_server_served_step{"));
+        assert!(step.is_some_and(|line| line.ends_with("} 800")), "an older canary is not stale: {step:?}");
         metrics.forget_server(&j());
         assert!(!metrics.encode().expect("they are served").contains("rectrain_operator_server_"));
     }

@@ -27,6 +27,8 @@ pub const APPLIED_ANNOTATION: &str = "rectrain.dev/applied-hash";
 pub const SERVER_LABEL: &str = "rectrain.dev/model-server";
 /// Label of pods: the uid of their RecModelServer.
 pub const SERVER_UID_LABEL: &str = "rectrain.dev/model-server-uid";
+/// Label of the pods of a RecModelServer's canary.
+pub const CANARY_LABEL: &str = "rectrain.dev/canary";
 /// Label of a RecModelServer's pods: the global step of their model.
 pub const STEP_LABEL: &str = "rectrain.dev/step";
 /// Unprivileged UID and GID of pods; must match the runtime image.
@@ -136,10 +138,16 @@ pub fn pod_selector(job: &str, role: Role) -> BTreeMap<String, String> {
     labels(&[(JOB_LABEL, job), (ROLE_LABEL, role.name())])
 }
 
-/// The name of all objects of a RecModelServer.
+/// The name of all objects of a RecModelServer, except the canary's Deployment.
 #[must_use]
 pub fn of_server(server: &str) -> String {
     format!("{server}-server")
+}
+
+/// The name of the Deployment of a RecModelServer's canary.
+#[must_use]
+pub fn of_canary(server: &str) -> String {
+    format!("{server}-canary")
 }
 
 /// Labels of everything that belongs to a RecModelServer.
@@ -154,10 +162,16 @@ pub fn server_labels(server: &str) -> BTreeMap<String, String> {
     ])
 }
 
-/// Labels that select the pods of a RecModelServer.
+/// Labels that select the pods of a RecModelServer, the canary's included.
 #[must_use]
 pub fn server_selector(server: &str) -> BTreeMap<String, String> {
     labels(&[(SERVER_LABEL, server)])
+}
+
+/// Labels that select the pods of a RecModelServer's canary.
+#[must_use]
+pub fn canary_selector(server: &str) -> BTreeMap<String, String> {
+    labels(&[(SERVER_LABEL, server), (CANARY_LABEL, "true")])
 }
 
 fn labels(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
@@ -190,7 +204,8 @@ mod tests {
     #[test]
     fn the_longest_server_name_leaves_room_for_pod_names() {
         let server = "s".repeat(35);
-        assert!(format!("{}-5d4c8f7b99-abcde", of_server(&server)).len() <= 63);
+        let deployments = [of_server(&server), of_canary(&server)];
+        assert!(deployments.iter().all(|name| format!("{name}-5d4c8f7b99-abcde").len() <= 63));
         assert!(server_labels(&server).values().all(|value| value.len() <= 63));
         let selected = server_selector(&server);
         assert!(selected.iter().all(|(label, value)| server_labels(&server).get(label) == Some(value)));

@@ -29,5 +29,4 @@ pub use quality::*;
 pub use roles::*;
 pub use serving::*;
 pub use stream::*;
-pub(crate) use training::REFUSED_MODES;
 pub use training::*;

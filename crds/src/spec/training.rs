@@ -9,9 +9,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::{QualitySpec, defaults};
 
-/// Names of published modes that this version refuses.
-pub(crate) const REFUSED_MODES: [&str; 3] = ["easgd", "ma", "bmuf"];
-
 /// The value of `spec.training.mode`: a fixed mode, or the automatic choice while training
 /// continues. The mode in use at any time is a [`Mode`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -376,7 +373,7 @@ pub struct SparseOptimizerSpec {
     pub l2: Option<f64>,
 }
 
-/// The two optimizers.
+/// The optimizers.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct OptimizerSpec {
@@ -389,6 +386,13 @@ pub struct OptimizerSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = "adam"))]
     pub sparse: Option<SparseOptimizerSpec>,
+
+    /// The optimizer of the first-order weights, which are the first value of each row in lr, fm,
+    /// deepfm and wideDeep. `sparse` then holds for the embeddings alone. With kind: ftrl and `l1`
+    /// above 0, the weights of ids with little evidence are exactly 0.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-default" = "`sparse` holds for the whole row"))]
+    pub first_order: Option<SparseOptimizerSpec>,
 }
 
 /// When the test rows are evaluated.

@@ -1,12 +1,12 @@
 //! The table that `cargo xtask cluster status` prints.
 
 use rectrain_harness::command::output;
+use rectrain_harness::processes::resident_bytes;
 
 use crate::access::own_kubectl;
 use crate::cluster::find;
 use crate::namespaces::{Daemon, Namespaces};
 use crate::paths::Paths;
-use crate::process::resident_bytes;
 use crate::{BringUpError, components};
 
 /// Prints the components with their processes and memory, and the nodes.

@@ -16,10 +16,12 @@ pub mod manifests;
 pub mod processes;
 pub mod rectrain;
 pub mod run_processes;
+pub mod serving;
 pub mod skips;
 pub mod statistics;
 pub mod times;
 pub mod waiting;
+pub mod watched;
 pub mod workspace;
 
 pub use error::{AnyError, HarnessError, not_yet};

@@ -48,6 +48,14 @@ pub fn children_of(parent: u32) -> Vec<(u32, String)> {
     children
 }
 
+/// The resident memory of a process in bytes; `None` if it is gone.
+#[must_use]
+pub fn resident_bytes(process: u32) -> Option<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    Some(line.split_whitespace().next()?.parse::<u64>().ok()? * 1024)
+}
+
 /// Sends a signal (`KILL`, `STOP`) to a process.
 ///
 /// # Errors
@@ -61,6 +69,12 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use super::*;
+
+    #[test]
+    fn a_process_has_resident_memory_until_it_is_gone() {
+        assert!(resident_bytes(std::process::id()).is_some_and(|bytes| bytes > 100_000));
+        assert_eq!(resident_bytes(u32::MAX), None);
+    }
 
     #[test]
     fn a_processes_children_are_found_with_their_role() {

@@ -7,6 +7,13 @@ pub fn median(mut values: Vec<f64>) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
+/// The value that a share of the sorted values does not exceed; `None` for no values.
+#[must_use]
+pub fn quantile(sorted: &[f64], share: f64) -> Option<f64> {
+    let rank = (share * sorted.len() as f64).ceil() as usize;
+    sorted.get(rank.clamp(1, sorted.len().max(1)) - 1).copied()
+}
+
 /// The smallest and the largest value.
 #[must_use]
 pub fn range(values: &[f64]) -> (f64, f64) {
@@ -35,6 +42,13 @@ mod tests {
     #[test]
     fn the_deviation_is_of_a_sample() {
         assert!((deviation(&[1.0, 3.0]) - 2.0_f64.sqrt()).abs() < 1e-12 && deviation(&[1.0]).is_nan());
+    }
+
+    #[test]
+    fn a_percentile_is_a_value_that_the_share_does_not_exceed() {
+        let values: Vec<f64> = (1..=200).map(f64::from).collect();
+        assert_eq!((quantile(&values, 0.5), quantile(&values, 0.99)), (Some(100.0), Some(198.0)));
+        assert_eq!((quantile(&values[..1], 0.99), quantile(&[], 0.5)), (Some(1.0), None));
     }
 
     #[test]

@@ -20,6 +20,12 @@ pub enum TrialError {
         /// The observation that contradicts it.
         found: String,
     },
+    /// A trial with a time limit has runs left. It keeps the others.
+    #[error("the {minutes} minutes of this command are over, and runs are left: give the same command again")]
+    TimeIsOver {
+        /// The limit of the command.
+        minutes: f64,
+    },
     /// A named part of a trial failed.
     #[error("{part}: {source}")]
     Part {

@@ -5,14 +5,18 @@
 pub mod chaos;
 pub mod cluster;
 pub mod continual;
+pub mod des;
 mod error;
+pub mod freshness;
 pub mod gpu;
 pub mod kraken;
 pub mod migration;
 pub mod movielens;
 pub mod page;
 pub mod peers;
+pub mod placement;
 pub mod quality;
+pub mod serve_soak;
 pub mod shadow;
 pub mod stragglers;
 pub mod stream;

@@ -2,6 +2,8 @@
 //! one machine, and prints the ratios of their speeds. On a busy machine only ratios within one run
 //! are meaningful.
 
+mod epoch;
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -18,11 +20,14 @@ use serde_json::{Value, json};
 use crate::TrialError;
 
 const USAGE: &str = "usage: cargo xtask peers [--rounds 5] [--work a,b,dlrm,job,loader] [--threads 2]
+       cargo xtask peers --work epoch [--formats parquet,tsv] [--batches 300] [--peers torchrec,…]
   Installs the peers from PyPI once (they are large), runs each work in turns, and prints a table and a line of
   JSON. A ratio is Rectrain's samples per second divided by the peer's: the median of the rounds, and their
   range. Rectrain computes in bf16 next to a peer in bf16, and in fp32 otherwise. Keep the machine idle.
   a, b: MLPs with 12.9 M and 0.4 M parameters; dlrm: the dense part of the DLRM; job: the whole DLRM with
-  embeddings; loader: reading rows in Criteo's layout from text, gzip, zstd and Parquet (e2e/peers)";
+  embeddings; loader: reading rows in Criteo's layout from text, gzip, zstd and Parquet (e2e/peers).
+  epoch: whole processes from a file to a test AUC, in `sync` and in `hybrid`. Each run is a line of JSON with its
+  seconds, peak memory and AUC. It writes BATCHES batches of 4,096 rows once, and a tenth as many to test";
 
 const FOLDER: &str = "e2e/peers";
 
@@ -68,6 +73,7 @@ struct Plan {
     rounds: usize,
     work: Vec<String>,
     threads: String,
+    epoch: epoch::Options,
 }
 
 /// Runs the trial with the arguments of the command line.
@@ -81,6 +87,7 @@ pub fn run(arguments: &[&str]) -> Result<(), TrialError> {
     for work in &plan.work {
         report.extend(match &**work {
             "loader" => compare_loaders(&plan, &install(&TORCH)?)?,
+            "epoch" => epoch::compare(&plan)?,
             work => compare(work, &plan)?,
         });
     }
@@ -89,7 +96,12 @@ pub fn run(arguments: &[&str]) -> Result<(), TrialError> {
 }
 
 fn parse(arguments: &[&str]) -> Result<Plan, HarnessError> {
-    let mut plan = Plan { rounds: 5, work: list("a,b,dlrm,job,loader"), threads: "2".to_owned() };
+    let mut plan = Plan {
+        rounds: 5,
+        work: list("a,b,dlrm,job,loader"),
+        threads: "2".to_owned(),
+        epoch: epoch::Options::default(),
+    };
     for pair in arguments.chunks(2) {
         match pair {
             ["--rounds", rounds] => plan.rounds = number(rounds, USAGE)?,
@@ -97,11 +109,14 @@ fn parse(arguments: &[&str]) -> Result<Plan, HarnessError> {
             ["--threads", threads] if threads.parse::<u32>().is_ok_and(|n| n > 0) => {
                 plan.threads = (*threads).to_owned()
             }
+            ["--formats", formats] => plan.epoch.formats = list(formats),
+            ["--batches", batches] => plan.epoch.batches = number(batches, USAGE)?,
+            ["--peers", peers] => plan.epoch.peers = Some(list(peers)),
             _ => return Err(HarnessError::Usage(USAGE)),
         }
     }
-    let known = ["a", "b", "dlrm", "job", "loader"];
-    if plan.rounds == 0 || plan.work.iter().any(|work| !known.contains(&work.as_str())) {
+    let known = ["a", "b", "dlrm", "job", "loader", "epoch"];
+    if plan.rounds == 0 || !plan.epoch.is_valid() || plan.work.iter().any(|work| !known.contains(&work.as_str())) {
         return Err(HarnessError::Usage(USAGE));
     }
     Ok(plan)

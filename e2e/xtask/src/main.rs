@@ -16,7 +16,8 @@ use rectrain_harness::workspace::workspace;
 use rectrain_harness::{HarnessError, say, skips};
 use rectrain_lint::{architecture, prose};
 use rectrain_trials::{
-    chaos, continual, gpu, kraken, migration, page, peers, quality, shadow, stragglers, stream, workers,
+    chaos, continual, des, freshness, gpu, kraken, migration, page, peers, placement, quality, serve_soak, shadow,
+    stragglers, stream, workers,
 };
 
 use error::XtaskError;
@@ -37,10 +38,14 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   continual [ARGS]  trains slice by slice, switches the mode in between, and prints the AUC by slice
   stragglers [ARGS] trains in every mode with dense workers of unequal CPU time; prints throughput and staleness
   shadow [ARGS]     measures throughput, sync gap and normalized entropy in `shadow`; `shadow --help` lists ARGS
+  des [ARGS]        measures the bytes on the wire in `des`, against their formula, `sync` and the mesh
+  freshness [ARGS]  measures the time from a gradient to a changed answer; `freshness --help` lists ARGS
+  serve-soak [ARGS] puts servers under load for minutes while a job publishes, kills some, and checks the answers
   chaos [ARGS]      kills processes of a job at random and compares its model with an undisturbed run's
   stream [ARGS]     trains from a real Kafka: throughput beside a file, or quality beside a frozen model
   migration [ARGS]  moves millions of rows between parameter servers of a running job and prints the step times
   peers [ARGS]      runs the same work with Rectrain, PyTorch, TorchRec and TensorFlow in turns and prints ratios
+  placement [ARGS]  prints how evenly parameter servers share look-ups, by fields and by slots
   kraken [ARGS]     compares tables within a budget, policies and optimizers of rows as Kraken's paper does
   page [--update]   shows the page of a run in chromium in each state, and compares pictures with docs/images/page
   cluster COMMAND   runs a Kubernetes of two nodes on this machine, and trials in it; `cluster --help` lists COMMANDs
@@ -78,11 +83,15 @@ fn dispatch(arguments: &[&str]) -> Result<(), XtaskError> {
         ["continual", rest @ ..] => Ok(continual::run(rest)?),
         ["stragglers", rest @ ..] => Ok(stragglers::run(rest)?),
         ["shadow", rest @ ..] => Ok(shadow::run(rest)?),
+        ["des", rest @ ..] => Ok(des::run(rest)?),
+        ["freshness", rest @ ..] => Ok(freshness::run(rest)?),
+        ["serve-soak", rest @ ..] => Ok(serve_soak::run(rest)?),
         ["chaos", rest @ ..] => Ok(chaos::run(rest)?),
         ["stream", rest @ ..] => Ok(stream::run(rest)?),
         ["migration", rest @ ..] => Ok(migration::run(rest)?),
         ["kraken", rest @ ..] => Ok(kraken::run(rest)?),
         ["peers", rest @ ..] => Ok(peers::run(rest)?),
+        ["placement", rest @ ..] => Ok(placement::run(rest)?),
         ["page", rest @ ..] => Ok(page::run(rest)?),
         ["cluster", rest @ ..] => Ok(cluster::run(rest)?),
         _ => Err(HarnessError::Usage(USAGE).into()),

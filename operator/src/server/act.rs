@@ -15,7 +15,7 @@ use super::observe::{Observed, observe};
 use crate::config::OperatorConfig;
 use crate::events::{Announcement, Announcer};
 use crate::metrics::OperatorMetrics;
-use crate::names::{FIELD_MANAGER, JobName};
+use crate::names::{self, FIELD_MANAGER, JobName};
 use crate::objects::{Kind, Wanted};
 use crate::reconcile::apply::{self, Application, Target};
 use crate::reconcile::error::ReconcileError;
@@ -65,11 +65,13 @@ pub async fn reconcile(name: &JobName, context: &ServerContext) -> Result<Action
         return Ok(Action::await_change());
     };
     let obstacle = context.obstacles.lock().get(name).cloned();
+    let deployment = |name: String| observed.find(Kind::Deployment, &name).map(|deployment| &deployment.body);
     let decision = decide(Facts {
         now: whole_seconds((context.now)()),
         server: &observed.server,
         job: observed.job.as_ref(),
-        deployment: observed.find(Kind::Deployment).map(|deployment| &deployment.body),
+        deployment: deployment(names::of_server(&name.name)),
+        canary: deployment(names::of_canary(&name.name)),
         pods: &observed.pods,
         obstacle: obstacle.as_ref(),
         config: &context.config,
@@ -163,7 +165,7 @@ async fn apply_one(
     observed: &Observed,
     wanted: &Wanted,
 ) -> Result<(), ReconcileError> {
-    let owned = observed.find(wanted.kind);
+    let owned = observed.find(wanted.kind, &wanted.name);
     // A later reconcile creates a terminating object again.
     let is_in_order =
         owned.is_some_and(|owned| owned.is_terminating || apply::is_in_order(wanted, owned, &context.stored_forms));

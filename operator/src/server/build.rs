@@ -27,8 +27,10 @@ pub struct Plan<'a> {
     pub server: &'a RecModelServer,
     /// Its model.
     pub target: &'a Target,
-    /// The number of servers.
+    /// The number of servers with this model.
     pub replicas: u32,
+    /// Whether these servers are the canary.
+    pub is_canary: bool,
     /// The installation.
     pub config: &'a OperatorConfig,
 }
@@ -44,15 +46,25 @@ pub fn replicas(server: &RecModelServer, deployed: Option<u32>) -> u32 {
     }
 }
 
+/// The number of servers of the canary, and of the others. A canary leaves one of the others.
+#[must_use]
+pub fn divided(server: &RecModelServer, replicas: u32) -> (u32, u32) {
+    let Some(canary) = &server.spec.canary else { return (0, replicas) };
+    let percent = u64::from(canary.percent.unwrap_or(defaults::CANARY_PERCENT));
+    let part = (u64::from(replicas) * percent).div_ceil(100);
+    let part = u32::try_from(part).unwrap_or(u32::MAX).min(replicas.saturating_sub(1));
+    (part, replicas - part)
+}
+
 fn least(scaling: &ServerAutoscalingSpec) -> u32 {
     scaling.min_replicas.unwrap_or(defaults::REPLICAS)
 }
 
-/// All objects, in the order of their creation.
+/// All objects, in the order of their creation. `canary` is the plan of the canary's servers.
 ///
 /// # Errors
 /// If the template cannot be written as JSON.
-pub fn objects(plan: Plan<'_>) -> Result<Vec<Wanted>, serde_json::Error> {
+pub fn objects(plan: Plan<'_>, canary: Option<Plan<'_>>) -> Result<Vec<Wanted>, serde_json::Error> {
     let mut all = vec![
         wanted(plan, Kind::ServiceAccount, json!({"automountServiceAccountToken": false})),
         wanted(plan, Kind::Service, json!({"spec": service(plan)})),
@@ -60,10 +72,20 @@ pub fn objects(plan: Plan<'_>) -> Result<Vec<Wanted>, serde_json::Error> {
         wanted(plan, Kind::PodDisruptionBudget, json!({"spec": disruption_budget(plan)})),
         wanted(plan, Kind::Deployment, json!({"spec": deployment(plan)?})),
     ];
+    if let Some(canary) = canary {
+        all.push(wanted(canary, Kind::Deployment, json!({"spec": deployment(canary)?})));
+    }
     if let Some(scaling) = &plan.server.spec.autoscaling {
         all.push(wanted(plan, Kind::HorizontalPodAutoscaler, json!({"spec": autoscaler(plan, scaling)})));
     }
     Ok(all)
+}
+
+/// The name of the Deployment of a plan.
+#[must_use]
+pub fn deployment_name(plan: Plan<'_>) -> String {
+    let server = plan.server.name_any();
+    if plan.is_canary { names::of_canary(&server) } else { names::of_server(&server) }
 }
 
 /// An object with these fields, named and owned.
@@ -72,7 +94,7 @@ fn wanted(plan: Plan<'_>, kind: Kind, mut body: Value) -> Wanted {
     body["apiVersion"] = json!(kind.resource().api_version);
     body["kind"] = json!(kind.name());
     body["metadata"] = json!({
-        "name": names::of_server(&server),
+        "name": deployment_name(plan),
         "namespace": plan.server.namespace(),
         "labels": names::server_labels(&server),
         "ownerReferences": plan.server.controller_owner_ref(&()).into_iter().collect::<Vec<_>>(),
@@ -80,8 +102,11 @@ fn wanted(plan: Plan<'_>, kind: Kind, mut body: Value) -> Wanted {
     Wanted::new(kind, body)
 }
 
+/// The selector of all servers, or of the canary's.
 fn selector(plan: Plan<'_>) -> Value {
-    json!({"matchLabels": names::server_selector(&plan.server.name_any())})
+    let server = plan.server.name_any();
+    let labels = if plan.is_canary { names::canary_selector(&server) } else { names::server_selector(&server) };
+    json!({ "matchLabels": labels })
 }
 
 /// The ports of a server, by name.
@@ -143,6 +168,9 @@ fn template(plan: Plan<'_>) -> Result<Value, serde_json::Error> {
     }
     // The operator's labels win, because it selects pods by them.
     let mut own = names::server_labels(&plan.server.name_any());
+    if plan.is_canary {
+        own.extend(names::canary_selector(&plan.server.name_any()));
+    }
     own.extend(plan.server.uid().map(|uid| (SERVER_UID_LABEL.to_owned(), uid)));
     own.extend(plan.target.step().map(|step| (STEP_LABEL.to_owned(), step.to_string())));
     strategic_merge(&mut labels, &json!(own));
@@ -224,6 +252,10 @@ fn arguments(plan: Plan<'_>) -> Vec<String> {
         format!("--drain={DRAIN_SECONDS}s"),
         format!("--max-requests={in_flight}"),
     ];
+    if let Some(gate) = &plan.server.spec.gate {
+        arguments.extend(gate.rows.iter().map(|rows| format!("--gate-rows={rows}")));
+        arguments.push(format!("--gate-min-auc={}", gate.min_auc));
+    }
     let options = plan.target.place.options.iter();
     arguments.extend(options.map(|(name, value)| format!("--option={name}={value}")));
     arguments

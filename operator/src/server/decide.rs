@@ -44,6 +44,8 @@ pub struct Facts<'a> {
     pub job: Option<&'a RecTrainingJob>,
     /// Its Deployment.
     pub deployment: Option<&'a Value>,
+    /// The Deployment of its canary.
+    pub canary: Option<&'a Value>,
     /// Its pods.
     pub pods: &'a [ServerPod],
     /// The obstacle of the reconcile before.
@@ -70,16 +72,23 @@ pub struct Decision {
 pub fn decide(facts: Facts<'_>) -> Result<Decision, serde_json::Error> {
     let choice = model::choose(facts.server, facts.job, facts.now);
     let replicas = build::replicas(facts.server, deployed(facts.deployment));
-    let objects = match &choice.target {
-        Ok(target) => {
-            let plan = Plan { server: facts.server, target, replicas, config: facts.config };
-            Some(build::objects(plan)?)
-        }
-        Err(_) => None,
+    let plans = plans(facts, &choice, replicas);
+    let objects = match plans {
+        Some((plan, canary)) => Some(build::objects(plan, canary)?),
+        None => None,
     };
-    let finding = finding(facts, &choice, objects.as_deref(), replicas);
+    let finding = finding(facts, &choice, plans, objects.as_deref().unwrap_or_default());
     let status = status(facts, &choice, &finding, replicas);
     Ok(Decision { status, objects, look_again: look_again(facts.server, &choice) })
+}
+
+/// The plans of the servers and of the canary, if there is a model.
+fn plans<'a>(facts: Facts<'a>, choice: &'a Choice, replicas: u32) -> Option<(Plan<'a>, Option<Plan<'a>>)> {
+    let target = choice.target.as_ref().ok()?;
+    let (part, others) = build::divided(facts.server, replicas);
+    let plan = Plan { server: facts.server, target, replicas: others, is_canary: false, config: facts.config };
+    let canary = choice.canary.as_ref().map(|target| Plan { target, replicas: part, is_canary: true, ..plan });
+    Some((plan, canary))
 }
 
 fn look_again(server: &RecModelServer, choice: &Choice) -> Duration {
@@ -97,26 +106,50 @@ fn count(value: &Value) -> Option<u32> {
 }
 
 /// The state of the servers.
-fn finding(facts: Facts<'_>, choice: &Choice, objects: Option<&[Wanted]>, replicas: u32) -> Finding {
+fn finding(
+    facts: Facts<'_>,
+    choice: &Choice,
+    plans: Option<(Plan<'_>, Option<Plan<'_>>)>,
+    objects: &[Wanted],
+) -> Finding {
     if let Some(obstacle) = facts.obstacle {
         return Finding::new(ServerPhase::Degraded, obstacle.reason, obstacle.message.clone());
     }
     if let Err(missing) = choice.target {
         return no_model(facts, missing);
     }
-    let wanted = objects.into_iter().flatten().find(|object| object.kind == Kind::Deployment);
-    let Some((wanted, deployment)) = wanted.zip(facts.deployment) else {
+    let Some((plan, canary)) = plans else {
+        return Finding::new(ServerPhase::Progressing, "Starting", "its servers are about to be created");
+    };
+    let finding = of_deployment(plan, objects, facts.deployment);
+    match canary {
+        // The first servers that are not ready have the word.
+        Some(canary) if finding.phase == ServerPhase::Ready => of_deployment(canary, objects, facts.canary),
+        _ => finding,
+    }
+}
+
+/// The state of the servers of a plan.
+fn of_deployment(plan: Plan<'_>, objects: &[Wanted], deployment: Option<&Value>) -> Finding {
+    let name = build::deployment_name(plan);
+    let wanted = objects.iter().find(|object| object.kind == Kind::Deployment && object.name == name);
+    let Some((wanted, deployment)) = wanted.zip(deployment) else {
         return Finding::new(ServerPhase::Progressing, "Starting", "its servers are about to be created");
     };
     let applied = &deployment["metadata"]["annotations"][APPLIED_ANNOTATION];
     if applied.as_str() != Some(wanted.hash()) {
         return Finding::new(ServerPhase::Progressing, "RollingOut", "its servers are about to change");
     }
-    rollout(deployment, replicas)
+    rollout(deployment, plan)
 }
 
 /// The state of a Deployment that is as it should be.
-fn rollout(deployment: &Value, replicas: u32) -> Finding {
+fn rollout(deployment: &Value, plan: Plan<'_>) -> Finding {
+    let replicas = plan.replicas;
+    let (whose, remedy) = match plan.is_canary {
+        true => (" of the canary", "remove spec.canary"),
+        false => ("", "set spec.version to an earlier step"),
+    };
     let status = &deployment["status"];
     let number = |field: &str| count(&status[field]).unwrap_or(0);
     let is_seen = status["observedGeneration"].as_i64() >= deployment["metadata"]["generation"].as_i64();
@@ -127,12 +160,14 @@ fn rollout(deployment: &Value, replicas: u32) -> Finding {
     let stuck = status["conditions"].as_array().into_iter().flatten();
     let mut stuck = stuck.filter(|condition| condition["reason"] == "ProgressDeadlineExceeded");
     if is_seen && stuck.next().is_some() {
+        let has_gate = plan.server.spec.gate.is_some();
+        let gate = if has_gate { " (spec.gate may refuse the model: the logs have its AUC)" } else { "" };
         let message = format!(
-            "{updated} of {replicas} servers have the wanted model, and the others do not start: look at the logs and events of the pods, or set spec.version to an earlier step"
+            "{updated} of {replicas} servers{whose} have the wanted model, and the others do not start: look at the logs and events of the pods{gate}, or {remedy}"
         );
         return Finding::new(ServerPhase::Degraded, "RolloutStuck", message);
     }
-    let message = format!("{updated} of {replicas} servers have the wanted model, and {ready} servers answer");
+    let message = format!("{updated} of {replicas} servers{whose} have the wanted model, and {ready} servers answer");
     Finding::new(ServerPhase::Progressing, "RollingOut", message)
 }
 
@@ -181,6 +216,7 @@ fn status(facts: Facts<'_>, choice: &Choice, finding: &Finding, replicas: u32) -
         status.history = model::history(&before, target);
         status.since = Some(since(&before, target, facts.now));
         status.checkpoint.clone_from(&target.checkpoint);
+        status.canary = choice.canary.as_ref().and_then(|canary| canary.checkpoint.clone());
     }
     status
 }

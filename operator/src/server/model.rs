@@ -57,6 +57,8 @@ pub struct Choice {
     pub latest: Option<CheckpointStatus>,
     /// The model, or why there is none.
     pub target: Result<Target, Missing>,
+    /// The model of the canary.
+    pub canary: Option<Target>,
     /// The time until a newer checkpoint takes its turn.
     pub wait: Option<Duration>,
 }
@@ -67,7 +69,7 @@ pub fn choose(server: &RecModelServer, job: Option<&RecTrainingJob>, now: Timest
     let before = server.status.clone().unwrap_or_default();
     let place = match place(server, job, &before) {
         Ok(place) => place,
-        Err(missing) => return Choice { place: None, latest: None, target: Err(missing), wait: None },
+        Err(missing) => return Choice { place: None, latest: None, target: Err(missing), canary: None, wait: None },
     };
     let is_same_place = before.model.as_ref().is_some_and(|known| known.path == place.path);
     let before = if is_same_place { before } else { RecModelServerStatus::default() };
@@ -77,12 +79,16 @@ pub fn choose(server: &RecModelServer, job: Option<&RecTrainingJob>, now: Timest
         Some(step) => (Some(checkpoint_of(step, latest.as_ref(), &before)), None),
         None => follow(server, latest.as_ref(), &before, now),
     };
+    let canary = server.spec.canary.as_ref().map(|canary| Target {
+        place: place.clone(),
+        checkpoint: Some(checkpoint_of(canary.step, latest.as_ref(), &before)),
+    });
     let target = if checkpoint.is_none() && place.job.is_some() {
         Err(Missing::Checkpoint)
     } else {
         Ok(Target { place: place.clone(), checkpoint })
     };
-    Choice { place: Some(place), latest, target, wait }
+    Choice { place: Some(place), latest, target, canary, wait }
 }
 
 /// The place of the model. The place of a job that is gone is in the status.
@@ -115,9 +121,9 @@ fn with_storage(place: ModelPlace, storage: Option<&StorageSpec>) -> ModelPlace 
     }
 }
 
-/// The checkpoint of a pinned step. Only a full checkpoint has a name that follows from its step.
+/// The checkpoint of a step. Only a full checkpoint has a name that follows from its step.
 fn checkpoint_of(step: u64, latest: Option<&CheckpointStatus>, before: &RecModelServerStatus) -> CheckpointStatus {
-    let mut known = latest.into_iter().chain(&before.checkpoint).chain(&before.history);
+    let mut known = latest.into_iter().chain(&before.checkpoint).chain(&before.canary).chain(&before.history);
     let known = known.find(|checkpoint| checkpoint.step == step);
     known.cloned().unwrap_or_else(|| CheckpointStatus { name: format!("step-{step:012}"), step })
 }

@@ -9,7 +9,8 @@ use crate::names::{self, JobName, SERVER_LABEL, SERVER_UID_LABEL, STEP_LABEL};
 use crate::objects::{Kind, Owned};
 use crate::reconcile::error::ReconcileError;
 
-/// The kinds of a `RecModelServer`'s objects. All of them have one name.
+/// The kinds of a `RecModelServer`'s objects. All of them have one name. A canary has a Deployment
+/// of its own.
 const KINDS: [Kind; 6] = [
     Kind::ServiceAccount,
     Kind::Service,
@@ -59,10 +60,10 @@ pub struct Observed {
 }
 
 impl Observed {
-    /// The object of a kind, if it exists.
+    /// The object of a kind and a name, if it exists.
     #[must_use]
-    pub fn find(&self, kind: Kind) -> Option<&Owned> {
-        self.objects.iter().find(|object| object.kind == kind)
+    pub fn find(&self, kind: Kind, name: &str) -> Option<&Owned> {
+        self.objects.iter().find(|object| object.kind == kind && object.name == name)
     }
 }
 
@@ -89,9 +90,11 @@ async fn job(client: &Client, namespace: &str, name: Option<&str>) -> Result<Opt
 
 async fn objects(client: &Client, name: &JobName, uid: &str) -> Result<Vec<Owned>, ReconcileError> {
     let mut all = Vec::new();
-    for kind in KINDS {
+    let of_server = KINDS.map(|kind| (kind, names::of_server(&name.name)));
+    let of_canary = (Kind::Deployment, names::of_canary(&name.name));
+    for (kind, object) in of_server.into_iter().chain([of_canary]) {
         let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), &name.namespace, &kind.resource());
-        let object = api.get_opt(&names::of_server(&name.name)).await;
+        let object = api.get_opt(&object).await;
         let object = object.map_err(|source| ReconcileError::List { kind: kind.name(), source })?;
         all.extend(object.and_then(|object| Owned::of(kind, &object, uid)));
     }

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 #[path = "../../examples/chart_values/values.rs"]
 mod chart_values;
+mod versions;
 
 use crate::world::{MANIFEST, World, crashing, good, passes};
 

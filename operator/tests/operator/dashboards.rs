@@ -23,7 +23,7 @@ fn dashboards() -> BTreeMap<String, Value> {
             (file.file_name().unwrap().to_str().unwrap().to_owned(), serde_json::from_str(&text).unwrap())
         })
         .collect();
-    assert_eq!(all.keys().collect::<Vec<_>>(), ["capacity.json", "job.json", "operator.json"]);
+    assert_eq!(all.keys().collect::<Vec<_>>(), ["capacity.json", "job.json", "operator.json", "serving.json"]);
     all
 }
 
@@ -76,7 +76,8 @@ fn metrics(expression: &str) -> BTreeSet<String> {
 /// dashboards, and recorded rules.
 fn known() -> BTreeSet<String> {
     let mut all = BTreeSet::new();
-    for page in ["docs/reference/metrics.md", "docs/reference/operator-metrics.md", "docs/operations/dashboards.md"] {
+    let references = ["metrics", "operator-metrics", "serving-metrics"].map(|name| format!("docs/reference/{name}.md"));
+    for page in references.iter().map(String::as_str).chain(["docs/operations/dashboards.md"]) {
         let page = read(page);
         let rows = page.lines().filter_map(|line| line.strip_prefix("| `")?.split_once("` | "));
         for (name, rest) in rows {

@@ -23,6 +23,8 @@ use crate::world::{JOB, NAMESPACE, now, passes};
 const NAME: &str = "answers";
 /// The name of all its objects.
 const OBJECT: &str = "answers-server";
+/// The name of the canary's Deployment.
+const CANARY: &str = "answers-canary";
 
 /// An operator, and an API server with a job and a RecModelServer.
 pub struct Servers {
@@ -363,11 +365,17 @@ async fn a_step_of_a_path_needs_no_job() {
     assert_eq!(container["envFrom"][0]["secretRef"]["name"], "mine");
 }
 
-/// Servers that gain an autoscaler, which sets their number, and lose it again.
-pub async fn with_and_without_an_autoscaler() -> Servers {
+/// Servers with an autoscaler.
+pub async fn autoscaled() -> Servers {
     let cpu = json!({"resources": {"requests": {"cpu": "1"}}});
     let servers = Servers::of_job(json!({"autoscaling": {"minReplicas": 2, "maxReplicas": 6}, "template": cpu}));
     servers.settle().await;
+    servers
+}
+
+/// Servers that gain an autoscaler, which sets their number, and lose it again.
+pub async fn with_and_without_an_autoscaler() -> Servers {
+    let servers = autoscaled().await;
     assert_eq!(servers.deployment()["spec"]["replicas"], 2);
     let autoscaler = servers.object("horizontalpodautoscalers").unwrap();
     assert_eq!(autoscaler["spec"]["scaleTargetRef"]["name"], OBJECT);
@@ -401,6 +409,91 @@ async fn a_stuck_rollout_is_reported() {
     servers.settle().await;
     let (reason, message) = servers.condition("Degraded").unwrap();
     assert!(reason == "RolloutStuck" && message.starts_with("1 of 2 servers"), "{message}");
+}
+
+#[tokio::test]
+async fn a_gate_reaches_the_servers_and_is_named_if_they_do_not_start() {
+    let servers = Servers::of_job(json!({"gate": {"rows": ["s3://ads/a.csv", "s3://ads/b.csv"], "minAuc": 0.7}}));
+    servers.settle().await;
+    let arguments = servers.deployment()["spec"]["template"]["spec"]["containers"][0]["args"].clone();
+    for argument in ["--gate-rows=s3://ads/a.csv", "--gate-rows=s3://ads/b.csv", "--gate-min-auc=0.7"] {
+        assert!(arguments.as_array().unwrap().contains(&json!(argument)), "{argument}: {arguments}");
+    }
+    servers.api.lock().get_mut("deployments", OBJECT).unwrap()["status"] = json!({
+        "replicas": 3, "updatedReplicas": 1, "availableReplicas": 2, "observedGeneration": 1,
+        "conditions": [{"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}],
+    });
+    servers.settle().await;
+    let (reason, message) = servers.condition("Degraded").unwrap();
+    assert!(reason == "RolloutStuck" && message.contains("spec.gate may refuse the model"), "{message}");
+}
+
+/// A canary of step 900 with a quarter of five servers. The checkpoint is a delta.
+async fn with_canary() -> Servers {
+    let servers = Servers::of_job(json!({"version": 800, "replicas": 5, "canary": {"step": 900, "percent": 25}}));
+    servers.saves("step-000000000900-delta", 900);
+    servers.settle().await;
+    servers
+}
+
+fn canary(servers: &Servers) -> Value {
+    servers.api.lock().get("deployments", CANARY).cloned().expect("a canary")
+}
+
+#[tokio::test]
+async fn a_canary_has_its_part_of_the_servers_until_it_is_taken() {
+    let servers = with_canary().await;
+    let (deployment, spec) = (servers.deployment(), canary(&servers)["spec"].clone());
+    // A quarter of five, rounded up.
+    assert_eq!((&deployment["spec"]["replicas"], &spec["replicas"]), (&json!(3), &json!(2)));
+    assert_eq!(servers.model(), "s3://ads/clicks/step-000000000800");
+    let container = &spec["template"]["spec"]["containers"][0];
+    assert_eq!(container["args"][1], "s3://ads/clicks/step-000000000900-delta");
+    let labels = &spec["template"]["metadata"]["labels"];
+    assert_eq!((&labels["rectrain.dev/canary"], &labels["rectrain.dev/step"]), (&json!("true"), &json!("900")));
+    assert!(deployment["spec"]["template"]["metadata"]["labels"]["rectrain.dev/canary"].is_null());
+    // The Service reaches both, and only the canary's Deployment names the canary.
+    let service = servers.object("services").unwrap()["spec"]["selector"].clone();
+    assert_eq!(labels["rectrain.dev/model-server"], service["rectrain.dev/model-server"]);
+    assert_eq!(spec["selector"]["matchLabels"]["rectrain.dev/canary"], "true");
+    assert_eq!(deployment["spec"]["selector"]["matchLabels"], service);
+    assert_eq!(servers.status().canary.unwrap().step, 900);
+
+    servers.rolls_out();
+    servers.settle().await;
+    assert!(servers.condition("Progressing").unwrap().1.contains("servers of the canary"));
+    servers.api.lock().get_mut("deployments", CANARY).unwrap()["status"] =
+        json!({"replicas": 2, "updatedReplicas": 2, "availableReplicas": 2, "observedGeneration": 1});
+    servers.settle().await;
+    assert_eq!(servers.status().phase, Some(ServerPhase::Ready));
+
+    // Its checkpoint keeps its name while the job goes on.
+    servers.saves("step-000000001000", 1000);
+    servers.settle().await;
+    assert_eq!(servers.status().canary.unwrap().name, "step-000000000900-delta");
+    servers.edit(|spec| {
+        spec.as_object_mut().unwrap().remove("canary");
+        spec["version"] = json!(900);
+    });
+    servers.settle().await;
+    assert!(servers.api.lock().get("deployments", CANARY).is_none());
+    assert_eq!(servers.deployment()["spec"]["replicas"], 5);
+    assert_eq!(servers.model(), "s3://ads/clicks/step-000000000900-delta");
+    assert!(servers.status().canary.is_none());
+}
+
+#[tokio::test]
+async fn a_canary_that_does_not_start_is_named() {
+    let servers = with_canary().await;
+    servers.rolls_out();
+    servers.api.lock().get_mut("deployments", CANARY).unwrap()["status"] = json!({
+        "replicas": 2, "updatedReplicas": 1, "availableReplicas": 0, "observedGeneration": 1,
+        "conditions": [{"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}],
+    });
+    servers.settle().await;
+    let (reason, message) = servers.condition("Degraded").unwrap();
+    assert!(reason == "RolloutStuck" && message.contains("servers of the canary have"), "{message}");
+    assert!(message.contains("remove spec.canary"), "{message}");
 }
 
 #[tokio::test]

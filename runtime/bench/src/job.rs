@@ -100,7 +100,7 @@ fn figures(settings: Settings, summaries: &[Value]) -> RunFigures {
 }
 
 /// `rectrain`, which cargo builds into the folder of this program.
-fn rectrain() -> Result<PathBuf, BenchError> {
+pub(crate) fn rectrain() -> Result<PathBuf, BenchError> {
     Ok(std::env::current_exe()?.with_file_name("rectrain"))
 }
 

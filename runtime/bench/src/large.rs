@@ -159,6 +159,7 @@ fn new_store(args: &LargeArgs) -> Result<Arc<Store>, BenchError> {
         life: LifePolicy::KeepAll,
         initializer: Initializer::Constant(initial),
         zero_columns: 0,
+        first_order: None,
         share: None,
     };
     let groups = INITIAL.map(spec).to_vec();

@@ -12,6 +12,7 @@ mod job;
 mod large;
 mod managed;
 mod memory;
+mod serve;
 mod soak;
 mod step;
 mod store;
@@ -25,7 +26,8 @@ pub use job::{JobArgs, JobFigures, RunFigures, bench_job};
 pub use large::{LargeArgs, LargeFigures, bench_large};
 pub use managed::ManagedFigures;
 pub use memory::{MemoryFigures, bench_memory};
-pub use soak::{SoakArgs, SoakFigures, bench_soak};
+pub use serve::{LoadFigures, ServeArgs, ServeFigures, bench_serve};
+pub use soak::{SoakArgs, SoakFigures, SoakPart, SoakedFigures, bench_soak};
 pub use step::{BenchedPrecision, BenchedTower, StepArgs, StepFigures, bench_step};
 pub use store::{StoreArgs, StoreFigures, bench_store};
 pub use wire::{WireArgs, WireFigures, bench_wire};
@@ -59,6 +61,8 @@ pub enum Bench {
     Wire(WireArgs),
     /// Run whole jobs with `rectrain`: a manifest with varied fields, in alternation
     Job(JobArgs),
+    /// Put `rectrain serve` under load: the saturating rate, latencies below it, and their floor
+    Serve(ServeArgs),
 }
 
 /// The failure of a benchmark.
@@ -136,6 +140,10 @@ pub fn run(bench: &Bench) -> Result<(), BenchError> {
         }
         Bench::Job(args) => {
             let figures = bench_job(args)?;
+            print(&figures.table(), args.json.then_some(&figures))
+        }
+        Bench::Serve(args) => {
+            let figures = bench_serve(args)?;
             print(&figures.table(), args.json.then_some(&figures))
         }
     }

@@ -19,6 +19,7 @@ use rectrain_dense::{
 };
 use serde::Serialize;
 
+use crate::timing::page_faults;
 use crate::zipf::Random;
 use crate::{BenchError, median, table};
 
@@ -81,6 +82,9 @@ pub struct StepFigures {
     pub forward_backward_seconds: f64,
     pub update_seconds: f64,
     pub fastest_step_seconds: f64,
+    /// Page faults that needed no disk, by step: the mean over the measured steps. Each is a page
+    /// that the kernel cleared. `None` if the kernel does not report them.
+    pub page_faults: Option<f64>,
     /// The number of multiplications and additions in the matrix products of a step.
     pub flops: f64,
     pub parameters: usize,
@@ -101,6 +105,9 @@ impl StepFigures {
         row("step, the fastest", self.fastest_step_seconds * 1e3, 2, "ms");
         row("forward and backward pass", self.forward_backward_seconds * 1e3, 2, "ms");
         row("update (Adam)", self.update_seconds * 1e3, 2, "ms");
+        if let Some(faults) = self.page_faults {
+            row("page faults of a step", faults, 1, "");
+        }
         row("matrix products of a step", self.flops / 1e9, 1, "GFLOP");
         row("rate if a step were only these", self.flops / self.step_seconds / 1e9, 0, "GFLOP/s");
         row("parameters", self.parameters as f64, 0, "");
@@ -128,7 +135,11 @@ pub fn bench_step(args: &StepArgs) -> Result<StepFigures, BenchError> {
     let features = Features { samples: batch, dense: &dense, embeddings: &embeddings, linear: &[] };
 
     let mut parts: [Vec<f64>; 3] = Default::default();
+    let mut faults_before = None;
     for count in 1..=args.steps as u64 + 3 {
+        if count == 4 {
+            faults_before = page_faults();
+        }
         let begin = Instant::now();
         tower.forward_backward(features, &labels, 1.0 / batch as f32, count)?;
         let passed = begin.elapsed().as_secs_f64();
@@ -138,6 +149,7 @@ pub fn bench_step(args: &StepArgs) -> Result<StepFigures, BenchError> {
             parts.iter_mut().zip([passed, step - passed, step]).for_each(|(part, seconds)| part.push(seconds));
         }
     }
+    let faults = page_faults().zip(faults_before).map(|(after, before)| after - before);
     let [passes, updates, steps] = parts;
     let fastest = steps.iter().copied().fold(f64::INFINITY, f64::min);
     let (step_seconds, passed) = (median(steps), median(passes));
@@ -150,6 +162,7 @@ pub fn bench_step(args: &StepArgs) -> Result<StepFigures, BenchError> {
         forward_backward_seconds: passed,
         update_seconds: median(updates),
         fastest_step_seconds: fastest,
+        page_faults: faults.map(|faults| faults as f64 / args.steps as f64),
         flops,
         parameters: tower.layout().total(),
         batch,

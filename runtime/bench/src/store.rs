@@ -261,6 +261,7 @@ pub(crate) fn config(args: &StoreArgs) -> StoreConfig {
             life: LifePolicy::KeepAll,
             initializer: Initializer::Uniform { low: -0.01, high: 0.01 },
             zero_columns: 0,
+            first_order: None,
             share: None,
         }],
         budget: None,

@@ -32,6 +32,18 @@ fn cpu_seconds() -> Option<f64> {
     Some(status.split(' ').next()?.parse::<u64>().ok()? as f64 / 1e9)
 }
 
+/// The page faults of this process so far that needed no disk (`minflt` in proc(5)), of all its
+/// threads. `None` if the kernel does not report them.
+pub(crate) fn page_faults() -> Option<u64> {
+    minor_faults(&std::fs::read_to_string("/proc/self/stat").ok()?)
+}
+
+/// The tenth field of `/proc/PID/stat`. The second is a name in parentheses, which may hold blanks.
+fn minor_faults(stat: &str) -> Option<u64> {
+    let (_, fields) = stat.rsplit_once(") ")?;
+    fields.split(' ').nth(7)?.parse().ok()
+}
+
 /// Measures consecutive parts of a time.
 pub(crate) struct Clock(Instant);
 
@@ -56,6 +68,20 @@ mod tests {
         let took = |seconds, cpu| Took { seconds, cpu_seconds: Some(cpu) };
         assert_eq!(longest(&[took(1.0, 1.0), took(3.0, 0.5), took(2.0, 2.0)]), took(3.0, 0.5));
         assert_eq!(longest(&[]), Took::default());
+    }
+
+    #[test]
+    fn page_faults_are_the_tenth_field_after_a_name_with_blanks() {
+        assert_eq!(minor_faults("71 (a ) b) S 1 71 71 0 -1 4194304 1234 5 6 7\n"), Some(1234));
+        assert_eq!(minor_faults("71 (a) S 1"), None);
+    }
+
+    #[test]
+    fn writing_to_fresh_memory_faults() {
+        let Some(before) = page_faults() else { return };
+        let fresh = vec![1_u8; 64 << 20];
+        let after = page_faults().expect("it was reported before");
+        assert!(after > before, "{before} and {after} after {} bytes", fresh.len());
     }
 
     #[test]

@@ -34,6 +34,7 @@ fn config(dim: usize) -> StoreConfig {
         life: LifePolicy::KeepAll,
         initializer: Initializer::Uniform { low: -0.01, high: 0.01 },
         zero_columns: 0,
+        first_order: None,
         share: None,
     };
     StoreConfig { slots: SLOTS, seed: 1, groups: vec![spec], budget: None }

@@ -110,6 +110,7 @@ fn config() -> StoreConfig {
         life: LifePolicy::KeepAll,
         initializer: Initializer::Constant(0.5),
         zero_columns: 0,
+        first_order: None,
         share: None,
     };
     StoreConfig { slots: 4, seed: 1, groups: vec![spec], budget: None }

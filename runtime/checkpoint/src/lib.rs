@@ -39,4 +39,4 @@ pub use name::{Base, CheckpointId, Kind, Ticket, directory_name, parse_directory
 pub use reader::{Checkpoint, Depth, RestoredRows, Verified};
 pub use retention::{Retained, retain};
 pub use rows::{IndexEntry, RowsFooter, RowsHeader, decode_index, encode_index};
-pub use writer::{Begin, CheckpointWriter, RowsWriter, save_dense, save_rows, save_state};
+pub use writer::{Begin, CheckpointWriter, RowsWriter, find_manifest, save_dense, save_rows, save_state};

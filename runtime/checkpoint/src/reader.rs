@@ -542,6 +542,7 @@ mod tests {
             life: LifePolicy::KeepAll,
             initializer: Initializer::Constant(0.5),
             zero_columns: 0,
+            first_order: None,
             share: None,
         };
         let store = Store::new(StoreConfig { slots: 1, seed: 1, groups: vec![spec], budget: None }).unwrap();

@@ -161,10 +161,11 @@ impl CheckpointWriter {
 }
 
 /// The manifest of a checkpoint; `None` if it has none.
-pub(crate) async fn find_manifest(
-    directory: &Directory,
-    checkpoint: &str,
-) -> Result<Option<Manifest>, CheckpointError> {
+///
+/// # Errors
+/// [`CheckpointError::Manifest`], [`CheckpointError::FutureVersion`], [`CheckpointError::MixedUp`],
+/// and errors of the storage.
+pub async fn find_manifest(directory: &Directory, checkpoint: &str) -> Result<Option<Manifest>, CheckpointError> {
     let path = format!("{checkpoint}/{MANIFEST}");
     let name = directory.name_of(&path);
     let bytes = match directory.read(&path, MOST_BYTES).await {

@@ -31,6 +31,7 @@ fn stores(servers: usize) -> Vec<Arc<Store>> {
         life: LifePolicy::KeepAll,
         initializer: Initializer::Constant(1.0),
         zero_columns: 0,
+        first_order: None,
         share: None,
     };
     let ada_grad = SparseOptimizer::AdaGrad { learning_rate: RATE, initial_accumulator: 0.0, epsilon: 1e-10 };

@@ -1,16 +1,19 @@
 //! The command line: the arguments of all commands.
 
+mod plan;
+
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{ArgMatches, Args, Command as ClapCommand, FromArgMatches, Parser, Subcommand, ValueEnum};
 use rectrain_crds::defaults::{BAD_ROWS_LIMIT, TERMINATION_GRACE_SECONDS};
-use rectrain_crds::{BytesSpec, Override, SetKind};
+use rectrain_crds::{Override, SetKind};
 use rectrain_kinds::{Precision, Role};
 use rectrain_serving::ExportType;
 use rectrain_wire::Address;
 
+pub(crate) use self::plan::{PlanArgs, ServingPlanArgs, TableArgs, TrainingPlanArgs};
 use crate::history::HistoryArgs;
 use crate::runs::RunsCommand;
 use crate::serve::args::ServeArgs;
@@ -57,7 +60,7 @@ pub(crate) enum Command {
     /// Explain a field of a manifest, or a kind of model, optimizer or training mode
     Explain {
         /// A field (`spec.training.globalBatchSize`), a kind (`hybrid`, `deepfm`, `adam`),
-        /// `metadata`, or a kind of manifest (`Simulation`)
+        /// `metadata`, or a kind of manifest (`Simulation`, `RecModelServer`)
         #[arg(default_value = "RecTrainingJob")]
         topic: String,
         /// Also list all fields below the field
@@ -66,7 +69,7 @@ pub(crate) enum Command {
     },
     /// Simulate the training modes with workers of unequal speed
     Simulate(SimulateArgs),
-    /// Estimate a job's memory, servers, workers, time and cost
+    /// Estimate a job's memory, servers, workers, time and cost, or the servers of its model
     Plan(PlanArgs),
     /// Examine the operator's automatic decisions about jobs
     Policy {
@@ -347,6 +350,9 @@ pub(crate) enum DataCommand {
     /// Show the ids, the labels and the memory of a job's training data, before training, and the
     /// settings that they suggest
     Profile(ProfileArgs),
+    /// Show how evenly parameter servers would share the look-ups of a job's training data, by
+    /// fields and by slots
+    Placement(PlacementArgs),
     /// MovieLens 100k: a label is 1 from a rating of 4 on; the last 20 % of each user's ratings are
     /// the test
     #[command(name = "movielens-100k")]
@@ -404,59 +410,18 @@ pub(crate) struct ProfileArgs {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct PlanArgs {
+pub(crate) struct PlacementArgs {
     #[command(flatten)]
     pub(crate) job: JobArgs,
-    /// Take the ids and the training rows from this profile (`rectrain data profile --json`)
-    #[arg(long, value_name = "PATH")]
-    pub(crate) profile: Option<PathBuf>,
-    /// The ids of a sparse feature, instead of the profile's: `--ids item_id=10000000`
-    #[arg(long, value_name = "FEATURE=IDS", value_parser = feature_ids)]
-    pub(crate) ids: Vec<FeatureIds>,
-    /// The rows of an epoch, instead of the profile's
-    #[arg(long, value_name = "ROWS")]
-    pub(crate) rows: Option<u64>,
-    /// The memory of a parameter server, such as 16Gi
-    #[arg(long, value_name = "BYTES", default_value = "16Gi", value_parser = memory)]
-    pub(crate) server_memory: u64,
-    /// Samples a second that the job should train
-    #[arg(long, value_name = "RATE", value_parser = rate)]
-    pub(crate) samples_per_second: Option<f64>,
-    /// Samples a second that one dense worker trains, as `rectrain run` shows it
-    #[arg(long, value_name = "RATE", value_parser = rate)]
-    pub(crate) worker_samples_per_second: Option<f64>,
-    /// The price of a core for an hour
-    #[arg(long, value_name = "PRICE", requires = "gb_hour", value_parser = rate)]
-    pub(crate) core_hour: Option<f64>,
-    /// The price of a GB of memory for an hour
-    #[arg(long, value_name = "PRICE", requires = "core_hour", value_parser = rate)]
-    pub(crate) gb_hour: Option<f64>,
+    /// The numbers of parameter servers to compare
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "2,3,5,8", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub(crate) servers: Vec<u16>,
+    /// Read only the first ROWS training rows
+    #[arg(long, value_name = "ROWS", default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) sample: u64,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
-}
-
-/// The number of ids of a sparse feature.
-#[derive(Debug, Clone)]
-pub(crate) struct FeatureIds {
-    pub(crate) feature: String,
-    pub(crate) ids: u64,
-}
-
-fn feature_ids(text: &str) -> Result<FeatureIds, String> {
-    let found = text.rsplit_once('=').and_then(|(feature, ids)| Some((feature.to_owned(), ids.parse().ok()?)));
-    let (feature, ids) = found.ok_or("expected FEATURE=IDS, such as item_id=10000000")?;
-    Ok(FeatureIds { feature, ids })
-}
-
-fn memory(text: &str) -> Result<u64, String> {
-    let bytes = BytesSpec::Text(text.to_owned()).bytes().filter(|bytes| *bytes > 0);
-    bytes.ok_or_else(|| "expected a number of bytes such as 16Gi, 512Mi or 16G".to_owned())
-}
-
-fn rate(text: &str) -> Result<f64, String> {
-    let number = text.parse().ok().filter(|rate: &f64| rate.is_finite() && *rate > 0.0);
-    number.ok_or_else(|| "expected a number above 0".to_owned())
 }
 
 #[derive(Debug, Subcommand)]

@@ -8,7 +8,7 @@ use rectrain_protocol::plan::JobPlan;
 
 use crate::args::DataCommand;
 use crate::failure::Failure;
-use crate::{output, profile};
+use crate::{output, placement, profile};
 
 /// If a manifest's paths point into a folder of this name, a run fills the missing folder first.
 const MOVIELENS_100K: &str = "movielens-100k";
@@ -16,6 +16,7 @@ const MOVIELENS_100K: &str = "movielens-100k";
 pub(crate) fn run(command: &DataCommand) -> Result<(), Failure> {
     match command {
         DataCommand::Profile(args) => profile::run(args),
+        DataCommand::Placement(args) => placement::run(args),
         DataCommand::Replay(args) => crate::replay::replay(args),
         DataCommand::Movielens100k { output, from } => prepare(output, from.as_deref()),
     }

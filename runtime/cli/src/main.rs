@@ -28,6 +28,7 @@ mod page;
 mod pages;
 mod parent;
 mod partial;
+mod placement;
 mod policy;
 mod predict;
 mod preview;

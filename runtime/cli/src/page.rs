@@ -19,7 +19,8 @@ pub(crate) fn page(args: &PageArgs) -> Result<(), Failure> {
     let options = store_options(&args.options)?;
     crate::failure::runtime()?.block_on(async {
         if is_path(&args.job) {
-            return kept(args, &args.job, &options).await.map_err(Failure::User);
+            let page = kept(args, &args.job, &options).await.map_err(Failure::User)?;
+            return tell_file(args, &page);
         }
         let is_of_a_cluster = args.namespace.is_some() || args.context.is_some();
         if let Some(page) = running::page(&args.job).filter(|_| !is_of_a_cluster) {
@@ -38,25 +39,30 @@ fn tell(args: &PageArgs, page: &str) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Prints the file of the page of an ended job, and opens it if that is wanted.
+fn tell_file(args: &PageArgs, page: &Path) -> Result<(), Failure> {
+    output::line(format_args!("the page: {}", page.display()))?;
+    if args.open {
+        browser::open(page);
+    }
+    Ok(())
+}
+
 /// Whether the argument is a checkpoint path. The name of a job has no slash.
 fn is_path(job: &str) -> bool {
     job.contains('/')
 }
 
-/// Writes the page of the record in a checkpoint path.
+/// Writes the page of the record in a checkpoint path. Returns its file.
 ///
 /// # Errors
 /// A sentence that says why there is no page.
-async fn kept(args: &PageArgs, path: &str, options: &BTreeMap<String, String>) -> Result<(), String> {
+async fn kept(args: &PageArgs, path: &str, options: &BTreeMap<String, String>) -> Result<PathBuf, String> {
     let record = read(path, options).await?;
     let page = args.output.clone().unwrap_or_else(|| file_of(&record));
     std::fs::write(&page, page_of_runs(&[record]))
         .map_err(|error| format!("{}: the page cannot be written: {error}", page.display()))?;
-    output::line(format_args!("the page: {}", page.display())).map_err(|error| error.to_string())?;
-    if args.open {
-        browser::open(&page);
-    }
-    Ok(())
+    Ok(page)
 }
 
 async fn read(path: &str, options: &BTreeMap<String, String>) -> Result<Value, String> {
@@ -88,7 +94,7 @@ mod in_a_cluster {
     use rectrain_crds::{Phase, RecTrainingJob};
     use rectrain_member::http::serve_page;
 
-    use super::{BTreeMap, Failure, PageArgs, kept, tell};
+    use super::{BTreeMap, Failure, PageArgs, PathBuf, kept, tell, tell_file};
     use crate::signal;
 
     /// The query of a page that has nothing yet.
@@ -104,7 +110,8 @@ mod in_a_cluster {
                 let phase = job.status.as_ref().and_then(|status| status.phase);
                 let phase = phase.map_or("not seen by an operator yet", Phase::name);
                 let silent = format!("the coordinator of {name} does not answer ({reason}), and its phase is {phase}");
-                ended(args, &job, options).await.map_err(|problem| Failure::User(format!("{silent}: {problem}")))
+                let page = ended(args, &job, options).await;
+                tell_file(args, &page.map_err(|problem| Failure::User(format!("{silent}: {problem}")))?)
             }
         }
     }
@@ -131,8 +138,12 @@ mod in_a_cluster {
         Ok(())
     }
 
-    /// The page of a job whose pods have ended.
-    async fn ended(args: &PageArgs, job: &RecTrainingJob, options: BTreeMap<String, String>) -> Result<(), String> {
+    /// The file with the page of a job whose pods have ended.
+    async fn ended(
+        args: &PageArgs,
+        job: &RecTrainingJob,
+        options: BTreeMap<String, String>,
+    ) -> Result<PathBuf, String> {
         let path = job.spec.checkpoint.as_ref().and_then(|checkpoint| checkpoint.path.as_deref());
         let path = path.ok_or("it sets no spec.checkpoint.path, so no page was kept")?;
         let of_job = job.spec.data.storage.clone().unwrap_or_default().options;

@@ -14,8 +14,10 @@ use tokio::sync::oneshot;
 
 use crate::failure::Failure;
 
-/// The time between two looks for a newer checkpoint.
-const LOOK: Duration = Duration::from_secs(1);
+/// The time between two looks for a newer checkpoint, in a folder and in an object store. A look at
+/// a store is a request that costs money.
+const LOOK_AT_FOLDER: Duration = Duration::from_millis(100);
+const LOOK_AT_STORE: Duration = Duration::from_secs(1);
 /// The longest time that the end of a job waits for its last publication.
 const LAST: Duration = Duration::from_secs(60);
 
@@ -29,6 +31,8 @@ pub(crate) struct Publishing {
 /// The publisher of a job, its settings and its metrics.
 struct Work {
     publisher: Publisher,
+    /// The time between two looks for a newer checkpoint.
+    look: Duration,
     every: Duration,
     metrics: CoordinatorMetrics,
     /// The last publication.
@@ -64,7 +68,8 @@ impl Publishing {
                 };
                 let _gone = opened.send(Ok(()));
                 let every = publish.every.unwrap_or_default();
-                Work { publisher, every, metrics, last: None, warned: None }.run(ending).await;
+                let look = look_at(&checkpoint.path);
+                Work { publisher, look, every, metrics, last: None, warned: None }.run(ending).await;
             });
         };
         let thread = std::thread::Builder::new().name("rectrain-publish".into()).spawn(work);
@@ -98,6 +103,11 @@ fn refused(error: &ServingError) -> Failure {
     }
 }
 
+/// The time between two looks for a newer checkpoint in a path.
+fn look_at(path: &str) -> Duration {
+    if path.contains("://") { LOOK_AT_STORE } else { LOOK_AT_FOLDER }
+}
+
 fn cannot_start(error: &std::io::Error) -> Failure {
     Failure::Failed(format!("cannot start the thread that publishes: {error}"))
 }
@@ -111,6 +121,8 @@ impl Work {
     /// Publishes until `end` is sent, and then once more. Ends at once if its sender is dropped.
     async fn run(mut self, mut end: oneshot::Receiver<()>) {
         loop {
+            // In trouble it looks at a folder as rarely as at a store.
+            let look = if self.warned.is_some() { LOOK_AT_STORE } else { self.look };
             tokio::select! {
                 ended = &mut end => {
                     if ended.is_ok() {
@@ -118,10 +130,10 @@ impl Work {
                     }
                     return;
                 }
-                () = tokio::time::sleep(LOOK) => {}
+                () = tokio::time::sleep(look) => {}
             }
             // Half a look earlier, so that a publication does not wait for the look after the next.
-            if self.last.is_none_or(|last| last.elapsed() + LOOK / 2 >= self.every) {
+            if self.last.is_none_or(|last| last.elapsed() + self.look / 2 >= self.every) {
                 self.publish().await;
             }
         }

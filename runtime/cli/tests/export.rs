@@ -53,6 +53,7 @@ fn job(settings: ModelSettings) -> Job {
     let config = ModelConfig { dropout: 0.3, ..ModelConfig::new(settings, DENSE, dims.clone()) };
     let model = config.build().unwrap();
     let linear = model.needs_linear();
+    let ftrl = SparseOptimizer::Ftrl { learning_rate: 0.3, beta: 1.0, l1: 0.001, l2: 0.0 };
     let spec = |value_type| RowSpec {
         dim: dims[0] + usize::from(linear),
         value_type,
@@ -60,6 +61,7 @@ fn job(settings: ModelSettings) -> Job {
         life: LifePolicy::KeepAll,
         initializer: Initializer::Uniform { low: -0.5, high: 0.5 },
         zero_columns: usize::from(linear),
+        first_order: (linear && !lr).then_some(ftrl),
         share: None,
     };
     let groups = vec![spec(ValueType::F32), spec(ValueType::Bf16)];

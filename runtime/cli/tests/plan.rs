@@ -99,6 +99,63 @@ fn a_person_reads_of_the_missing_rates() {
     }
 }
 
+const LOAD: [&str; 4] = ["--requests-per-second", "10000", "--core-requests-per-second", "100"];
+
+#[test]
+fn the_servers_of_a_model_are_those_of_the_formulas() {
+    let folder = folder();
+    let arguments = [&["plan", "serving", "job.yaml", "--json"], &IDS[..], &LOAD].concat();
+    let prices = ["--large-price", "2", "--small-price", "1"];
+    let output = rectrain(folder.path(), &[&arguments[..], &prices].concat());
+    assert!(output.status.success(), "{output:?}");
+    let plan: Value = serde_json::from_slice(&output.stdout).unwrap();
+    // A key and 4 values a row, and 200 candidates of two features.
+    let bytes = 1_010_000_000_u64 * 24;
+    assert_eq!((&plan["bytes"], &plan["requestIds"]), (&json!(bytes), &json!(400.0)));
+    let servers = |place: usize| {
+        let of = &plan["deployments"][place];
+        (of["large"].as_u64().unwrap(), of["small"].as_u64().unwrap(), of["price"].as_f64().unwrap())
+    };
+    // A server of 16 cores at half of its load answers 800 requests a second. Two models in memory
+    // are 48 GB: .6 of 128 GiB are enough, and .6 of 16 GiB are not.
+    assert_eq!(servers(0), (13, 0, 26.0));
+    // Two copies of all rows are 3.7 GB in each of 13 servers.
+    assert_eq!(servers(1), (0, 13, 13.0));
+    // A large machine holds all rows. The second one has the second copy.
+    assert_eq!(servers(2), (2, 13, 17.0));
+    // 10,000 requests of 400 rows of 24 bytes are 96 MB a second, of 1.25 GB in two machines.
+    let network = plan["deployments"][2]["network"].as_f64().unwrap();
+    assert!((network - 0.096 / 2.5).abs() < 1e-9, "{network}");
+    let person = rectrain(folder.path(), &[&["plan", "serving", "job.yaml"], &IDS[..], &LOAD].concat());
+    let text = String::from_utf8(person.stdout).unwrap();
+    for part in ["1,010,000,000, 24.2 GB of keys and values", "whole", "co-located", "non-co-located"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+}
+
+#[test]
+fn bad_inputs_of_a_plan_for_serving_are_refused() {
+    let folder = folder();
+    let cases: [(&[&str], &str); 5] = [
+        (&[], "the number of ids of the feature `user` is not known"),
+        (&["--load", "0"], "expected a number above 0, at most 1"),
+        (&["--cached", "2"], "expected a number from 0 to 1"),
+        (&["--large-price", "2"], "--small-price"),
+        (
+            &["--ids", "user=5", "--ids", "item=5", "--update-cores", "16"],
+            "--update-cores 16: expected less than --cores",
+        ),
+    ];
+    for (arguments, part) in cases {
+        let output = rectrain(folder.path(), &[&["plan", "serving", "job.yaml"], &LOAD[..], arguments].concat());
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {message}");
+        assert!(message.contains(part) && output.stdout.is_empty(), "{part}: {message}");
+    }
+    let missing = rectrain(folder.path(), &["plan", "serving", "job.yaml"]);
+    assert!(String::from_utf8_lossy(&missing.stderr).contains("--requests-per-second"), "{missing:?}");
+}
+
 #[test]
 fn bad_inputs_are_refused_with_exit_code_2() {
     let folder = folder();

@@ -60,7 +60,7 @@ fn each_json_line_starts_with_the_comparable_results_of_a_mode() {
             assert!(value[key].is_number(), "{key} in {line}");
         }
         assert_eq!(value["droppedBatches"].as_u64().unwrap() > 0, mode == "hopBw", "{line}");
-        assert_eq!(value["meanStaleness"].as_f64().unwrap() == 0.0, ["sync", "hybrid", "hopBw"].contains(&mode));
+        assert_eq!(value["meanStaleness"].as_f64().unwrap() == 0.0, ["sync", "hybrid", "des", "hopBw"].contains(&mode));
     }
 }
 

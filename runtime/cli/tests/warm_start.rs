@@ -267,6 +267,18 @@ fn a_model_that_does_not_fit_is_refused_with_all_differences() {
     }
 }
 
+/// The state of the first-order weights carries over too.
+#[test]
+fn nights_with_ftrl_for_first_order_weights_equal_one_run() {
+    let folder = folder();
+    let ftrl = "spec.training.optimizer.firstOrder.kind=ftrl,spec.training.optimizer.firstOrder.l1=0.001";
+    let both = events(&run(folder.path(), &["spec.data.train.paths={d/day1.csv,d/day2.csv}", ftrl]));
+    train(folder.path(), &night(1, None), &[ftrl]);
+    let second = train(folder.path(), &night(2, Some(1)), &[ftrl]);
+    assert_eq!(last(&second)["parametersSha256"], last(&both)["parametersSha256"]);
+    refused(folder.path(), &["spec.checkpoint.from=m/1@latest"], &["spec.training.optimizer.firstOrder of the table"]);
+}
+
 #[test]
 fn a_checkpoint_that_is_not_there_is_refused() {
     let folder = folder();

@@ -7,6 +7,9 @@
 //!
 //! The ledger is in every checkpoint. It lists the latest files in full, and has a hash of the name
 //! of every older one. So a file is taken once, and a name that comes again is recognized.
+//!
+//! All of this is in every image of the journal, too ([`crate::journal`]). So its size is bounded:
+//! the files that wait and the files that are listed take about 50 KB, and each older name 9 bytes.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -18,11 +21,11 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 /// Files that were noticed and not taken, about. Loaders hold the names of further ones.
-const MOST_WAITING: usize = 1_000;
+const MOST_WAITING: usize = 200;
 /// Read files that are listed in full.
-const MOST_LISTED: usize = 1_000;
-/// Names that are remembered.
-const MOST_REMEMBERED: usize = 1_000_000;
+const MOST_LISTED: usize = 64;
+/// Names that are remembered: as many as one listing goes through. They take 1.8 MB.
+const MOST_REMEMBERED: usize = FollowConfig::MOST_OBJECTS;
 /// Files that are looked at, and that are counted and unread, at most.
 const TAKEN_AHEAD: usize = 4;
 /// After this time another loader is asked to look at a file.
@@ -58,9 +61,13 @@ struct TakenFile {
     /// In bytes.
     size: u64,
     /// A generation, an entity tag or a time of modification; see `rectrain_data::Fingerprint`.
+    /// Stays once the rows are handed out: they may be read again.
     version: String,
     /// In milliseconds since 1970 (UTC).
     modified_millis: i64,
+    /// The last other version that a listing found since the rows were handed out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    noted: Option<String>,
     /// The good rows; `None` until a loader has counted them.
     rows: Option<u64>,
     /// The digest of a local file's content.
@@ -99,6 +106,27 @@ pub(crate) struct Followed {
     listing_millis: Option<i64>,
     /// Files that the last loader has yet to tell.
     untold: u64,
+    /// Set once the time has come at which the run ends.
+    ending: Option<Ending>,
+}
+
+/// The end of a run at a time. A path may get new files forever, so names that come later are not
+/// taken in.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Ending {
+    /// When the first listing after that time came, in milliseconds since 1970 (UTC).
+    millis: i64,
+    /// The loader that has listed the paths last since then.
+    lister: u32,
+    /// Whether a loader has told all names that it listed since then.
+    is_complete: bool,
+}
+
+impl Ending {
+    /// Whether a file that is not known yet is for the next run.
+    fn excludes(&self, file: &v1::SeenFile) -> bool {
+        self.is_complete || file.modified_millis > self.millis
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -150,7 +178,8 @@ impl Followed {
 
     /// A loader tells of files. `is_read` says whether all rows of a part were read.
     pub(crate) fn note(&mut self, seen: &v1::FilesSeen, is_read: impl Fn(PartId) -> bool, now: i64) -> Vec<Finding> {
-        if seen.listed || !seen.files.is_empty() {
+        let has_names = seen.listed || !seen.files.is_empty();
+        if has_names && !self.is_closed() {
             self.untold = seen.more;
         }
         self.run_millis.get_or_insert(now);
@@ -162,7 +191,27 @@ impl Followed {
         for name in &seen.missing {
             findings.extend(self.note_missing(name, &is_read));
         }
+        if has_names {
+            self.note_end(seen, now);
+        }
         findings
+    }
+
+    /// Notes the end of the run, by a message with names.
+    fn note_end(&mut self, seen: &v1::FilesSeen, now: i64) {
+        let Some(FollowEnd::Timestamp(end)) = self.config.until else { return };
+        if seen.listed && now >= end {
+            let fresh = Ending { millis: now, lister: seen.loader, is_complete: false };
+            self.ending.get_or_insert(fresh).lister = seen.loader;
+        }
+        if let Some(ending) = &mut self.ending {
+            ending.is_complete |= ending.lister == seen.loader && seen.more == 0;
+        }
+    }
+
+    /// Whether no further name is taken in.
+    fn is_closed(&self) -> bool {
+        self.ending.as_ref().is_some_and(|ending| ending.is_complete)
     }
 
     fn note_file(&mut self, seen: &v1::SeenFile, is_read: impl Fn(PartId) -> bool, now: i64) -> Option<Finding> {
@@ -170,6 +219,10 @@ impl Followed {
             return taken.note_version(seen, is_read, &mut self.ledger.counts);
         }
         if self.ledger.is_older(&seen.name) {
+            return None;
+        }
+        let is_excluded = self.ending.as_ref().is_some_and(|ending| ending.excludes(seen));
+        if is_excluded && !self.waiting.keys().any(|Place(_, known)| *known == seen.name) {
             return None;
         }
         let v1::SeenFile { name, size, version, modified_millis } = seen.clone();
@@ -280,18 +333,18 @@ impl Followed {
         }
     }
 
-    /// Whether no further file will be trained, by the message of a loader that has just listed the
+    /// Whether no further file will be trained. `listed` says whether a loader has just listed the
     /// paths.
     pub(crate) fn is_over(&self, listed: bool, now: i64) -> bool {
         let is_handed_out = self.waiting.is_empty() && self.to_look_at.is_empty() && self.untold == 0;
         let is_time = match self.config.until {
             None => false,
-            Some(FollowEnd::Timestamp(end)) => now >= end,
+            Some(FollowEnd::Timestamp(_)) => self.is_closed(),
             Some(FollowEnd::IdleSeconds(seconds)) => {
-                self.news_millis.is_some_and(|news| now - news >= i64::from(seconds) * 1_000)
+                listed && self.news_millis.is_some_and(|news| now - news >= i64::from(seconds) * 1_000)
             }
         };
-        listed && is_handed_out && is_time && self.ledger.files.iter().all(|file| file.is_handed_out)
+        is_handed_out && is_time && self.ledger.files.iter().all(|file| file.is_handed_out)
     }
 
     /// The work for a loader.
@@ -348,6 +401,7 @@ impl FileLedger {
             size,
             version,
             modified_millis,
+            noted: None,
             rows: None,
             content: None,
             is_handed_out: false,
@@ -383,20 +437,28 @@ impl TakenFile {
         is_read: impl Fn(PartId) -> bool,
         counts: &mut FollowedFiles,
     ) -> Option<Finding> {
-        // A loader compares the rows that an earlier run had counted.
-        let is_compared = !self.is_handed_out && self.rows.is_some();
-        if self.version == seen.version || is_compared {
+        if self.version == seen.version || self.noted.as_ref() == Some(&seen.version) {
             return None;
         }
-        let finding = self.lose_unread(CHANGED, &is_read, counts);
-        let is_after = self.is_handed_out && !self.is_lost && is_read(PartId(self.part));
-        (self.version, self.size) = (seen.version.clone(), seen.size);
-        self.modified_millis = seen.modified_millis;
-        if is_after {
+        if !self.is_handed_out {
+            self.adopt_version(seen);
+            return None;
+        }
+        self.noted = Some(seen.version.clone());
+        if !self.is_lost && is_read(PartId(self.part)) {
             counts.changed += 1;
             return Some(Finding::Changed { name: self.name.clone() });
         }
-        finding
+        self.lose_unread(CHANGED, is_read, counts)
+    }
+
+    /// The file changed before its rows were handed out. A loader compares the rows that an earlier
+    /// run had counted.
+    fn adopt_version(&mut self, seen: &v1::SeenFile) {
+        if self.rows.is_none() {
+            (self.version, self.size) = (seen.version.clone(), seen.size);
+            self.modified_millis = seen.modified_millis;
+        }
     }
 
     /// Notes that rows that were handed out and not read are lost.
@@ -427,7 +489,7 @@ impl TakenFile {
                 return false;
             }
         }
-        (self.size, self.content, self.rows) = (now.size, content, Some(rows));
+        (self.size, self.content, self.rows, self.noted) = (now.size, content, Some(rows), None);
         if let Some(version) = &now.version {
             self.version.clone_from(version);
         }
@@ -591,8 +653,19 @@ mod tests {
         followed.looked_at(&looked(0, 9, 1));
         followed.looked_at(&looked(1, 4, 1));
         assert_eq!(followed.ready().len(), 2);
+        stored(&followed)
+    }
+
+    /// The ledger, as a checkpoint gives it back.
+    fn stored(followed: &Followed) -> FileLedger {
         let json = serde_json::to_string(followed.ledger()).unwrap();
         serde_json::from_str(&json).unwrap()
+    }
+
+    /// A loader has looked at an object of four rows. The store digests its content.
+    fn object(part: u32, version: &str) -> v1::LookedAtFile {
+        let file = v1::DataFile { size: 5, version: Some(version.to_owned()), ..v1::DataFile::default() };
+        v1::LookedAtFile { part, file: Some(file), rows: 4 }
     }
 
     #[test]
@@ -634,6 +707,42 @@ mod tests {
         }
     }
 
+    /// Its rows may be needed again: by a replay in this run, and by a run that resumes.
+    #[test]
+    fn a_file_that_changes_after_it_was_read_keeps_the_version_that_was_read() {
+        let mut followed = Followed::new(&config(|_| {}), None, unread);
+        followed.note(&seen(&[("a", "1")]), read, 0);
+        followed.take(0).unwrap();
+        assert_eq!(followed.looked_at(&object(0, "1")), None);
+        assert_eq!(parts(&followed.ready()), [(0, 0, 4)]);
+        let mut later = seen(&[("a", "2")]);
+        (later.files[0].size, later.files[0].modified_millis) = (6, 8);
+        assert_eq!(followed.note(&later, read, 0), [Finding::Changed { name: "a".to_owned() }]);
+        let expected = v1::FollowedFile { part: 0, name: "a".to_owned(), version: "1".to_owned(), modified_millis: 7 };
+        assert_eq!(followed.file(PartId(0)), Some(expected), "for a replay");
+        let saved = stored(&followed);
+        for (version, is_lost) in [("1", false), ("2", true)] {
+            let mut resumed = Followed::new(&config(|_| {}), Some(&saved), read);
+            assert_eq!(resumed.looked_at(&object(0, version)).is_some(), is_lost, "{version}");
+        }
+    }
+
+    /// The version that the earlier run has told is news to a run that reads the file again.
+    #[test]
+    fn a_resumed_run_tells_a_change_again() {
+        let mut followed = Followed::new(&config(|_| {}), None, unread);
+        followed.note(&seen(&[("a", "1")]), read, 0);
+        followed.take(0).unwrap();
+        followed.looked_at(&object(0, "1"));
+        followed.ready();
+        followed.note(&seen(&[("a", "2")]), read, 0);
+        let mut resumed = Followed::new(&config(|_| {}), Some(&stored(&followed)), read);
+        assert_eq!(resumed.looked_at(&object(0, "1")), None, "it was put back");
+        assert_eq!(parts(&resumed.ready()), [(0, 0, 4)]);
+        let lost = Finding::Lost { name: "a".to_owned(), problem: CHANGED, part: Some(PartId(0)) };
+        assert_eq!(resumed.note(&seen(&[("a", "2")]), unread, 0), [lost]);
+    }
+
     #[test]
     fn another_list_of_paths_or_another_order_is_a_difference() {
         let saved = saved();
@@ -666,27 +775,102 @@ mod tests {
     }
 
     #[test]
-    fn a_run_is_over_once_it_is_idle_or_its_time_has_come() {
-        let idle = config(|config| config.until = Some(FollowEnd::IdleSeconds(60)));
-        let timed = config(|config| config.until = Some(FollowEnd::Timestamp(60_000)));
-        for (config, late_news) in [(idle, true), (timed, false)] {
-            let mut followed = Followed::new(&config, None, unread);
-            followed.note(&seen(&[]), read, 0);
-            assert!(!followed.is_over(true, 59_999) && followed.is_over(true, 60_000));
-            assert!(!followed.is_over(false, 60_000), "no loader has listed the paths");
-            followed.note(&seen(&[("a", "1")]), read, 30_000);
-            assert!(!followed.is_over(true, 90_000), "a file waits");
+    fn the_files_in_an_image_of_the_journal_have_a_bounded_size() {
+        let mut followed = Followed::new(&config(|_| {}), None, unread);
+        let names = |from: usize, count: usize| {
+            let name = |number| format!("gs://some-bucket/clicks/day=2026-01-01/part-{number:012}.snappy.parquet");
+            (from..from + count).map(name).collect::<Vec<_>>()
+        };
+        let tell = |followed: &mut Followed, names: &[String]| {
+            let version = "etag:0123456789abcdef0123456789abcdef";
+            let files: Vec<_> = names.iter().map(|name| (name.as_str(), version)).collect();
+            followed.note(&seen(&files), read, 0);
+        };
+        for part in 0..1_000 {
+            tell(&mut followed, &names(part, 1));
             followed.take(0).unwrap();
-            assert!(!followed.is_over(true, 90_000), "it is not counted");
-            followed.looked_at(&looked(0, 1, 1));
+            followed.looked_at(&looked(part as u32, 1, u64::MAX));
             followed.ready();
-            assert_eq!((followed.is_over(true, 89_999), followed.is_over(true, 90_000)), (!late_news, true));
-            let more = v1::FilesSeen { more: 1, ..seen(&[]) };
-            followed.note(&more, read, 90_000);
-            assert!(!followed.is_over(true, 200_000), "a loader has names to tell");
+            followed.forget(unread);
         }
+        let room = followed.wanted(0, 0).room as usize;
+        tell(&mut followed, &names(1_000, room));
+        assert_eq!(followed.wanted(0, 0).room, 0);
+        let bytes = rmp_serde::to_vec_named(&followed).unwrap().len();
+        let older = 9 * followed.ledger.older.len();
+        assert!(older > 8_000 && bytes - older < 80_000, "{bytes} bytes, {older} of them for older names");
+    }
+
+    #[test]
+    fn a_run_is_over_once_it_is_idle() {
+        let idle = config(|config| config.until = Some(FollowEnd::IdleSeconds(60)));
+        let mut followed = Followed::new(&idle, None, unread);
+        followed.note(&seen(&[]), read, 0);
+        assert!(!followed.is_over(true, 59_999) && followed.is_over(true, 60_000));
+        assert!(!followed.is_over(false, 60_000), "no loader has listed the paths");
+        followed.note(&seen(&[("a", "1")]), read, 30_000);
+        assert!(!followed.is_over(true, 90_000), "a file waits");
+        followed.take(0).unwrap();
+        assert!(!followed.is_over(true, 90_000), "it is not counted");
+        followed.looked_at(&looked(0, 1, 1));
+        followed.ready();
+        assert!(!followed.is_over(true, 89_999) && followed.is_over(true, 90_000));
+        followed.note(&v1::FilesSeen { more: 1, ..seen(&[]) }, read, 90_000);
+        assert!(!followed.is_over(true, 200_000), "a loader has names to tell");
         let endless = Followed::new(&config(|_| {}), None, unread);
         assert!(!endless.is_over(true, i64::MAX));
+    }
+
+    /// Trains a file, so that nothing but new files keeps the run from its end.
+    fn train(followed: &mut Followed, part: u32) {
+        followed.take(0).unwrap();
+        followed.looked_at(&looked(part, 1, 1));
+        assert_eq!(followed.ready().len(), 1);
+    }
+
+    /// Each listing has a file that the one before had not.
+    #[test]
+    fn a_run_on_a_busy_path_is_over_once_its_time_has_come() {
+        let timed = config(|config| config.until = Some(FollowEnd::Timestamp(60_000)));
+        let mut followed = Followed::new(&timed, None, unread);
+        followed.note(&seen(&[("a", "1")]), read, 59_999);
+        train(&mut followed, 0);
+        assert!(!followed.is_over(true, 59_999));
+        followed.note(&seen(&[("b", "1")]), read, 60_000);
+        assert!(!followed.is_over(true, 60_000), "b waits");
+        for (number, name) in (1..).zip(["c", "d"]) {
+            let found = v1::FilesSeen { more: 7, ..seen(&[(name, "1")]) };
+            followed.note(&found, read, 60_000 + 30_000 * number);
+        }
+        train(&mut followed, 1);
+        assert!(followed.is_over(false, 150_000));
+        assert_eq!((taken(&followed), followed.counts(0).waiting), (vec!["a", "b"], 0));
+        assert_eq!(followed.note(&seen(&[("a", "2")]), read, 150_000).len(), 1, "known files are watched");
+    }
+
+    /// One message has not room for all names, and new files keep coming.
+    #[test]
+    fn a_run_is_over_once_the_loader_has_told_the_names_of_its_listing() {
+        let timed = config(|config| config.until = Some(FollowEnd::Timestamp(60_000)));
+        let mut followed = Followed::new(&timed, None, unread);
+        let tells = |loader, listed, name, modified_millis, more| {
+            let file = v1::SeenFile { modified_millis, ..seen(&[(name, "1")]).files.remove(0) };
+            v1::FilesSeen { loader, listed, more, files: vec![file], ..v1::FilesSeen::default() }
+        };
+        followed.note(&tells(0, true, "a", 1, 1), read, 59_000);
+        followed.note(&tells(1, true, "b", 60_500, 2), read, 60_000);
+        train(&mut followed, 0);
+        train(&mut followed, 1);
+        // The other loader had listed before the end, and has less to tell.
+        followed.note(&tells(0, false, "c", 1, 0), read, 61_000);
+        train(&mut followed, 2);
+        assert!(!followed.is_over(false, 61_000));
+        followed.note(&tells(1, false, "d", 2, 1), read, 62_000);
+        followed.note(&tells(1, false, "e", 61_000, 0), read, 63_000);
+        assert!(!followed.is_over(true, 63_000), "d waits");
+        train(&mut followed, 3);
+        assert!(followed.is_over(false, 63_000));
+        assert_eq!(taken(&followed), ["a", "b", "c", "d"], "e came after the end");
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! A data set: a subset of the rows of a source. The entry to this crate: open one, and request a
 //! reader.
 
+use std::collections::HashSet;
+use std::ffi::OsString;
 use std::sync::Arc;
 
 use object_store::ObjectStore;
@@ -113,6 +115,14 @@ impl Dataset {
     /// Names of the files, in reading order. Empty for a source without files.
     pub fn files(&self) -> Vec<String> {
         self.source_files().into_iter().map(|file| file.name.clone()).collect()
+    }
+
+    /// Names of the files as in [`FoundFile::canonical`](crate::FoundFile::canonical). Blocks.
+    ///
+    /// # Errors
+    /// A file that cannot be looked at.
+    pub fn canonical_files(&self) -> Result<HashSet<OsString>, DataError> {
+        self.source_files().into_iter().map(SourceFile::canonical_name).collect()
     }
 
     /// The [digest](Identity::digest) of the source's identity.

@@ -95,7 +95,7 @@ impl SourceFile {
 
     /// The same for all names of one file: its path with links followed, or its URL in one
     /// spelling.
-    fn canonical_name(&self) -> Result<OsString, DataError> {
+    pub(crate) fn canonical_name(&self) -> Result<OsString, DataError> {
         match &self.place {
             FilePlace::Local(path) => match std::fs::canonicalize(path) {
                 Ok(path) => Ok(path.into_os_string()),
@@ -235,7 +235,7 @@ pub(crate) fn refuse_common(train: &[&SourceFile], test: &[&SourceFile]) -> Resu
 }
 
 /// A URL with its scheme in lower case, and with `s3` instead of the other name `s3a`.
-fn one_spelling(url: &str) -> String {
+pub(crate) fn one_spelling(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else {
         return url.to_owned();
     };

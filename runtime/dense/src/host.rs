@@ -10,12 +10,13 @@ use crate::DenseError;
 use crate::Precision;
 use crate::batch::{Features, StepOutput};
 use crate::finite::first_not_finite;
+use crate::flex::{contiguous, floats, reclaim, reclaim_values};
 use crate::layers::{Context, Products, matrix};
 use crate::layout::{ParameterEntry, ParameterLayout};
 use crate::linear::{Linears, Wave};
 use crate::models::Model;
 use crate::optimizer::Rule;
-use crate::pass::{Pass, Passed, inputs, logits};
+use crate::pass::{KnownFinite, Pass, Passed, Recorded, inputs, logits};
 use crate::workers::{Workers, shards};
 
 /// Values that one thread updates at a time.
@@ -73,6 +74,7 @@ impl Host {
             embeddings: &mut output.embedding_gradients,
             linear: &mut output.linear_gradients,
         };
+        let mut finite = KnownFinite { inputs: true, gradients: true };
         for wave in shards(features.samples).chunks(Linears::wave_shards(self.workers.threads())) {
             let records = self.linears.records(wave.len());
             let shards = wave.iter().zip(records);
@@ -85,9 +87,10 @@ impl Host {
             self.accumulate(layout, &results, wave[0].start == 0);
             for result in &results {
                 output.loss_sums.iter_mut().zip(&result.loss_sums).for_each(|(sum, part)| *sum += part);
+                finite = finite.and(result.finite);
             }
         }
-        Passed { output, broken: self.broken(layout) }
+        Passed { output, broken: self.broken(layout), finite }
     }
 
     /// Position of the first value that is infinite or not a number.
@@ -210,6 +213,7 @@ impl<'a> Targets<'a> {
 /// The gradients of one shard, as Burn's buffers.
 struct ShardGradients {
     loss_sums: Vec<f64>,
+    finite: KnownFinite,
     /// In layout order; none for a parameter that the loss does not depend on, and for the
     /// parameters of linear layers.
     parameters: Vec<Option<TensorData>>,
@@ -223,6 +227,7 @@ fn differentiate(
     shard: Range<usize>,
     targets: Targets<'_>,
 ) -> ShardGradients {
+    let mut finite = KnownFinite { inputs: inputs_are_finite(pass, &shard), gradients: true };
     let recorded = pass.forward(parameters, products, &shard, &Device::flex());
     let data = recorded.logits.clone().inner().into_data();
     let columns = pass.tasks.columns();
@@ -231,15 +236,32 @@ fn differentiate(
     let derivative = matrix(loss.logit_gradients, [shard.len(), columns], &Device::flex());
     let mut gradients = recorded.backward(derivative);
     targets.predictions.copy_from_slice(&loss.predictions);
-    for (leaf, target) in [(&recorded.embeddings, targets.embeddings), (&recorded.linear, targets.linear)] {
-        if let Some(gradient) = leaf.as_ref().and_then(|leaf| leaf.grad_remove(&mut gradients)) {
+    let Recorded { parameters, embeddings, linear, .. } = recorded;
+    for (leaf, target) in [(embeddings, targets.embeddings), (linear, targets.linear)] {
+        let Some(leaf) = leaf else { continue };
+        if let Some(gradient) = leaf.grad_remove(&mut gradients) {
             copy(gradient, target);
         }
+        // The values are still in the core's cache.
+        finite.gradients &= first_not_finite(target).is_none();
+        reclaim_values(leaf);
     }
     ShardGradients {
         loss_sums: loss.loss_sums,
-        parameters: recorded.parameters.iter().map(|leaf| take(leaf, &mut gradients)).collect(),
+        finite,
+        parameters: parameters.iter().map(|leaf| take(leaf, &mut gradients)).collect(),
     }
+}
+
+/// Whether all inputs of a shard are finite. The pass copies them next, from the core's cache.
+fn inputs_are_finite(pass: &Pass<'_>, shard: &Range<usize>) -> bool {
+    let (features, widths) = (&pass.features, pass.model.input_widths());
+    let inputs =
+        [(features.dense, widths.dense), (features.embeddings, widths.embeddings), (features.linear, widths.linear)];
+    let rows = |(values, columns): (&[f32], usize)| {
+        first_not_finite(&values[shard.start * columns..shard.end * columns]).is_none()
+    };
+    inputs.into_iter().all(rows)
 }
 
 /// Copies a gradient out of the graph. The gradient of an input that was concatenated is a part of
@@ -254,8 +276,9 @@ fn copy(gradient: Tensor<2>, target: &mut [f32]) {
                 target.copy_from_slice(&row[..columns]);
             }
         }
-        _ => target.copy_from_slice(as_slice(&gradient.into_data())),
+        _ => target.copy_from_slice(floats(&contiguous(gradient.clone()))),
     }
+    reclaim(gradient);
 }
 
 /// Moves a leaf's gradient out of the graph.

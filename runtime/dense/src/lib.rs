@@ -9,17 +9,19 @@
 //!
 //! Each module imports only modules to its left:
 //!
-//! `random`, `device` → `layout` → `linear`, `onnx` → `layers` → `models` → `tasks` → `pass` →
-//! `host`, `accelerator` → `tower`
+//! `random`, `device`, `flex` → `layout` → `linear`, `pairwise`, `concatenation`, `onnx` → `layers`
+//! → `models` → `tasks` → `pass` → `host`, `accelerator` → `tower`
 //!
 //! `models` → `transfer`
 
 mod accelerator;
 mod batch;
+mod concatenation;
 mod device;
 mod error;
 mod export;
 mod finite;
+mod flex;
 mod host;
 mod inputs;
 pub mod layers;
@@ -29,6 +31,7 @@ pub mod metrics;
 mod models;
 pub mod onnx;
 mod optimizer;
+mod pairwise;
 mod pass;
 mod random;
 pub mod tasks;

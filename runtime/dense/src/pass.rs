@@ -6,6 +6,7 @@ use std::ops::Range;
 use burn::tensor::{Device, Gradients, Tensor};
 
 use crate::batch::{Features, StepOutput};
+use crate::flex::take;
 use crate::inputs::Inputs;
 use crate::layers::{Context, Masks, Products, matrix};
 use crate::models::Model;
@@ -28,6 +29,23 @@ pub(crate) struct Passed {
     pub(crate) output: StepOutput,
     /// The first parameter, in layout order, with a gradient that is not finite.
     pub(crate) broken: Option<usize>,
+    pub(crate) finite: KnownFinite,
+}
+
+/// What a pass knows to be finite. The tower looks through the rest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct KnownFinite {
+    /// The inputs.
+    pub(crate) inputs: bool,
+    /// The gradients of the inputs.
+    pub(crate) gradients: bool,
+}
+
+impl KnownFinite {
+    /// The knowledge about the parts of a batch, from two of them.
+    pub(crate) fn and(self, other: Self) -> Self {
+        Self { inputs: self.inputs && other.inputs, gradients: self.gradients && other.gradients }
+    }
 }
 
 /// A forward pass with its autodiff graph.
@@ -91,7 +109,8 @@ pub(crate) fn inputs(
 ) -> Inputs<Tensor<2>> {
     let rows = |values: &[f32], columns: usize| {
         (columns > 0).then(|| {
-            let rows = values[shard.start * columns..shard.end * columns].to_vec();
+            let mut rows = take(shard.len() * columns);
+            rows.extend_from_slice(&values[shard.start * columns..shard.end * columns]);
             matrix(rows, [shard.len(), columns], device)
         })
     };

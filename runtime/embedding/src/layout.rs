@@ -10,7 +10,8 @@
 //!     │ low    │ high   │ word            │ V words       │ S words, f32     │
 //!     └────────┴────────┴─────────────────┴───────────────┴──────────────────┘
 //!      V = dim for f32, ⌈dim/2⌉ for f16 and bf16 (an odd one is followed by two zero bytes)
-//!      S = SparseOptimizer::state_len(dim)
+//!      S = SparseOptimizer::state_len(dim); if the leading columns have an optimizer of their own,
+//!          the state of those columns, and then the state of the others
 //! ```
 //!
 //! Beyond its payload (values and state) a row costs 12 bytes here and 6.4 to 9.6 in the
@@ -19,8 +20,7 @@
 //! and 16 of score. A policy that needs exact recency can keep links by row number beside the slab.
 //! The policy's word is 0 in a new row.
 
-use crate::optimizer::RowOptimizer;
-use crate::{FeatureKey, RowSpec, SparseOptimizer, ValueType};
+use crate::{FeatureKey, RowSpec, ValueType};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
@@ -44,7 +44,7 @@ impl RowLayout {
             dim: spec.dim,
             value_type: spec.value_type,
             value_words: (spec.dim * spec.value_type.bytes()).div_ceil(4),
-            state_words: spec.optimizer.state_len(spec.dim),
+            state_words: spec.state_len(),
         }
     }
 
@@ -111,7 +111,8 @@ impl RowLayout {
     }
 
     /// Makes `row` the new row of `key`, starting from `values`, which are already rounded.
-    pub(crate) fn write_new(&self, row: &mut [u32], key: FeatureKey, values: &[f32], optimizer: &SparseOptimizer) {
+    /// `spec` is the spec of this layout.
+    pub(crate) fn write_new(&self, row: &mut [u32], key: FeatureKey, values: &[f32], spec: &RowSpec) {
         row.fill(0);
         row[0] = key.0 as u32;
         row[1] = (key.0 >> 32) as u32;
@@ -121,7 +122,7 @@ impl RowLayout {
             ValueType::F16 => f16s_mut(words, self.dim).convert_from_f32_slice(values),
             ValueType::Bf16 => bf16s_mut(words, self.dim).convert_from_f32_slice(values),
         }
-        optimizer.initial_state(values, bytemuck::cast_slice_mut(state));
+        spec.initial_state(values, bytemuck::cast_slice_mut(state));
     }
 
     /// Passes a row's values, as f32, and its state to `change`, and stores them back. f32 values
@@ -166,27 +167,19 @@ fn bf16s_mut(words: &mut [u32], dim: usize) -> &mut [bf16] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::SparseOptimizer;
     use crate::key::key_of;
-    use crate::{Initializer, LifePolicy};
 
-    const SGD: SparseOptimizer = SparseOptimizer::Sgd { learning_rate: 1.0 };
-
-    fn layout(dim: usize, value_type: ValueType, optimizer: SparseOptimizer) -> RowLayout {
-        RowLayout::new(&RowSpec {
-            dim,
-            value_type,
-            optimizer,
-            life: LifePolicy::KeepAll,
-            initializer: Initializer::Constant(0.0),
-            zero_columns: 0,
-            share: None,
-        })
+    /// A row that learns by plain SGD.
+    fn sgd(dim: usize, value_type: ValueType) -> (RowSpec, RowLayout) {
+        let spec = RowSpec { value_type, ..RowSpec::plain(dim) };
+        (spec, RowLayout::new(&spec))
     }
 
     fn stored(value_type: ValueType, values: &[f32]) -> Vec<f32> {
-        let layout = layout(values.len(), value_type, SGD);
+        let (spec, layout) = sgd(values.len(), value_type);
         let mut row = vec![u32::MAX; layout.stride()];
-        layout.write_new(&mut row, FeatureKey(1), values, &SGD);
+        layout.write_new(&mut row, FeatureKey(1), values, &spec);
         let mut out = vec![f32::NAN; values.len()];
         layout.read_values(&row, &mut out);
         out
@@ -196,10 +189,11 @@ mod tests {
     fn a_row_holds_key_values_and_state_apart() {
         let adam = SparseOptimizer::Adam { learning_rate: 0.1, beta1: 0.9, beta2: 0.99, epsilon: 1e-8 };
         for value_type in [ValueType::F32, ValueType::F16, ValueType::Bf16] {
-            let layout = layout(3, value_type, adam);
+            let spec = RowSpec { value_type, optimizer: adam, ..RowSpec::plain(3) };
+            let layout = RowLayout::new(&spec);
             let mut row = vec![u32::MAX; layout.stride()];
             let key = FeatureKey(0x0123_4567_89ab_cdef);
-            layout.write_new(&mut row, key, &[1.0, 2.0, 3.0], &adam);
+            layout.write_new(&mut row, key, &[1.0, 2.0, 3.0], &spec);
             let mut scratch = vec![0.0; layout.dim()];
             layout.modify(&mut row, &mut scratch, |values, state| {
                 values[2] = 4.0;
@@ -241,16 +235,16 @@ mod tests {
         let values: Vec<f32> = (0..1_000).map(|i| (i as f32 - 500.0) * 0.123_457).collect();
         for value_type in [ValueType::F32, ValueType::F16, ValueType::Bf16] {
             let mut rounded = values.clone();
-            layout(values.len(), value_type, SGD).round(&mut rounded);
+            sgd(values.len(), value_type).1.round(&mut rounded);
             assert_eq!(rounded, stored(value_type, &values), "{value_type:?}");
         }
     }
 
     #[test]
     fn the_padding_of_an_odd_half_row_is_zero() {
-        let layout = layout(3, ValueType::F16, SGD);
+        let (spec, layout) = sgd(3, ValueType::F16);
         let mut row = vec![u32::MAX; layout.stride()];
-        layout.write_new(&mut row, FeatureKey(0), &[1.0; 3], &SGD);
+        layout.write_new(&mut row, FeatureKey(0), &[1.0; 3], &spec);
         assert_eq!(row[HEADER_WORDS + 1] >> 16, 0);
     }
 }

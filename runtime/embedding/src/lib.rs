@@ -53,6 +53,7 @@ mod optimizer;
 mod pieces;
 mod prefetch;
 mod region;
+mod row_update;
 mod runs;
 mod save_id;
 mod saves;

@@ -168,6 +168,7 @@ mod tests {
             life: LifePolicy::KeepAll,
             initializer: Initializer::Constant(0.5),
             zero_columns: 0,
+            first_order: None,
             share: None,
         };
         StoreConfig { slots: 2, seed: 1, groups: vec![group], budget: None }

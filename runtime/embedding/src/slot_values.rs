@@ -79,6 +79,7 @@ mod tests {
             life: LifePolicy::KeepAll,
             initializer: Initializer::Uniform { low: -1.0, high: 1.0 },
             zero_columns: 0,
+            first_order: None,
             share: None,
         };
         let adagrad = SparseOptimizer::AdaGrad { learning_rate: 0.1, initial_accumulator: 0.1, epsilon: 1e-8 };

@@ -23,6 +23,10 @@ pub struct RowSpec {
     /// This many leading columns start at 0, whatever the initializer: the first-order weights of
     /// factorization machines and linear models. `0 ..= dim`.
     pub zero_columns: usize,
+    /// The rule by which a gradient changes the leading columns that start at 0, with state of
+    /// their own. `optimizer` then holds for the other columns alone. `None` if `optimizer` holds
+    /// for the whole row. Needs both kinds of columns.
+    pub first_order: Option<SparseOptimizer>,
     /// The most that the rows of this group may take of the store's [budget](StoreConfig::budget),
     /// in millionths: `1 ..= 1_000_000`.
     pub share: Option<u32>,
@@ -30,13 +34,14 @@ pub struct RowSpec {
 
 impl RowSpec {
     /// Whether rows that were made under the spec `earlier` may continue under this one. Everything
-    /// must be equal but three things. The learning rate may follow a schedule or be lowered for
+    /// must be equal but three things. Learning rates may follow a schedule or be lowered for
     /// fine-tuning. FTRL's learning rate may not change, because its weights are a function of its
     /// state *and* that rate. The share and the priority of the rows may change, as the budget may.
     #[must_use]
     pub fn continues(&self, earlier: &Self) -> bool {
         let neutral = |spec: &Self| Self {
             optimizer: spec.optimizer.without_learning_rate(),
+            first_order: spec.first_order.map(RowOptimizer::without_learning_rate),
             life: spec.life.without_changeable(),
             share: None,
             ..*spec
@@ -55,6 +60,12 @@ impl RowSpec {
             return Err(SpecError::Share { found: share });
         }
         self.optimizer.validate()?;
+        if let Some(first_order) = self.first_order {
+            if self.zero_columns == 0 || self.zero_columns == self.dim {
+                return Err(SpecError::FirstOrder { zero_columns: self.zero_columns, dim: self.dim });
+            }
+            first_order.validate().map_err(|source| SpecError::OfFirstOrder { source: Box::new(source) })?;
+        }
         self.life.validate()?;
         self.initializer.validate()
     }
@@ -132,6 +143,7 @@ impl RowSpec {
             life: LifePolicy::KeepAll,
             initializer: Initializer::Constant(0.5),
             zero_columns: 0,
+            first_order: None,
             share: None,
         }
     }
@@ -149,6 +161,7 @@ mod tests {
             life: LifePolicy::KeepAll,
             initializer: Initializer::Normal { standard_deviation: 0.01 },
             zero_columns: 1,
+            first_order: None,
             share: None,
         }
     }
@@ -165,6 +178,12 @@ mod tests {
         assert!(refused(|s| s.dim = 0).starts_with("row group 1: dim"));
         assert!(refused(|s| s.dim = MAX_DIM + 1).contains("dim"));
         assert!(refused(|s| s.zero_columns = 9).contains("zero_columns"));
+        let first_order = Some(SparseOptimizer::Sgd { learning_rate: 0.5 });
+        let all = |s: &mut RowSpec| (s.zero_columns, s.first_order) = (8, first_order);
+        assert!(refused(all).contains("8 of its 8 columns"));
+        assert!(refused(|s| (s.zero_columns, s.first_order) = (0, first_order)).contains("0 of its 8 columns"));
+        let rate = |s: &mut RowSpec| s.first_order = Some(SparseOptimizer::Sgd { learning_rate: 0.0 });
+        assert!(refused(rate).contains("first-order weights: the optimizer's learning_rate is 0"));
         assert!(refused(|s| s.share = Some(0)).contains("share"));
         assert!(refused(|s| s.share = Some(1_000_001)).contains("share"));
         assert!(refused(|s| s.initializer = Initializer::Constant(f32::NAN)).contains("initializer"));
@@ -201,6 +220,7 @@ mod tests {
             *learning_rate = 0.5;
         }));
         assert!(!with(|s| s.dim = 9));
+        assert!(!with(|s| s.first_order = Some(SparseOptimizer::Sgd { learning_rate: 0.1 })));
         assert!(!with(|s| s.value_type = ValueType::F16));
         assert!(!with(|s| s.zero_columns = 0));
         assert!(!with(|s| s.initializer = Initializer::Constant(0.0)));
@@ -211,5 +231,17 @@ mod tests {
         assert!(!with(|s| if let SparseOptimizer::AdaGrad { epsilon, .. } = &mut s.optimizer {
             *epsilon = 1e-7;
         }));
+    }
+
+    #[test]
+    fn only_the_learning_rate_of_first_order_weights_may_change() {
+        let sgd = |learning_rate| RowSpec { first_order: Some(SparseOptimizer::Sgd { learning_rate }), ..spec() };
+        let ftrl = |learning_rate| RowSpec {
+            first_order: Some(SparseOptimizer::Ftrl { learning_rate, beta: 1.0, l1: 0.0, l2: 0.0 }),
+            ..spec()
+        };
+        assert!(sgd(0.5).continues(&sgd(0.1)));
+        assert!(ftrl(0.5).continues(&ftrl(0.5)) && !ftrl(0.5).continues(&ftrl(0.1)));
+        assert!(!ftrl(0.5).continues(&sgd(0.5)) && !spec().continues(&sgd(0.5)));
     }
 }

@@ -20,6 +20,15 @@ pub enum SpecError {
     Dim { found: usize },
     #[error("zero_columns is {found} but a row has {dim} columns; give at most that many")]
     ZeroColumns { found: usize, dim: usize },
+    #[error(
+        "{zero_columns} of its {dim} columns start at 0; an optimizer of first-order weights needs such columns, and others"
+    )]
+    FirstOrder { zero_columns: usize, dim: usize },
+    #[error("first-order weights: {source}")]
+    OfFirstOrder {
+        #[source]
+        source: Box<SpecError>,
+    },
     #[error("share is {found} millionths of the budget; give a number from 1 to 1000000")]
     Share { found: u32 },
     #[error("the budget is 0; give at least one row or byte for each slot, or no budget")]

@@ -11,7 +11,6 @@ use crate::layout::RowLayout;
 use crate::life::with_life;
 use crate::life_counts::{LifeCounts, SharedLifeCounts};
 use crate::log::{NoLog, RowLog, UpdateLog};
-use crate::optimizer::RowOptimizer;
 use crate::pieces::Piece;
 use crate::saves::Saves;
 use crate::slot::{SlotCell, Slots};
@@ -256,7 +255,7 @@ impl Store {
         let group = self.group_for("an update", id, keys.len(), gradients.len())?;
         check_update(id, keys.len(), update, seen)?;
         let dim = group.layout.dim();
-        let step = group.spec.optimizer.step(update);
+        let step = group.spec.step(update);
         let mut scratch = vec![0.0; dim];
         let mut counts = UpdateCounts::default();
         with_life!(group.spec.life, life => {

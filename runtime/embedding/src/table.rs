@@ -16,7 +16,7 @@ use crate::key::{key_of, key_of_bytes};
 use crate::layout::META_WORD;
 use crate::life::{Rank, Refusal, RowLife, Side, SightedKey, Touch, with_life};
 use crate::log::{Part, RowLog};
-use crate::optimizer::Step;
+use crate::row_update::RowUpdate;
 use crate::side_table::SideTable;
 use crate::slab::Slab;
 use crate::{FeatureKey, Moment, Seen, Slot, prefetch};
@@ -33,7 +33,7 @@ pub(crate) struct KeyRun<'a> {
 pub(crate) struct GradientRun<'a> {
     pub(crate) keys: KeyRun<'a>,
     pub(crate) gradients: &'a [f32],
-    pub(crate) step: Step,
+    pub(crate) step: RowUpdate,
     pub(crate) update: u64,
     pub(crate) seen: Seen<'a>,
 }
@@ -289,7 +289,7 @@ impl Table {
                 self.due = self.due.min(life.due(words[META_WORD], seen.now));
             }
             layout.modify(words, scratch, |values, state| {
-                simd.apply(&step, values, state, gradient);
+                step.apply(simd, values, state, gradient);
             });
             log.changed();
         }
@@ -430,7 +430,7 @@ impl Table {
     fn insert(&mut self, group: &Group, hash: Hash, key: FeatureKey, values: &[f32]) -> Option<u32> {
         let row = self.add(group, hash)?;
         let words = self.slab.row_mut(row);
-        group.layout.write_new(words, key, values, &group.spec.optimizer);
+        group.layout.write_new(words, key, values, &group.spec);
         self.slab.publish(row);
         Some(row)
     }
@@ -494,7 +494,7 @@ mod tests {
     fn update(table: &mut Table, group: &Group, keys: &[u64], gradients: &[f32], count: u64) -> UpdateCounts {
         let keys: Vec<_> = keys.iter().copied().map(FeatureKey).collect();
         let run = KeyRun { keys: &keys, hashes: &hashes(&keys) };
-        let step = group.spec.optimizer.step(count);
+        let step = group.spec.step(count);
         let run = GradientRun { keys: run, gradients, step, update: count, seen: Seen::default() };
         table.update(KeepAll, group, run, &mut vec![0.0; group.layout.dim()], &mut NoLog)
     }

@@ -37,6 +37,7 @@ fn specs() -> Vec<RowSpec> {
                 life: LifePolicy::KeepAll,
                 initializer,
                 zero_columns: number % 3,
+                first_order: None,
                 share: None,
             });
         }

@@ -23,6 +23,7 @@ fn spec(optimizer: SparseOptimizer) -> RowSpec {
         life: LifePolicy::KeepAll,
         initializer: Initializer::Normal { standard_deviation: 0.1 },
         zero_columns: 0,
+        first_order: None,
         share: None,
     }
 }

@@ -35,6 +35,7 @@ fn spec(life: Managed) -> RowSpec {
         life: LifePolicy::Managed(life),
         initializer: Initializer::Normal { standard_deviation: 0.1 },
         zero_columns: 0,
+        first_order: None,
         share: None,
     }
 }

@@ -10,6 +10,7 @@ use rectrain_embedding::{
 
 fn store() -> Store {
     let optimizer = SparseOptimizer::AdaGrad { learning_rate: 0.1, initial_accumulator: 0.0, epsilon: 1e-10 };
+    let ftrl = SparseOptimizer::Ftrl { learning_rate: 0.05, beta: 1.0, l1: 0.001, l2: 0.01 };
     let initializer = Initializer::Normal { standard_deviation: 0.01 };
     let group = |dim| RowSpec {
         dim,
@@ -18,6 +19,7 @@ fn store() -> Store {
         life: LifePolicy::KeepAll,
         initializer,
         zero_columns: 1,
+        first_order: (dim > 2).then_some(ftrl),
         share: None,
     };
     Store::new(StoreConfig { slots: 2, seed: 3, groups: vec![group(4), group(2)], budget: None }).unwrap()
@@ -84,8 +86,8 @@ fn a_slot_restored_from_parts_equals_its_source() {
 fn slot_bytes_counts_rows_and_refuses_unknown_slots() {
     let store = store();
     train(&store, 0, &[1, 2, 3], 1);
-    // AdaGrad keeps one number a value.
-    assert_eq!(store.slot_bytes(Slot(0)).unwrap(), 3 * 4 * 4 * 2);
+    // FTRL keeps two numbers for the first-order weight, AdaGrad one for each of the other values.
+    assert_eq!(store.slot_bytes(Slot(0)).unwrap(), 3 * 4 * (4 + 2 + 3));
     assert_eq!(store.slot_bytes(Slot(1)).unwrap(), 0);
     assert!(store.slot_bytes(Slot(2)).is_err());
     assert!(store.snapshot_rows(Slot(0), &[(GroupId(2), FeatureKey(1))]).is_err());

@@ -33,6 +33,7 @@ fn spec(life: LifePolicy) -> RowSpec {
         life,
         initializer: Initializer::Normal { standard_deviation: 0.1 },
         zero_columns: 0,
+        first_order: None,
         share: None,
     }
 }

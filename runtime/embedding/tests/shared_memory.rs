@@ -20,7 +20,7 @@ const UPDATES: u32 = 800;
 const KEYS: usize = 3_000;
 
 /// Groups 0 and 1 keep every key. Group 2 admits keys at their third update, and has too few
-/// counters.
+/// counters. Its first-order weight has an optimizer of its own.
 fn config() -> StoreConfig {
     let adagrad = SparseOptimizer::AdaGrad { learning_rate: 0.1, initial_accumulator: 0.1, epsilon: 1e-8 };
     let keeping = RowSpec {
@@ -30,12 +30,14 @@ fn config() -> StoreConfig {
         life: LifePolicy::KeepAll,
         initializer: Initializer::Uniform { low: -0.1, high: 0.1 },
         zero_columns: 0,
+        first_order: None,
         share: None,
     };
     let sgd = SparseOptimizer::Sgd { learning_rate: 0.1 };
     let half = RowSpec { dim: 5, value_type: ValueType::F16, optimizer: sgd, ..keeping };
     let life = LifePolicy::AdmitAfter(AdmitAfter { count: 3, counters: 8_000 });
-    let admitting = RowSpec { dim: 6, life, ..keeping };
+    let ftrl = SparseOptimizer::Ftrl { learning_rate: 0.05, beta: 1.0, l1: 0.001, l2: 0.01 };
+    let admitting = RowSpec { dim: 6, life, zero_columns: 1, first_order: Some(ftrl), ..keeping };
     StoreConfig { slots: 16, seed: 7, groups: vec![keeping, half, admitting], budget: None }
 }
 

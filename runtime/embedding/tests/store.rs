@@ -36,6 +36,7 @@ fn spec(dim: usize, value_type: ValueType, optimizer: SparseOptimizer) -> RowSpe
         life: LifePolicy::KeepAll,
         initializer: Initializer::Normal { standard_deviation: 0.1 },
         zero_columns: 1,
+        first_order: None,
         share: None,
     }
 }
@@ -45,6 +46,18 @@ fn all_specs() -> Vec<RowSpec> {
     let value_types = [ValueType::F32, ValueType::F16, ValueType::Bf16];
     let pairs = OPTIMIZERS.iter().flat_map(|&o| value_types.map(|v| (o, v)));
     pairs.enumerate().map(|(i, (optimizer, value_type))| spec(3 + i % 8, value_type, optimizer)).collect()
+}
+
+/// Each pair of optimizers for the first-order weight and for the other columns.
+fn specs_of_two_optimizers() -> Vec<RowSpec> {
+    let value_types = [ValueType::F32, ValueType::F16, ValueType::Bf16];
+    let pairs = OPTIMIZERS.iter().flat_map(|&first_order| OPTIMIZERS.map(|optimizer| (first_order, optimizer)));
+    let of_pair = |(i, (first_order, optimizer)): (usize, (SparseOptimizer, SparseOptimizer))| RowSpec {
+        first_order: Some(first_order),
+        zero_columns: 1 + i % 2,
+        ..spec(3 + i % 8, value_types[i % 3], optimizer)
+    };
+    pairs.enumerate().map(of_pair).collect()
 }
 
 fn store_with(slots: u32, groups: Vec<RowSpec>) -> Store {
@@ -142,6 +155,23 @@ fn initial_state(optimizer: SparseOptimizer, values: &[f32]) -> Vec<f32> {
     }
 }
 
+/// The state of a new row. The state of the leading columns comes first if they have an optimizer
+/// of their own.
+fn initial_state_of_row(spec: &RowSpec, values: &[f32]) -> Vec<f32> {
+    let Some(first_order) = spec.first_order else { return initial_state(spec.optimizer, values) };
+    let (weights, values) = values.split_at(spec.zero_columns);
+    [initial_state(first_order, weights), initial_state(spec.optimizer, values)].concat()
+}
+
+/// One gradient on one row of one or two optimizers.
+fn apply_to_row(spec: &RowSpec, w: &mut [f32], s: &mut [f32], g: &[f32], t: u64) {
+    let Some(first_order) = spec.first_order else { return apply(spec.optimizer, w, s, g, t) };
+    let columns = spec.zero_columns;
+    let state = initial_state(first_order, &w[..columns]).len();
+    apply(first_order, &mut w[..columns], &mut s[..state], &g[..columns], t);
+    apply(spec.optimizer, &mut w[columns..], &mut s[state..], &g[columns..], t);
+}
+
 /// One gradient on one row, element by element, in f32.
 fn apply(optimizer: SparseOptimizer, w: &mut [f32], s: &mut [f32], g: &[f32], t: u64) {
     let d = w.len();
@@ -204,7 +234,7 @@ impl Model {
     fn initial(&self, group: u16, key: FeatureKey) -> (Vec<f32>, Vec<f32>) {
         let spec = self.specs[group as usize];
         let values = read(&store_with(1, self.specs.clone()), GroupId(group), key);
-        let state = initial_state(spec.optimizer, &values);
+        let state = initial_state_of_row(&spec, &values);
         (values, state)
     }
 
@@ -239,7 +269,7 @@ impl Model {
                 None => counts.missing += 1,
                 Some(_) if gradient.iter().any(|g| !g.is_finite()) => counts.non_finite += 1,
                 Some((values, state)) => {
-                    apply(spec.optimizer, values, state, gradient, t);
+                    apply_to_row(&spec, values, state, gradient, t);
                     for value in values {
                         *value = rounded(*value, spec.value_type);
                     }
@@ -392,6 +422,20 @@ proptest! {
             saved: None,
             updates: 0,
         };
+        for operation in operations {
+            pair.run(operation);
+        }
+        pair.compare();
+    }
+
+    /// The same with an optimizer of the first-order weights.
+    #[test]
+    fn rows_of_two_optimizers_behave_to_the_bit_as_a_naive_map_does(
+        operations in prop::collection::vec(operation(25), 1..60)
+    ) {
+        let specs = specs_of_two_optimizers();
+        let model = Model { specs: specs.clone(), rows: Rows::new() };
+        let mut pair = Pair { store: store_with(SLOTS, specs), model, saved: None, updates: 0 };
         for operation in operations {
             pair.run(operation);
         }
@@ -574,6 +618,7 @@ fn threads_that_commute_give_the_digest_of_one_thread() {
         life: LifePolicy::KeepAll,
         initializer: Initializer::Constant(0.0),
         zero_columns: 0,
+        first_order: None,
         share: None,
     };
     let work = |store: &Store, worker: u64| {
@@ -861,9 +906,33 @@ fn a_snapshot_of_another_job_is_refused_by_name() {
     assert_eq!(error, SnapshotError::Groups { found: 15, expected: 14 });
     let error = with(&|c| c.groups[2].optimizer = ADAM);
     assert!(matches!(error, SnapshotError::Spec { group: GroupId(2), .. }));
+    let error = with(&|c| c.groups[2].first_order = Some(FTRL));
+    assert!(matches!(error, SnapshotError::Spec { group: GroupId(2), .. }));
     assert!(matches!(with(&|c| c.groups[3].dim += 1), SnapshotError::Spec { .. }));
     let error = with(&|c| c.groups[3].value_type = ValueType::Bf16);
     assert!(matches!(error, SnapshotError::Spec { .. }));
+}
+
+/// The record of a row group says that the first-order weights have an optimizer, and which.
+#[test]
+fn a_snapshot_knows_the_optimizer_of_first_order_weights() {
+    let saved = store_with(SLOTS, specs_of_two_optimizers());
+    train(&saved, 1..4);
+    let bytes = saved.snapshot_slot(Slot(1)).unwrap().into_bytes();
+    let restored = store_with(SLOTS, specs_of_two_optimizers());
+    restored.restore_slot(&bytes).unwrap();
+    assert_eq!(restored.slot_digest(Slot(1)).unwrap(), saved.slot_digest(Slot(1)).unwrap());
+    let mut config = saved.config().clone();
+    for (spec, other) in config.groups.iter_mut().zip(OPTIMIZERS.iter().cycle()) {
+        spec.first_order = Some(*other);
+    }
+    let error = refusal(&Store::new(config.clone()).unwrap(), &bytes);
+    assert!(matches!(error, SnapshotError::Spec { group: GroupId(1), .. }), "{error}");
+    for spec in &mut config.groups {
+        spec.first_order = None;
+    }
+    let error = refusal(&Store::new(config).unwrap(), &bytes);
+    assert!(matches!(error, SnapshotError::Spec { group: GroupId(0), .. }), "{error}");
 }
 
 #[test]

@@ -127,8 +127,13 @@ impl Left {
         self.room(self.rows.div_ceil(VECTOR_ROWS) * words * VECTOR_ROWS + LINE * VECTOR_ROWS + LINE)
     }
 
+    /// Room for this many words, with any values. Memory of a larger operand is kept, and not
+    /// cleared for the next one: packing writes every word that a product's result depends on.
     fn room(&mut self, words: usize) -> &mut [u32] {
-        self.lines.resize(words.div_ceil(LINE), Line::default());
+        let lines = words.div_ceil(LINE);
+        if self.lines.len() < lines {
+            self.lines.resize(lines, Line::default());
+        }
         &mut bytemuck::cast_slice_mut(&mut self.lines)[..words]
     }
 

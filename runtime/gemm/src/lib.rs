@@ -6,8 +6,8 @@
 //! [`Left::pack`] and [`Right::pack`] lay an operand out for a kernel. The operand may be stored as
 //! it is or transposed. A packed operand may be used in any number of products ([`multiply`]) with
 //! operands that were packed for the same [`Kernel`]. An operand that is packed again reuses its
-//! memory. A product allocates only its result. For wide results, each thread also allocates 264
-//! KiB once, as a buffer of incomplete sums.
+//! memory. A product allocates at most its result ([`product_into`]). For wide results, each thread
+//! also allocates 264 KiB once, as a buffer of incomplete sums.
 //!
 //! # Numerical results
 //!
@@ -33,19 +33,27 @@
 //! - for bf16: AMX (`tdpbf16ps`, on Linux), AVX512-BF16 (`vdpbf16ps`), or a kernel for 32-bit
 //!   floats with operands that packing has rounded, at the speed of 32-bit floats.
 //!
-//! `unsafe` is used in `kernel`, and in `product` for results in uninitialized memory.
+//! [`Pairwise`] has a kernel of its own, for the dot products of few short vectors of each sample.
+//! [`relu_backward`] and [`add_rows`] sum a matrix by column, for the gradient of a bias.
+//!
+//! `unsafe` is used in `kernel`, in `pairwise` and `columns` to call code compiled for a vector
+//! unit, and in `product` for results in uninitialized memory.
 
+mod columns;
 mod kernel;
 mod left;
 mod lines;
 mod matrix;
+mod pairwise;
 mod product;
 mod right;
 #[cfg(test)]
 mod tests;
 
+pub use columns::{add_rows, relu_backward};
 pub use kernel::Kernel;
 pub use left::Left;
 pub use matrix::Matrix;
-pub use product::{Finish, ROW_GRANULE, Start, multiply, product, sum_products};
+pub use pairwise::{Pairwise, PairwiseVectors};
+pub use product::{Finish, ROW_GRANULE, Start, multiply, product, product_into, sum_products};
 pub use right::{Right, RightPart};

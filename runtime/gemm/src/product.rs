@@ -59,13 +59,23 @@ pub fn multiply(left: &Left, right: &Right, out: &mut [f32], start: Start<'_>, f
 /// # Panics
 /// As [`multiply`], and if `start` is [`Start::Sum`].
 pub fn product(left: &Left, right: &Right, start: Start<'_>, finish: Finish) -> Vec<f32> {
+    let mut out = Vec::new();
+    product_into(left, right, start, finish, &mut out);
+    out
+}
+
+/// As [`product`], into a vector that is overwritten and keeps its memory.
+///
+/// # Panics
+/// As [`product`].
+pub fn product_into(left: &Left, right: &Right, start: Start<'_>, finish: Finish, out: &mut Vec<f32>) {
     assert!(!matches!(start, Start::Sum), "a new result has no sums to add to");
     let values = left.rows() * right.columns();
-    let mut out = Vec::with_capacity(values);
+    out.clear();
+    out.reserve_exact(values);
     compute(&[(left, right)], 0..left.rows(), &mut out.spare_capacity_mut()[..values], start, finish);
     // SAFETY: every row and column of the result was written.
     unsafe { out.set_len(values) };
-    out
 }
 
 /// `out = start + Σ left · right`, summed over the pairs of operands in order. Computes only the

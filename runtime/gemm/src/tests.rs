@@ -1,6 +1,8 @@
 //! Compares products with sums in 64 bits of operands that the tests round by definition.
 
-use crate::{Finish, Kernel, Left, Matrix, ROW_GRANULE, Right, RightPart, Start, multiply, product, sum_products};
+use crate::{
+    Finish, Kernel, Left, Matrix, ROW_GRANULE, Right, RightPart, Start, multiply, product, product_into, sum_products,
+};
 
 /// Rows, inner dimension and columns of the products. Each is 0, 1, odd, a tile, one more or less
 /// than a tile, or more than a block. The last result is so wide that sums are buffered.
@@ -161,6 +163,9 @@ fn check_product(kernel: Kernel, [rows, depth, columns]: [usize; 3], turn_left: 
         multiply(&left, &right, &mut out, start, finish);
         if !matches!(start, Start::Sum) {
             assert_eq!(bits(&product(&left, &right, start, finish)), bits(&out), "in new memory");
+            let mut reused = vec![f32::NAN; 7];
+            product_into(&left, &right, start, finish, &mut reused);
+            assert_eq!(bits(&reused), bits(&out), "in the memory of another vector");
         }
         for (index, got) in out.iter().enumerate() {
             let (row, column) = (index / columns, index % columns);

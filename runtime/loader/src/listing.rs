@@ -5,7 +5,8 @@
 //! the loss of a loader costs nothing. Reports are idempotent.
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::time::Duration;
+use std::ffi::OsString;
+use std::time::{Duration, Instant};
 
 use rectrain_data::{FileState, Fingerprint, FollowConfig, FoundFile, list_files, look_at_file};
 use rectrain_kinds::FileOrder;
@@ -33,13 +34,14 @@ struct Listing {
     missing: Vec<String>,
     /// The run that was told.
     run: i64,
-    has_listed: bool,
+    /// When the paths were listed last.
+    listed_at: Option<Instant>,
 }
 
 impl Listing {
     fn new(order: FileOrder) -> Self {
         let (told, untold) = (HashMap::new(), VecDeque::new());
-        Self { order, told, untold, missing: Vec::new(), run: 0, has_listed: false }
+        Self { order, told, untold, missing: Vec::new(), run: 0, listed_at: None }
     }
 
     /// The coordinator's list of files began at this time. Another list knows none of the files
@@ -51,8 +53,16 @@ impl Listing {
         }
     }
 
-    /// The paths have these files now.
-    fn listed(&mut self, mut files: Vec<FoundFile>) {
+    /// Drops the files of a listing that is older than `interval`. Another loader has listed the
+    /// paths since, and the files may have changed.
+    fn drop_outdated(&mut self, interval: Duration, now: Instant) {
+        if self.listed_at.is_none_or(|listed_at| now.duration_since(listed_at) > interval) {
+            self.untold.clear();
+        }
+    }
+
+    /// The paths have these files at the time `now`.
+    fn listed(&mut self, mut files: Vec<FoundFile>, now: Instant) {
         let names: HashSet<&str> = files.iter().map(|file| file.name.as_str()).collect();
         self.missing = self.told.keys().filter(|name| !names.contains(name.as_str())).cloned().collect();
         for name in &self.missing {
@@ -63,7 +73,7 @@ impl Listing {
             FileOrder::Name => files.sort_by(|a, b| a.name.cmp(&b.name)),
             FileOrder::Time => files.sort_by(|a, b| (a.modified_millis, &a.name).cmp(&(b.modified_millis, &b.name))),
         }
-        (self.untold, self.has_listed) = (files.into(), true);
+        (self.untold, self.listed_at) = (files.into(), Some(now));
     }
 
     /// The next message with up to `room` files.
@@ -110,7 +120,7 @@ impl Loader {
                     tokio::time::sleep(ASK_EVERY).await;
                     self.nothing_seen()
                 }
-                Err(RoleError::Data(error)) if error.is_store_away() && listing.has_listed => {
+                Err(RoleError::Data(error)) if error.is_store_away() && listing.listed_at.is_some() => {
                     self.metrics.broker_errors.inc();
                     tokio::time::sleep(pause).await;
                     pause = (pause * 2).min(LONGEST_PAUSE);
@@ -125,19 +135,21 @@ impl Loader {
         v1::FilesSeen { loader: self.index, ..v1::FilesSeen::default() }
     }
 
-    /// The names of the test files.
-    async fn tested_files(&self) -> Result<HashSet<String>, RoleError> {
-        match self.plan.test {
-            Some(_) => Ok(self.dataset(Pass::Evaluation).await?.files().into_iter().collect()),
-            None => Ok(HashSet::new()),
+    /// The canonical names of the test files.
+    async fn tested_files(&self) -> Result<HashSet<OsString>, RoleError> {
+        if self.plan.test.is_none() {
+            return Ok(HashSet::new());
         }
+        let dataset = self.dataset(Pass::Evaluation).await?;
+        let looking = blocking("look at the test files", move || dataset.canonical_files());
+        Ok(self.reporting_progress(looking).await???)
     }
 
     /// Does one piece of work, and returns its report; `None` if there is no work.
     async fn follow_once(
         &self,
         follow: &FollowConfig,
-        tested: &HashSet<String>,
+        tested: &HashSet<OsString>,
         listing: &mut Listing,
         wanted: &v1::FilesWanted,
     ) -> Result<Option<v1::FilesSeen>, RoleError> {
@@ -146,13 +158,14 @@ impl Loader {
             let reading = blocking("listing of followed paths", move || list_files(&config, &options));
             let files = self.reporting_progress(reading).await???;
             refuse_tested(&files, tested)?;
-            listing.listed(files);
+            listing.listed(files, Instant::now());
             return Ok(Some(listing.tell(self.index, wanted.room, true)));
         }
         if let Some(file) = wanted.look_at.first() {
             let looked_at = vec![self.look_at(file).await?];
             return Ok(Some(v1::FilesSeen { looked_at, ..self.nothing_seen() }));
         }
+        listing.drop_outdated(Duration::from_secs(follow.interval_seconds.into()), Instant::now());
         let has_news = wanted.room > 0 && !listing.untold.is_empty();
         Ok(has_news.then(|| listing.tell(self.index, wanted.room, false)))
     }
@@ -169,8 +182,8 @@ impl Loader {
 }
 
 /// A file that the model is tested on must not be trained.
-fn refuse_tested(files: &[FoundFile], tested: &HashSet<String>) -> Result<(), RoleError> {
-    match files.iter().find(|file| tested.contains(&file.name)) {
+fn refuse_tested(files: &[FoundFile], tested: &HashSet<OsString>) -> Result<(), RoleError> {
+    match files.iter().find(|file| tested.contains(&file.canonical)) {
         None => Ok(()),
         Some(file) => Err(RoleError::Input(format!(
             "spec.data.train.follow.paths: {} is also a test file, so the test would use rows that the model has seen: narrow the paths",
@@ -180,7 +193,7 @@ fn refuse_tested(files: &[FoundFile], tested: &HashSet<String>) -> Result<(), Ro
 }
 
 fn write_file(file: FoundFile) -> v1::SeenFile {
-    let FoundFile { name, size, version, modified_millis } = file;
+    let FoundFile { name, size, version, modified_millis, .. } = file;
     v1::SeenFile { name, size, version, modified_millis }
 }
 
@@ -194,7 +207,13 @@ mod tests {
     use super::*;
 
     fn file(name: &str, version: &str, modified_millis: i64) -> FoundFile {
-        FoundFile { name: name.to_owned(), size: 5, version: version.to_owned(), modified_millis }
+        FoundFile {
+            name: name.to_owned(),
+            canonical: name.into(),
+            size: 5,
+            version: version.to_owned(),
+            modified_millis,
+        }
     }
 
     fn names(seen: &v1::FilesSeen) -> Vec<&str> {
@@ -206,30 +225,46 @@ mod tests {
         let mut listing = Listing::new(FileOrder::Time);
         listing.of_run(1);
         let all = || vec![file("a", "1", 30), file("b", "1", 10), file("c", "1", 30)];
-        listing.listed(all());
+        listing.listed(all(), Instant::now());
         let seen = listing.tell(0, 2, true);
         assert_eq!((names(&seen), seen.more, seen.listed), (vec!["b", "a"], 1, true));
         // A second listing finds the same, and one file that is not told yet.
-        listing.listed(all());
+        listing.listed(all(), Instant::now());
         let seen = listing.tell(0, 9, true);
         assert_eq!((names(&seen), seen.more, seen.missing.len()), (vec!["c"], 0, 0));
-        listing.listed(vec![file("a", "2", 40), file("c", "1", 30)]);
+        listing.listed(vec![file("a", "2", 40), file("c", "1", 30)], Instant::now());
         let seen = listing.tell(0, 9, true);
         assert_eq!((names(&seen), &seen.missing[..]), (vec!["a"], &["b".to_owned()][..]));
         // Another list of the coordinator knows none of them.
         listing.of_run(2);
-        listing.listed(vec![file("a", "2", 40), file("c", "1", 30)]);
+        listing.listed(vec![file("a", "2", 40), file("c", "1", 30)], Instant::now());
         assert_eq!(names(&listing.tell(0, 9, true)), ["c", "a"]);
         let mut by_name = Listing::new(FileOrder::Name);
-        by_name.listed(vec![file("b", "1", 1), file("a", "1", 2)]);
+        by_name.listed(vec![file("b", "1", 1), file("a", "1", 2)], Instant::now());
         assert_eq!(names(&by_name.tell(0, 9, true)), ["a", "b"]);
+    }
+
+    /// The coordinator would take an old version for a change of the file.
+    #[test]
+    fn files_of_an_outdated_listing_are_not_told() {
+        let (interval, now) = (Duration::from_secs(30), Instant::now());
+        for (age, told) in [(30, &["b"][..]), (31, &[][..])] {
+            let mut listing = Listing::new(FileOrder::Name);
+            listing.of_run(1);
+            listing.listed(vec![file("a", "1", 1), file("b", "1", 1)], now);
+            assert_eq!(names(&listing.tell(0, 1, true)), ["a"]);
+            listing.drop_outdated(interval, now + Duration::from_secs(age));
+            let seen = listing.tell(0, 9, false);
+            assert_eq!((names(&seen), seen.more), (told.to_vec(), 0), "{age} seconds");
+        }
     }
 
     #[test]
     fn a_test_file_is_refused() {
-        let tested = HashSet::from(["in/b.csv".to_owned()]);
-        assert!(refuse_tested(&[file("in/a.csv", "1", 1)], &tested).is_ok());
-        let error = refuse_tested(&[file("in/b.csv", "1", 1)], &tested).unwrap_err();
+        let tested = HashSet::from([OsString::from("/data/in/b.csv")]);
+        let named = |name: &str| FoundFile { canonical: format!("/data/{name}").into(), ..file(name, "1", 1) };
+        assert!(refuse_tested(&[named("in/a.csv")], &tested).is_ok());
+        let error = refuse_tested(&[named("in/b.csv")], &tested).unwrap_err();
         assert!(error.is_user_error() && error.to_string().contains("in/b.csv is also a test file"), "{error}");
     }
 }

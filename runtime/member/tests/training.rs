@@ -7,7 +7,9 @@ mod common;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::ops::Range;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,6 +24,7 @@ use rectrain_protocol::RoleError;
 use rectrain_protocol::events::{EventLog, JobEvent, Summary};
 use rectrain_protocol::metrics::{CoordinatorMetrics, RoleMetrics};
 use rectrain_protocol::plan::JobPlan;
+use rectrain_random::mix;
 use sha2::{Digest, Sha256};
 
 use crate::common::plan;
@@ -225,6 +228,22 @@ fn sync_equals_a_plain_loop_to_the_bit() {
     }
 }
 
+/// FTRL for the first-order weights, and another optimizer for the embeddings.
+#[test]
+fn first_order_weights_with_an_optimizer_of_their_own_equal_a_plain_loop() {
+    let first = "spec.training.optimizer.firstOrder.kind=ftrl,spec.training.optimizer.firstOrder.l1=0.001";
+    let kind = "spec.model.kind=deepfm";
+    let expected = plain_loop(&plan(&[kind, first]), None);
+    assert_ne!(expected, digest_of(&[kind]), "the optimizer has no effect");
+    for servers in ["spec.roles.ps.replicas=1", "spec.roles.ps.replicas=3"] {
+        assert_eq!(digest_of(&[kind, first, servers]), expected, "{servers}");
+    }
+    // A row of lr is a first-order weight alone, so that its optimizer may be given in two ways.
+    let lr = substitutable("lr");
+    let ways = ["firstOrder", "sparse"].map(|part| format!("spec.training.optimizer.{part}.kind=ftrl"));
+    assert_eq!(digest_of(&[&lr, &ways[0]]), digest_of(&[&lr, &ways[1]]));
+}
+
 /// A model with a substitution, in place of the job's.
 fn substitutable(kind: &str) -> String {
     let dim = if kind == "lr" { "null" } else { "4" };
@@ -259,6 +278,64 @@ fn des_with_several_servers_repeats_to_the_bit_and_equals_sync_within_rounding()
         let auc = |summary: &Summary| summary.test.as_ref().unwrap().auc.unwrap();
         assert!((auc(&summary) - auc(&sync)).abs() < 5e-4, "{kind}: {} and {}", auc(&summary), auc(&sync));
     }
+}
+
+/// A file of clicks on one to four items.
+fn clicks_on_items(file: &Path, rows: Range<u64>) {
+    let mut text = String::from("label,user,items\n");
+    for row in rows {
+        let item = |place: u64| (mix(4 * row + place) % 300).to_string();
+        let items: Vec<String> = (0..=row % 4).map(item).collect();
+        writeln!(text, "{},{},{}", u64::from(mix(!row) % 4 == 0), mix(row) % 50, items.join("|")).unwrap();
+    }
+    std::fs::write(file, text).unwrap();
+}
+
+/// A job whose samples have several ids of a feature.
+fn plan_with_items(folder: &Path, changes: &[&str]) -> JobPlan {
+    let (train, test) = (folder.join("train.csv"), folder.join("test.csv"));
+    clicks_on_items(&train, 0..2_000);
+    clicks_on_items(&test, 2_000..2_500);
+    let manifest = format!(
+        "
+apiVersion: rectrain.dev/v1alpha1
+kind: RecTrainingJob
+metadata: {{name: test}}
+spec:
+  model: {{kind: fm, embeddingDim: 4}}
+  features:
+    sparse: [{{name: user}}, {{name: items, multiValue: {{separator: '|'}}}}]
+  data:
+    train: {{paths: ['{}']}}
+    test: {{paths: ['{}']}}
+  training: {{globalBatchSize: 96, epochs: 2}}
+",
+        train.display(),
+        test.display()
+    );
+    let overridden = |change: &&str| rectrain_crds::Override {
+        kind: rectrain_crds::SetKind::Infer,
+        expression: (*change).to_owned(),
+    };
+    let overrides: Vec<_> = changes.iter().map(overridden).collect();
+    JobPlan::new(&rectrain_crds::load(&manifest, "test.yaml", &overrides).unwrap().resolved).unwrap()
+}
+
+/// Several servers hold ids of one cell. They exchange its whole embedding.
+#[test]
+fn des_trains_cells_that_several_servers_hold() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = |changes: &[&str]| train(plan_with_items(folder.path(), changes)).unwrap().0;
+    let (sync, one) = (run(&[]), run(&["spec.training.mode=des"]));
+    assert_eq!(one.parameters_sha256, sync.parameters_sha256, "one server");
+    let job = ["spec.training.mode=des", "spec.roles.ps.replicas=3"];
+    let several = run(&job);
+    let others = ["spec.roles.embeddingWorker.replicas=2", "spec.roles.loader.replicas=2"];
+    assert_eq!(run(&[&job[..], &others].concat()).parameters_sha256, several.parameters_sha256, "repeated");
+    assert_eq!((several.trained_rows, several.rows), (sync.trained_rows, sync.rows));
+    let loss = |summary: &Summary| summary.test.as_ref().unwrap().log_loss.unwrap();
+    let (found, expected) = (loss(&several), loss(&sync));
+    assert!((found - expected).abs() <= 1e-4 * expected, "{found}, in sync {expected}");
 }
 
 #[test]

@@ -15,6 +15,7 @@
 //! - [`EvaluationPoints`]: the batches before which the model is evaluated.
 //! - [`migration`]: which parameter server holds which slot, and how slots move between them while
 //!   training continues.
+//! - [`packing`]: items of known cost on servers, as evenly as possible.
 
 mod assignment;
 pub mod barrier;
@@ -26,6 +27,7 @@ mod evaluation;
 pub mod gba;
 pub mod migration;
 mod mode;
+pub mod packing;
 mod rows;
 pub mod shadow;
 pub mod shares;

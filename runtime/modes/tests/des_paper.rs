@@ -7,7 +7,8 @@
 //! - §4.1: `lr`, equations 2 and 3;
 //! - §4.2: `fm`, equations 4 to 6, against a naive computation in 64 bits over pairs of features.
 //!   Planted bugs must deviate from it;
-//! - §4.3: cells whose ids several servers hold, which the paper avoids by whole fields.
+//! - §4.3: cells whose ids several servers hold, which the paper avoids by whole fields;
+//! - §5: the paper's placement of fields. Here servers hold slots, and nothing is placed by field.
 //!
 //! The embeddings and the first layer of `dnn`, and the cross layer of DCN (§4.3, figure 6), have
 //! no substitution yet.
@@ -17,6 +18,7 @@
 use rectrain_kinds::ModelKind;
 use rectrain_modes::des::cells::{Cell, CellSums};
 use rectrain_modes::des::{Partial, PooledGradients, Substitution};
+use rectrain_modes::packing::Packing;
 use rectrain_modes::{DenseHome, TrainingMode};
 use rectrain_random::SplitMix64;
 
@@ -262,4 +264,16 @@ fn table_2_the_bytes_saved_against_the_mesh() {
         let of_fm = Substitution { features: 1, dim: 8 }.reduce(batch, &vec![0.0; batch], &vec![0.0; batch * 8]);
         assert!((saved(of_fm.second.len(), 8) - fm).abs() < 6e-4, "fm, {batch}");
     }
+}
+
+// ---- §5 System implementation -----------------------------------------------------------------
+
+/// "The i-th node will hold all the weights that are corresponding with feature field IDs f where i
+/// = f mod N."
+#[test]
+fn s5_field_f_is_on_server_f_mod_n() {
+    let costs = [7, 1, 1, 7, 1, 1, 7];
+    let placed = Packing::modulo(&costs, 3);
+    assert_eq!(placed.bins(), [0, 1, 2, 0, 1, 2, 0]);
+    assert_eq!(placed.loads(), [21, 2, 2]);
 }

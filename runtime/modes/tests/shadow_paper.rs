@@ -1,7 +1,8 @@
 //! Follows Zheng et al., *ShadowSync: Performing Synchronization in the Background for Highly
 //! Scalable Distributed Training*, in the order of the paper:
 //!
-//! - §3.1: one copy of the rows, and a copy of the other parameters on several servers;
+//! - §3.1: one copy of the rows, and a copy of the other parameters on several servers. Look-ups
+//!   are even after bin packing by a profile;
 //! - §3.2: rows are updated without locks or order, and synchronisation never stalls training;
 //! - §3.3: algorithms 1 to 4, against naive computations in 64 bits that repeat the lines of the
 //!   paper value by value. Planted bugs in each line must deviate from them;
@@ -9,20 +10,24 @@
 //! - §4.2: the step of BMUF towards the mean;
 //! - the switch between modes, which the paper does not have.
 //!
-//! One part of §3 is not in the mode: embedding servers are not balanced by a profile (§3.1).
+//! One part of §3 is not in the mode: servers hold slots, which the coordinator balances while a
+//! job trains. A profile places nothing (§3.1), and `rectrain data placement` shows its effect.
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
+use std::collections::BTreeSet;
 use std::num::NonZeroU32;
 
+use rectrain_embedding::{FeatureKey, slot_of};
 use rectrain_modes::gba::{Dispatcher, DispatcherSetup, GradientServer, Push, Pushed, TokenMode};
+use rectrain_modes::packing::{Packing, pack};
 use rectrain_modes::shadow::{Average, BlockUpdate, Joined, ReplicaSync, Rounds, Shadow, average, interpolate};
 use rectrain_modes::switch::{Boundary, Order, RunMode, RunPlan, TrainingRun};
 use rectrain_modes::{
     Answers, Assignment, Batch, CoordinatorHalf, DataList, DenseHome, GlobalStep, Outcome, Rank, Reply, RowLedger,
     Server, Token, TrainingMode, share_of_batch,
 };
-use rectrain_random::SplitMix64;
+use rectrain_random::{SplitMix64, mix};
 
 /// α of these tests. With 0.5, a swap of α and 1 − α would change nothing.
 const ALPHA: f64 = 0.3;
@@ -57,6 +62,52 @@ fn s3_1_a_partitioned_copy_is_the_whole_copy() {
         interpolate(&mut parts[own.clone()], &replica[own], ALPHA as f32);
     }
     assert_eq!(parts, whole);
+}
+
+const SLOTS: u32 = 1024;
+
+/// An id of a field, by Zipf's law with the exponent 1.2. A field has 10 to 100,000 ids.
+fn id(field: usize, random: &mut SplitMix64) -> u64 {
+    let ids = 10_f64.powi(1 + field as i32 % 5);
+    loop {
+        let rank = random.pareto(0.2);
+        if rank < ids + 1.0 {
+            return rank as u64;
+        }
+    }
+}
+
+/// The look-ups of five batches of 1,024 rows with 26 fields, by field and by slot. A batch looks
+/// up each of its ids once.
+fn look_ups(random: &mut SplitMix64) -> [Vec<u64>; 2] {
+    let (mut fields, mut slots) = (vec![0; 26], vec![0; SLOTS as usize]);
+    for _batch in 0..5 {
+        for (field, cost) in fields.iter_mut().enumerate() {
+            let ids: BTreeSet<u64> = (0..1024).map(|_row| id(field, random)).collect();
+            *cost += ids.len() as u64;
+            for id in ids {
+                slots[slot_of(FeatureKey(mix(mix(field as u64) ^ id)), SLOTS).0 as usize] += 1;
+            }
+        }
+    }
+    [fields, slots]
+}
+
+/// "We profile the cost of embedding lookup and then solve a bin packing problem." The rows of the
+/// profile are others than the rows that measure the placement.
+#[test]
+fn s3_1_look_ups_are_even_after_bin_packing_by_a_profile() {
+    let mut random = SplitMix64::new(31);
+    let [[profiled_fields, profiled_slots], [fields, slots]] = [look_ups(&mut random), look_ups(&mut random)];
+    for servers in [2, 3, 5, 8] {
+        let placed = |profile: &[u64], costs: &[u64]| {
+            Packing::new(costs, pack(profile, servers).bins().to_vec(), servers).imbalance()
+        };
+        let modulo = Packing::modulo(&fields, servers).imbalance();
+        let [by_field, by_slot] = [placed(&profiled_fields, &fields), placed(&profiled_slots, &slots)];
+        assert!(by_field < modulo, "{servers} servers: {by_field}, by f mod N {modulo}");
+        assert!(by_slot < modulo && by_slot <= 1.1, "{servers} servers: {by_slot}, by f mod N {modulo}");
+    }
 }
 
 // ---- §3.2 Optimization strategies -------------------------------------------------------------
@@ -317,8 +368,8 @@ fn events_of_rounds(seed: u64, trainers: usize) -> Vec<Event> {
     events
 }
 
-/// The lines of algorithm 4 between the AllReduce and the trainer. The momentum is the common one: a
-/// step repeats a share of the step before. Nesterov's adds the share of the new one.
+/// The lines of algorithm 4 between the AllReduce and the trainer. The momentum is the common one:
+/// a step repeats a share of the step before. Nesterov's adds the share of the new one.
 fn naive_block(w_global: &mut Exact, v: &mut Exact, w_copy: Exact, block: BlockUpdate) {
     let (eta, momentum) = (f64::from(block.eta), f64::from(block.momentum));
     (0..DIM).for_each(|d| {

@@ -214,6 +214,9 @@ impl ParameterServer {
             return Ok(message::done::<v1::BeginMode>());
         }
         self.shared.set_dense_since(begin.dense_since);
+        if began.as_ref().is_some_and(|(before, _)| *before != mode) {
+            self.shared.write_partition().forget_averages();
+        }
         let half = half_of(&self.shared, mode, at, begin.first_piece)?;
         if let Some(kept) = &self.shared.kept {
             let buffer = half.dense_standing();

@@ -1,9 +1,14 @@
-//! In `sync`: the replies to the look-ups of the last applied step, and of the steps after it.
+//! In `sync` and `des`: the replies to the look-ups of the last applied step, and of the steps after
+//! it.
 //!
 //! Once a step is applied, the store no longer has the rows that the step began with. A replacement
 //! of a dense worker may still have to compute the step. This happens if its predecessor died
 //! before the workers had summed the dense gradients. The embedding worker that knew the piece must
 //! have died too. The replacement then gets the same rows as its predecessor, to the bit.
+//!
+//! In `des`, the replacement of an embedding worker may need a reply, too, even with a single dense
+//! worker. Gradients need the whole embeddings of cells that several servers hold. The replacement
+//! looks them up again, although one of these servers may have applied the step.
 //!
 //! No worker computes a step before the last applied one. The gradients of the next step come from
 //! workers that have already summed the dense gradients of the last one.
@@ -121,9 +126,10 @@ impl LookUpReplies {
         self.lock().steps.clear();
     }
 
-    /// The first step whose replies are stored. `None` if no replies are.
-    fn keeps_replies_from(&self) -> Option<GlobalStep> {
-        self.half.get().filter(|_| self.has_replacements)?.keeps_look_ups_from()
+    /// The first step whose replies are stored. `None` if no replies are. `partial` says whether
+    /// they are partial results.
+    fn keeps_replies_from(&self, partial: bool) -> Option<GlobalStep> {
+        self.half.get().filter(|_| self.has_replacements || partial)?.keeps_look_ups_from()
     }
 
     fn lock(&self) -> MutexGuard<'_, LastSteps> {
@@ -137,6 +143,8 @@ pub(crate) struct LookUp {
     train: bool,
     /// Whether the reply may leave keys out.
     in_parts: bool,
+    /// Whether it asks for partial results.
+    partial: bool,
     keys: Vec<Tensor>,
 }
 
@@ -148,10 +156,12 @@ impl Memory for LookUpReplies {
             return Ok(None);
         }
         let refuse = |error| message::refuse_malformed(format!("lookup: {error}"));
-        let v1::Lookup { step, train, piece, .. } = v1::Lookup::decode(request.meta.clone()).map_err(refuse)?;
+        let v1::Lookup { step, train, piece, partial_samples, .. } =
+            v1::Lookup::decode(request.meta.clone()).map_err(refuse)?;
         let Some(step) = step else { return Ok(None) };
-        let keys = if self.keeps_replies_from().is_some() { request.tensors.clone() } else { Vec::new() };
-        Ok(Some(LookUp { step: GlobalStep(step), train, in_parts: piece.is_some(), keys }))
+        let partial = partial_samples.is_some();
+        let keys = if self.keeps_replies_from(partial).is_some() { request.tensors.clone() } else { Vec::new() };
+        Ok(Some(LookUp { step: GlobalStep(step), train, in_parts: piece.is_some(), partial, keys }))
     }
 
     /// The reply to a look-up for a step that is applied or being applied. This is the earlier
@@ -182,7 +192,7 @@ impl Memory for LookUpReplies {
             return earlier;
         }
         if look_up.train
-            && let Some(first) = self.keeps_replies_from()
+            && let Some(first) = self.keeps_replies_from(look_up.partial)
             && let Ok(v1::LookupReply { deferred, is_early, .. }) = v1::LookupReply::decode(reply.meta.clone())
         {
             let kept = Reply { keys: look_up.keys, is_early, deferred, rows: reply.tensors.clone() };

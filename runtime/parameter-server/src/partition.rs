@@ -186,6 +186,11 @@ impl Partition {
         self.averages = Averages::default();
     }
 
+    /// Forgets the block momentum and the replicas that rest, because another mode begins.
+    pub(crate) fn forget_averages(&mut self) {
+        self.averages = Averages::default();
+    }
+
     pub(crate) fn parameters(&self) -> Snapshot {
         self.parameters.clone()
     }

@@ -407,6 +407,7 @@ mod tests {
             life: rectrain_embedding::LifePolicy::KeepAll,
             initializer,
             zero_columns: 1,
+            first_order: None,
             share: None,
         };
         let config = StoreConfig { slots: 2, seed: 3, groups: vec![group(4), group(2)], budget: None };

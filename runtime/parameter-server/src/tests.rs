@@ -15,7 +15,7 @@ use rectrain_wire::ids::{Scratch, UniqueIds};
 use rectrain_wire::{Address, Frame, InProcess, InProcessConfig, Peer, Service, Tensor, Transport, WireCounters};
 use sha2::{Digest, Sha256};
 
-use super::{ParameterServer, Rows};
+use super::{ParameterServer, Rows, Shared};
 use rectrain_protocol::blocking::{await_task, blocking};
 use rectrain_protocol::deadline::CALL_DEADLINE;
 use rectrain_protocol::examples;
@@ -191,6 +191,11 @@ impl Tried {
         let dense = Sha256::digest(bytemuck::cast_slice(&dense));
         (slots.to_vec(), dense.to_vec(), digests.rows, digests.applied.unwrap())
     }
+}
+
+/// The parts of a server in this mode that its half works on.
+pub(crate) async fn shared_of(mode: &str, directory: &Path) -> Arc<Shared> {
+    Arc::clone(&Tried::begin(mode, directory).await.server.shared)
 }
 
 /// Pseudo-random numbers in [-0.5, 0.5), determined by the seed.
@@ -417,6 +422,35 @@ async fn in_shadow_bmuf_a_server_killed_between_rounds_ends_like_one_that_lives(
     assert_eq!(lives.standing().await, dies.standing().await);
 }
 
+/// A pause keeps the block momentum. Another mode between ends it.
+#[tokio::test(flavor = "multi_thread")]
+async fn block_momentum_outlives_a_pause_and_no_other_mode() {
+    let changes = ["algorithm=bmuf", "momentum=0.9", "eta=0.5"].map(|set| format!("spec.training.shadow.{set}"));
+    let changes: Vec<&str> = changes.iter().map(String::as_str).collect();
+    let mean = |first: u64, place: usize| {
+        (first..first + 3).map(|number| f64::from(numbers(number, PARAMETERS)[place])).sum::<f64>() / 3.0
+    };
+    for (modes, momentum) in [(&["shadow"][..], 0.9), (&["gba", "shadow"][..], 0.0)] {
+        let folder = tempfile::tempdir().unwrap();
+        let mut tried = Tried::begin_with("shadow", &changes, folder.path()).await;
+        round(&tried, 1, 0, [true; 3]).await;
+        for mode in modes {
+            let (mode, step, first_row) = ((*mode).to_owned(), 3, 72);
+            let begin = v1::BeginMode { mode, step, first_row, attempt: 5, ..v1::BeginMode::default() };
+            tried.server.begin_mode(&begin).unwrap();
+        }
+        tried.is_killed(folder.path());
+        let copies = round(&tried, 2, 3, [false; 3]).await;
+        for (place, found) in copies[0].iter().enumerate() {
+            let first = place as f64 / 8.0;
+            let velocity = mean(0, place) - first;
+            let copy = first + 0.5 * velocity;
+            let expected = copy + 0.5 * (momentum * velocity + mean(3, place) - copy);
+            assert!((f64::from(*found) - expected).abs() < 1e-5, "{modes:?}, {place}: {found}, not {expected}");
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_wrong_exchange_is_explained() {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
@@ -578,6 +612,57 @@ fn piece_of(plan: &JobPlan, keys: [u64; 4]) -> ServerIds {
     ServerIds::divide(&piece, &plan.slot_map(), &plan.layout, plan.substitution().unwrap()).remove(0)
 }
 
+/// The ids of piece `number`, which differ from piece to piece.
+fn numbered_piece(plan: &JobPlan, number: u32) -> ServerIds {
+    piece_of(plan, [1, 1 << 60, u64::from(number) << 50, 1])
+}
+
+/// The gradient of the sums of piece `number`, and the update of step 0 that sends it.
+fn update_of_sums(plan: &JobPlan, number: u32, map_epoch: u64) -> (v1::Update, Vec<Tensor>) {
+    let substitution = plan.substitution().unwrap();
+    let second = numbers(9, 4 * substitution.second_columns());
+    let partial = Partial { first: numbers(u64::from(number), 4), second };
+    let tensors = ServerResults { partial, vectors: Vec::new() }.into_tensors(substitution);
+    let partial_samples = Some(4);
+    (v1::Update { step: 0, piece: number, map_epoch, partial_samples, ..v1::Update::default() }, tensors)
+}
+
+/// The replacement of an embedding worker looks its piece up again, also beside a single dense
+/// worker. Its predecessor's gradients completed the step here, and not on another server.
+#[tokio::test(flavor = "multi_thread")]
+async fn in_des_a_server_repeats_the_partial_results_of_the_last_step() {
+    let folder = tempfile::tempdir().unwrap();
+    let changes = [
+        "spec.model.kind=fm",
+        "spec.model.hidden=null",
+        "spec.roles.ps.replicas=1",
+        "spec.roles.denseWorker.replicas=1",
+    ];
+    let tried = Tried::begin_with("des", &changes, folder.path()).await;
+    let map_epoch = tried.server.shared.slots.map().epoch().0;
+    let look_up = async |piece: u32| {
+        let (step, partial_samples) = (Some(0), Some(4));
+        let request = v1::Lookup { step, train: true, map_epoch, piece: Some(piece), partial_samples };
+        let tensors = numbered_piece(&tried.plan, piece).to_tensors();
+        let frame = Frame { kind: v1::Lookup::KIND, meta: prost::Message::encode_to_vec(&request).into(), tensors };
+        let reply = tried.server.service().call(&Peer::new("test", 0), frame).await.unwrap();
+        let told: v1::LookupReply = prost::Message::decode(reply.meta).unwrap();
+        (told.is_applied, reply.tensors)
+    };
+    let mut before = Vec::new();
+    for piece in 0..tried.plan.pieces() {
+        before.push(look_up(piece).await);
+    }
+    for piece in 0..tried.plan.pieces() {
+        let (update, tensors) = update_of_sums(&tried.plan, piece, map_epoch);
+        tried.server.update(update, tensors).await.unwrap();
+    }
+    for (piece, (was_applied, sums)) in (0..).zip(before) {
+        assert!(!was_applied && !sums.is_empty());
+        assert_eq!(look_up(piece).await, (true, sums), "piece {piece}");
+    }
+}
+
 /// A killed server has no ids. It then takes them with the gradients, and updates the rows as a
 /// server that lives.
 #[tokio::test(flavor = "multi_thread")]
@@ -587,10 +672,9 @@ async fn in_des_a_replacement_takes_the_ids_with_the_gradients() {
         let folder = tempfile::tempdir().unwrap();
         let changes = ["spec.model.kind=fm", "spec.model.hidden=null", "spec.roles.ps.replicas=1"];
         let mut tried = Tried::begin_with("des", &changes, folder.path()).await;
-        let substitution = tried.plan.substitution().unwrap();
         let map_epoch = tried.server.shared.slots.map().epoch().0;
         for piece in 0..tried.plan.pieces() {
-            let ids = piece_of(&tried.plan, [1, 1 << 60, u64::from(piece) << 50, 1]);
+            let ids = numbered_piece(&tried.plan, piece);
             let (piece, partial_samples) = (Some(piece), Some(4));
             let request = v1::Lookup { step: Some(0), train: true, map_epoch, piece, partial_samples };
             let reply = tried.server.look_up(request, ids.to_tensors()).await.unwrap();
@@ -600,12 +684,8 @@ async fn in_des_a_replacement_takes_the_ids_with_the_gradients() {
             tried.is_killed(folder.path());
         }
         for piece in 0..tried.plan.pieces() {
-            let ids = piece_of(&tried.plan, [1, 1 << 60, u64::from(piece) << 50, 1]);
-            let second = numbers(9, 4 * substitution.second_columns());
-            let partial = Partial { first: numbers(u64::from(piece), 4), second };
-            let tensors = ServerResults { partial, vectors: Vec::new() }.into_tensors(substitution);
-            let partial_samples = Some(4);
-            let update = v1::Update { step: 0, piece, map_epoch, partial_samples, ..v1::Update::default() };
+            let ids = numbered_piece(&tried.plan, piece);
+            let (update, tensors) = update_of_sums(&tried.plan, piece, map_epoch);
             let reply = tried.server.update(update.clone(), tensors.clone()).await.unwrap();
             let reply: v1::UpdateReply = prost::Message::decode(reply.meta).unwrap();
             assert_eq!(reply.needs_ids, is_killed);

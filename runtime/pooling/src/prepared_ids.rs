@@ -17,6 +17,8 @@ use rectrain_wire::ids::{SampleIndices, UniqueIds};
 
 /// A sample is a positive example if its label is at least this number.
 const POSITIVE: f32 = 0.5;
+/// Columns of a row that are added at once.
+const BLOCK: usize = 8;
 
 /// The ids of a feature, with the weights of its samples.
 #[derive(Clone, Debug, PartialEq)]
@@ -139,7 +141,7 @@ impl PreparedIds {
             feature.for_each(|row, sample, weight| {
                 let row = &rows[place.group][row * row_dim..(row + 1) * row_dim];
                 let out = &mut embeddings[sample * width + place.offset..][..place.dim];
-                out.iter_mut().zip(&row[first..]).for_each(|(out, value)| *out += weight * value);
+                add_weighted(out, &row[first..][..place.dim], weight);
                 if layout.linear {
                     linear[sample * count + index] += weight * row[0];
                 }
@@ -162,7 +164,7 @@ impl PreparedIds {
             feature.for_each(|row, sample, weight| {
                 let row = &mut group[row * row_dim..(row + 1) * row_dim];
                 let gradient = &gradients.embeddings[sample * width + place.offset..][..place.dim];
-                row[first..].iter_mut().zip(gradient).for_each(|(row, value)| *row += weight * value);
+                add_weighted(&mut row[first..][..place.dim], gradient, weight);
                 if layout.linear {
                     row[0] += weight * gradients.linear[sample * count + index];
                 }
@@ -191,6 +193,18 @@ impl FeatureIds {
             }
         }
     }
+}
+
+/// `sums += weight · values`, for slices of the same length. The compiler knows the length of a
+/// block, so a short row needs no loop for a remainder.
+#[inline]
+fn add_weighted(sums: &mut [f32], values: &[f32], weight: f32) {
+    let (sum_blocks, sums) = sums.as_chunks_mut::<BLOCK>();
+    let (value_blocks, values) = values.as_chunks::<BLOCK>();
+    for (sums, values) in sum_blocks.iter_mut().zip(value_blocks) {
+        *sums = std::array::from_fn(|index| sums[index] + weight * values[index]);
+    }
+    sums.iter_mut().zip(values).for_each(|(sum, value)| *sum += weight * value);
 }
 
 /// Sorts a group's (key, feature, unique id) triples by key and returns the distinct keys. Also
@@ -348,6 +362,20 @@ mod tests {
         assert_eq!(found, prepared.keys()[0].iter().map(|key| naive(*key)).collect::<Vec<_>>());
         // The first sample's cell `7, 50, 7` is one example of 7.
         assert_eq!((found[1], examples[1].len()), ((1, 1), 0));
+    }
+
+    #[test]
+    fn adding_by_blocks_has_the_bits_of_adding_one_by_one() {
+        for length in 0..40 {
+            let values = |from: usize| (from..from + length).map(|i| (i as f32).sin() / 3.0).collect::<Vec<f32>>();
+            for weight in [1.0, 1.0 / 3.0] {
+                let mut sums = values(7);
+                add_weighted(&mut sums, &values(100), weight);
+                let expected = values(7).into_iter().zip(values(100)).map(|(sum, value)| sum + weight * value);
+                let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect::<Vec<_>>();
+                assert_eq!(bits(sums), bits(expected.collect()), "{length} columns");
+            }
+        }
     }
 
     /// ⟨pool(rows), gradient⟩ = ⟨rows, scatter(gradient)⟩: scatter is the transpose of pool.

@@ -22,7 +22,8 @@ const FEATURE_TENSORS: usize = 4;
 pub struct ServerIds {
     /// In the order of the manifest.
     features: Vec<WeightedIds>,
-    /// The cells whose ids other servers hold, too. Only a model with second-order results has some.
+    /// The cells whose ids other servers hold, too. Only a model with second-order results has
+    /// some.
     cells: Vec<Cell>,
 }
 

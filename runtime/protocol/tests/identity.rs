@@ -495,6 +495,69 @@ const COMPARED: &[Compared] = &[
         "rows.groups.0.optimizer",
     ),
     Compared(
+        "spec.training.optimizer.firstOrder.kind",
+        FILES,
+        FIRST_FTRL,
+        &["spec.training.optimizer.firstOrder.kind=sgd"],
+        "rows.groups.0.firstOrder",
+    ),
+    Compared(
+        "spec.training.optimizer.firstOrder.learningRate",
+        FILES,
+        FIRST_FTRL,
+        &["spec.training.optimizer.firstOrder.learningRate=0.5"],
+        "rows.groups.0.firstOrder",
+    ),
+    Compared(
+        "spec.training.optimizer.firstOrder.beta",
+        FILES,
+        FIRST_FTRL,
+        &["spec.training.optimizer.firstOrder.beta=0.5"],
+        "rows.groups.0.firstOrder",
+    ),
+    Compared(
+        "spec.training.optimizer.firstOrder.l1",
+        FILES,
+        FIRST_FTRL,
+        &["spec.training.optimizer.firstOrder.l1=0.5"],
+        "rows.groups.0.firstOrder",
+    ),
+    Compared(
+        "spec.training.optimizer.firstOrder.l2",
+        FILES,
+        FIRST_FTRL,
+        &["spec.training.optimizer.firstOrder.l2=0.5"],
+        "rows.groups.0.firstOrder",
+    ),
+    Compared(
+        "spec.training.optimizer.firstOrder.beta1",
+        FILES,
+        FIRST_ADAM,
+        &["spec.training.optimizer.firstOrder.beta1=0.5"],
+        "rows.groups.0.firstOrder",
+    ),
+    Compared(
+        "spec.training.optimizer.firstOrder.beta2",
+        FILES,
+        FIRST_ADAM,
+        &["spec.training.optimizer.firstOrder.beta2=0.5"],
+        "rows.groups.0.firstOrder",
+    ),
+    Compared(
+        "spec.training.optimizer.firstOrder.epsilon",
+        FILES,
+        FIRST_ADAM,
+        &["spec.training.optimizer.firstOrder.epsilon=0.5"],
+        "rows.groups.0.firstOrder",
+    ),
+    Compared(
+        "spec.training.optimizer.firstOrder.initialAccumulator",
+        FILES,
+        FIRST_ADA_GRAD,
+        &["spec.training.optimizer.firstOrder.initialAccumulator=0.5"],
+        "rows.groups.0.firstOrder",
+    ),
+    Compared(
         "spec.data.badRows.action",
         FILES,
         &["spec.data.badRows.action=skip"],
@@ -514,6 +577,9 @@ const MONTH_FIRST: &str = "spec.data.split.time.order=monthFirst";
 const BUDGET: &[&str] = &["spec.features.memory.maxRows=500"];
 const CLOCK: &[&str] = &["spec.features.memory.maxRows=500", "spec.data.timeColumn.name=time"];
 const FTRL: &[&str] = &["spec.training.optimizer.sparse.kind=ftrl"];
+const FIRST_FTRL: &[&str] = &["spec.training.optimizer.firstOrder.kind=ftrl"];
+const FIRST_ADAM: &[&str] = &["spec.training.optimizer.firstOrder.kind=adam"];
+const FIRST_ADA_GRAD: &[&str] = &["spec.training.optimizer.firstOrder.kind=adaGrad"];
 
 /// Fields, with all fields below them, that the identity leaves out, and why.
 const LEFT_OUT: &[(&str, &str)] = &[
@@ -535,6 +601,13 @@ const LEFT_OUT: &[(&str, &str)] = &[
     ("spec.data.train.kafka.lingerMillis", "the size of the batches to come; it trains the same records"),
     ("spec.data.train.kafka.lostRecords", "the treatment of records that no run can read"),
     ("spec.data.train.kafka.deadLetterTopic", "where bad records are kept, not which are good"),
+    ("spec.data.train.follow.paths", "the ledger in the checkpoint has the paths and is compared"),
+    ("spec.data.train.follow.order", "the ledger in the checkpoint has the order and is compared"),
+    ("spec.data.train.follow.intervalSeconds", "when files are noticed; the ledger fixes their order"),
+    ("spec.data.train.follow.wholeDirectories", "when files are noticed; the ledger fixes their order"),
+    ("spec.data.train.follow.until", "the length of training, as the guide says"),
+    ("spec.data.train.follow.lostFiles", "the treatment of files that no run can read"),
+    ("spec.data.train.follow.lateFiles", "the treatment of the late files to come"),
     ("spec.features.memory", "a budget may change: the next steps evict the rows beyond it"),
     (
         "spec.features.sparse.share",
@@ -567,6 +640,7 @@ const LEFT_OUT: &[(&str, &str)] = &[
     ("spec.training.divergenceFactor", "it says when training ends with an error, not what is trained"),
     ("spec.roles", "a checkpoint is restored onto any number of members and any pods"),
     ("spec.autoscaling", "a checkpoint is restored onto any number of members"),
+    ("spec.serving", "where and when models are published, not what is trained"),
     ("spec.checkpoint", "where and when checkpoints are written, not their content"),
     ("spec.faultTolerance", "the handling of crashes changes no parameter"),
     ("spec.suspend", "the life of the object in the cluster"),
@@ -656,6 +730,7 @@ fn fields_that_may_change_make_no_difference() {
         assert_eq!(difference(FILES, &[], &[change]), None, "{change}");
     }
     assert_eq!(difference(FILES, SKIP, &["spec.data.badRows.limit=9"]), None);
+    assert_eq!(difference(FILES, FIRST_ADAM, &["spec.training.optimizer.firstOrder.learningRate=0.5"]), None);
     assert_eq!(difference(FILES, &[], &["spec.data.badRows.action=skip", "spec.features.dense[0].limit=9"]), None);
     let limit = difference(FILES, SKIP, &["spec.features.dense[0].limit=9"]).unwrap().to_string();
     assert!(limit.starts_with("spec.features.dense.I1.limit is `") && limit.ends_with("`9.0` in the job"), "{limit}");

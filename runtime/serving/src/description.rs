@@ -203,6 +203,7 @@ fn store(rows: RowsSection) -> StoreConfig {
         life: LifePolicy::KeepAll,
         initializer: group.initializer,
         zero_columns: group.zero_columns,
+        first_order: None,
         share: None,
     };
     let groups = rows.groups.into_iter().map(spec).collect();
@@ -212,6 +213,7 @@ fn store(rows: RowsSection) -> StoreConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rectrain_crds::{Override, SetKind};
     use rectrain_protocol::plan::JobPlan;
 
     fn plan() -> JobPlan {
@@ -227,7 +229,9 @@ spec:
     label: {name: rating, positiveFrom: 4}
   data: {train: {paths: ['d/*.csv']}}
 ";
-        let manifest = rectrain_crds::load(manifest, "test.yaml", &[]).unwrap();
+        let ftrl = "spec.training.optimizer.firstOrder.kind=ftrl".to_owned();
+        let ftrl = Override { kind: SetKind::Infer, expression: ftrl };
+        let manifest = rectrain_crds::load(manifest, "test.yaml", &[ftrl]).unwrap();
         JobPlan::new(&manifest.resolved).unwrap()
     }
 
@@ -239,7 +243,11 @@ spec:
         assert_eq!(description.layout, plan.layout);
         assert_eq!(description.model, plan.model);
         assert_eq!(description.null_values.len(), plan.train.null_values.len());
-        let neutral = |spec: &RowSpec| RowSpec { optimizer: SparseOptimizer::Sgd { learning_rate: 1.0 }, ..*spec };
+        let neutral = |spec: &RowSpec| RowSpec {
+            optimizer: SparseOptimizer::Sgd { learning_rate: 1.0 },
+            first_order: None,
+            ..*spec
+        };
         let groups: Vec<RowSpec> = plan.store.groups.iter().map(neutral).collect();
         assert_eq!((description.store.seed, description.store.groups), (plan.store.seed, groups));
     }

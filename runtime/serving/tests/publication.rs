@@ -67,6 +67,14 @@ impl Job {
         self.place.path().join("published").join(name)
     }
 
+    /// The names in the publication path, sorted.
+    fn published_names(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(self.file("")).unwrap();
+        let mut names: Vec<String> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
     /// Updates or creates the rows of these numbers, and the dense parameters.
     fn train(&mut self, numbers: std::ops::Range<u64>) {
         self.step += 10;
@@ -250,15 +258,75 @@ async fn a_follower_that_was_away_catches_up_or_loads_anew() {
         assert!(published(&mut publisher).await.is_full);
     }
     // Two full models stay, and no delta below them.
-    let mut names: Vec<String> = std::fs::read_dir(job.file(""))
-        .unwrap()
-        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-        .collect();
-    names.sort();
-    assert_eq!(names, ["full-000000000005", "full-000000000006", "latest.json"]);
+    assert_eq!(job.published_names(), ["full-000000000005", "full-000000000006", "latest.json"]);
     let update = longer_away.poll().await.unwrap().unwrap();
     assert_eq!((update.loaded, update.deltas), (true, 0));
     job.assert_served(&longer_away).await;
+}
+
+/// A coordinator that was replaced lives on for a while.
+#[tokio::test]
+async fn a_publisher_does_not_overwrite_the_models_of_another_one() {
+    let mut job = Job::new();
+    job.train(0..4);
+    job.save(true).await;
+    let mut old = job.publisher().await;
+    published(&mut old).await;
+    let mut new = job.publisher().await;
+    let mut follower = job.follower().await;
+    for (sequence, numbers) in [(2, 0..2), (3, 1..4)] {
+        job.train(numbers);
+        job.save(false).await;
+        assert_eq!(published(&mut new).await.sequence, sequence);
+        let refused = old.publish().await.unwrap_err().to_string();
+        assert!(refused.contains("latest.json") && refused.contains("another process has published"), "{refused}");
+        assert_eq!(old.publish().await.unwrap(), None, "it knows the model of the other one now");
+        follower.poll().await.unwrap().unwrap();
+        job.assert_served(&follower).await;
+    }
+}
+
+/// A job that begins anew under the same path reaches the steps of the one before.
+#[tokio::test]
+async fn another_checkpoint_with_the_name_of_the_published_one_is_published() {
+    let mut job = Job::new();
+    job.train(0..4);
+    let first = job.save(true).await;
+    let mut publisher = job.publisher().await;
+    published(&mut publisher).await;
+    let mut follower = job.follower().await;
+    std::fs::remove_dir_all(job.place.path().join("checkpoints")).unwrap();
+    job.train(2..9);
+    job.step = first.step;
+    let second = job.save(true).await;
+    assert_eq!(first.directory(), second.directory());
+    let other = published(&mut publisher).await;
+    assert_eq!((other.sequence, other.step, other.is_full), (2, first.step, true));
+    assert_eq!(publisher.publish().await.unwrap(), None);
+    assert!(follower.poll().await.unwrap().unwrap().loaded);
+    job.assert_served(&follower).await;
+}
+
+/// It is no replacement for the full model that servers load, and nothing refers to it.
+#[tokio::test]
+async fn a_full_model_that_was_never_announced_is_not_counted_and_goes() {
+    let mut job = Job::new();
+    job.train(0..4);
+    job.save(true).await;
+    let (checkpoints, output) = (job.directory("checkpoints"), job.directory("published"));
+    let mut publisher = Publisher::open(checkpoints, output, "test", NonZeroUsize::MIN).await.unwrap();
+    published(&mut publisher).await;
+    // A publisher ended after it had written the files. Another one may be writing the next model.
+    for name in ["full-000000000002", "full-000000000003"] {
+        std::fs::create_dir(job.file(name)).unwrap();
+        std::fs::write(job.file(name).join("rows-0.bin"), "rows").unwrap();
+    }
+    job.train(0..2);
+    job.save(false).await;
+    assert!(!published(&mut publisher).await.is_full);
+    let expected = ["delta-000000000002.bin", "full-000000000001", "full-000000000003", "latest.json"];
+    assert_eq!(job.published_names(), expected);
+    job.assert_served(&job.follower().await).await;
 }
 
 /// What happens to a delta, and the words of the refusal.
@@ -386,8 +454,9 @@ async fn a_model_with_other_features_needs_a_new_server() {
     let mut follower = job.follower().await;
     job.plan = plan(&[("name: age", "name: age, transform: log1p")]);
     job.train(0..4);
-    // The identity differs, so the chain is no base of a delta.
-    job.save(false).await;
+    // Another job trains under the same path after the checkpoints were removed.
+    std::fs::remove_dir_all(job.place.path().join("checkpoints")).unwrap();
+    job.save(true).await;
     assert!(published(&mut publisher).await.is_full);
     let message = follower.poll().await.unwrap_err().to_string();
     assert!(message.contains("start the server anew"), "{message}");

@@ -8,9 +8,9 @@ use rectrain_bring_up::Paths;
 use rectrain_harness::jobs::NAMESPACE;
 
 use super::steps::{
-    alerts, contention, dashboards, failures, faked_nodes, kills, lifecycle, long_names, measured, recovery, refusals,
-    repairs, rights, scaling, scrapes, serving, shortage, slow_members, strangers, survivors, switches, takeover,
-    thousand, unseen,
+    alerts, contention, dashboards, failures, faked_nodes, kills, lifecycle, long_names, measured, page, recovery,
+    refusals, repairs, rights, scaling, scrapes, serving, shortage, slow_members, strangers, survivors, switches,
+    takeover, thousand, unseen,
 };
 use super::support::TestCluster;
 use super::support::chart::{POLL_EVERY_SECOND, install};
@@ -36,7 +36,7 @@ const fn long(name: &'static str, run: fn(&TestCluster) -> Result<(), TrialError
     Step { name, claim, run, is_quick: false }
 }
 
-const STEPS: [Step; 39] = [
+const STEPS: [Step; 40] = [
     quick("completes", lifecycle::completes, "a job completes with the model of a run outside of the cluster"),
     quick("switches", switches::switches, "a running job switches its training mode without a restart"),
     quick("refuses", refusals::refuses, "the API server refuses invalid manifests, and says why"),
@@ -51,6 +51,11 @@ const STEPS: [Step; 39] = [
         "a killed parameter server finds its rows again, and no other member restarts",
     ),
     quick("leaves-nothing", lifecycle::leaves_nothing, "a deleted job leaves no object"),
+    long(
+        "shows-its-page",
+        page::shows_its_page,
+        "`rectrain page` shows a job through the API server, and from its checkpoint path after the end",
+    ),
     quick("scrapes", scrapes::scrapes, "Prometheus finds every documented metric"),
     long("dashboards", dashboards::dashboards, "every dashboard panel has data, and promtool accepts the alerts"),
     long("alerts", alerts::alerts, "each alert fires when its cause is produced"),

@@ -1,16 +1,21 @@
 //! The runs of the experiments: files on disk, and processes of `rectrain run`.
 
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
+use std::time::Instant;
 
 use rectrain_harness::command::{command, output};
-use rectrain_harness::events::{integer, test_auc};
+use rectrain_harness::events::{integer, missing, test_auc};
 use rectrain_harness::rectrain::train;
 use rectrain_harness::{HarnessError, files, say};
 use serde_json::{Value, json};
 
 use super::dataset::{DataSet, parts};
-use super::lab::{Lab, Outcome, Tested};
+use super::lab::{Lab, Outcome, Tested, counts_levels};
 use super::levels;
+use super::limit::Limit;
+use super::notebook::Notebook;
 use super::profile::Profile;
 use super::variant::{Model, Variant};
 use crate::TrialError;
@@ -57,6 +62,9 @@ fn manifest(folder: &Path, tested: Tested) -> PathBuf {
     folder.join(format!("{}.json", name(tested)))
 }
 
+/// The exit code of a run that has diverged.
+const DIVERGED: i32 = 3;
+
 /// Runs the product's own binary, and prints a line of JSON for each result.
 pub(super) struct Bench<'a> {
     pub(super) binary: &'a Path,
@@ -66,6 +74,22 @@ pub(super) struct Bench<'a> {
     pub(super) seeds: u64,
     /// The last overrides of every run.
     pub(super) sets: &'a [String],
+    /// The runs of earlier commands, and of this one.
+    pub(super) notebook: &'a mut Notebook,
+    pub(super) limit: &'a mut Limit,
+    /// The runs of the experiment with this model, and how many of them are done.
+    pub(super) all: u64,
+    pub(super) done: u64,
+}
+
+/// One run of `rectrain run`.
+#[derive(Clone, Copy)]
+struct Run<'v> {
+    variant: &'v Variant,
+    tested: Tested,
+    seed: u64,
+    /// Whether the run counts frequency levels, from its checkpoint. Its AUC is not taken.
+    counts_levels: bool,
 }
 
 /// A folder for the checkpoint of a run, which is empty.
@@ -99,43 +123,108 @@ fn paths(folder: &Path) -> Result<Vec<PathBuf>, HarnessError> {
 }
 
 impl Bench<'_> {
-    /// Trains with a checkpoint, and returns the rows by frequency level.
-    fn levels(&self, variant: &Variant) -> Result<Vec<u64>, TrialError> {
-        let folder = empty_folder(self.data)?;
-        let variant = variant.clone().with([format!("spec.checkpoint.path={}", folder.display())]);
-        self.run(&variant, Tested::Test, 1)?;
-        levels_of(&folder)
+    /// The figures of a run: from the notebook, or from the run itself.
+    fn figures(&mut self, run: Run<'_>) -> Result<Value, TrialError> {
+        let key = json!({ "dataset": self.data.name, "tested": name(run.tested), "levels": run.counts_levels,
+            "sets": self.sets_of(run.variant, run.seed) });
+        self.done += 1;
+        if let Some(line) = self.notebook.run(&key) {
+            return figures_of(line.clone());
+        }
+        self.limit.check()?;
+        let begun = Instant::now();
+        let mut line = recorded(if run.counts_levels { self.levels(run) } else { self.auc(run) })?;
+        let seconds = begun.elapsed().as_secs_f64();
+        line["seconds"] = json!((seconds * 10.0).round() / 10.0);
+        line["run"] = key;
+        self.notebook.keep(line.clone())?;
+        let left = self.limit.note(seconds, self.all.saturating_sub(self.done));
+        self.remark(format!("run {} of {}: {seconds:.1} s; at most {left:.0} min are left", self.done, self.all));
+        figures_of(line)
     }
 
-    fn run(&self, variant: &Variant, tested: Tested, seed: u64) -> Result<Value, HarnessError> {
-        let own = [format!("spec.model.kind={},spec.training.seed={seed}", self.model.kind)];
+    /// Trains, and returns the AUC and the rows.
+    fn auc(&self, run: Run<'_>) -> Result<Value, TrialError> {
+        let summary = self.train_once(run, &[])?;
+        Ok(json!({ "auc": test_auc(&summary)?, "rows": integer("the summary", &summary, "rows")? }))
+    }
+
+    /// Trains with a checkpoint, and returns the rows by frequency level.
+    fn levels(&self, run: Run<'_>) -> Result<Value, TrialError> {
+        let folder = empty_folder(self.data)?;
+        self.train_once(run, &[format!("spec.checkpoint.path={}", folder.display())])?;
+        Ok(json!({ "levels": levels_of(&folder)? }))
+    }
+
+    fn train_once(&self, run: Run<'_>, more: &[String]) -> Result<Value, HarnessError> {
         let mut job = command(self.binary, ["run", "--json", "--no-history"]);
-        job.arg(manifest(&self.data.folder, tested));
-        for set in own.iter().chain(&variant.optimizers.sets()).chain(&variant.sets).chain(self.sets) {
+        job.arg(manifest(&self.data.folder, run.tested));
+        for set in self.sets_of(run.variant, run.seed).iter().chain(more) {
             job.args(["--set", set]);
         }
         train(job)
     }
+
+    /// All overrides of a run.
+    fn sets_of(&self, variant: &Variant, seed: u64) -> Vec<String> {
+        let own = [format!("spec.model.kind={},spec.training.seed={seed}", self.model.kind)];
+        let all = own.into_iter().chain(variant.optimizers.sets());
+        all.chain(variant.sets.iter().cloned()).chain(self.sets.iter().cloned()).collect()
+    }
+}
+
+/// The line of a run, also of one that diverged. Other failures may not come again, so that they are
+/// not kept.
+fn recorded(result: Result<Value, TrialError>) -> Result<Value, TrialError> {
+    match result {
+        Err(TrialError::Harness(HarnessError::Failed { status, output, .. })) if status.code() == Some(DIVERGED) => {
+            Ok(json!({ "diverged": output }))
+        }
+        other => other,
+    }
+}
+
+/// The figures of a line, or the failure that it keeps.
+fn figures_of(line: Value) -> Result<Value, TrialError> {
+    match line["diverged"].as_str() {
+        None => Ok(line),
+        Some(output) => {
+            let (command, output) = ("the run".to_owned(), output.to_owned());
+            // The exit code is in the second byte of a status.
+            Err(HarnessError::Failed { command, status: ExitStatus::from_raw(DIVERGED << 8), output }.into())
+        }
+    }
+}
+
+/// The number of a run's line.
+fn number(line: &Value, field: &str) -> Result<f64, HarnessError> {
+    line[field].as_f64().ok_or_else(|| missing("the line of a run", line, field))
 }
 
 impl Lab for Bench<'_> {
     fn train(&mut self, variant: &Variant, tested: Tested) -> Result<Outcome, TrialError> {
         let mut outcome = Outcome { aucs: Vec::new(), rows: 0, levels: Vec::new() };
         for seed in 1..=self.seeds {
-            let summary = self.run(variant, tested, seed)?;
-            outcome.aucs.push(test_auc(&summary)?);
-            outcome.rows = outcome.rows.max(integer("the summary", &summary, "rows")?);
+            let figures = self.figures(Run { variant, tested, seed, counts_levels: false })?;
+            outcome.aucs.push(number(&figures, "auc")?);
+            outcome.rows = outcome.rows.max(integer("the line of a run", &figures, "rows")?);
         }
-        if variant.counts_levels && tested == Tested::Test {
-            outcome.levels = self.levels(variant)?;
+        if counts_levels(variant, tested) {
+            let figures = self.figures(Run { variant, tested, seed: 1, counts_levels: true })?;
+            outcome.levels = figures["levels"].as_array().into_iter().flatten().filter_map(Value::as_u64).collect();
         }
         let auc = outcome.auc();
         self.remark(format!("memory {}, {}: {} AUC {auc:.4}", variant.memory, variant.name, name(tested)));
         Ok(outcome)
     }
 
-    fn record(&mut self, variant: &Variant, outcome: &Outcome) {
-        println!("{}", line([self.experiment, self.data.name], self.model, variant, outcome));
+    fn record(&mut self, variant: &Variant, outcome: &Outcome) -> Result<(), TrialError> {
+        let mut line = line([self.experiment, self.data.name], self.model, variant, outcome);
+        if !self.sets.is_empty() {
+            line["set"] = json!(self.sets);
+        }
+        println!("{line}");
+        Ok(self.notebook.keep(line)?)
     }
 
     fn remark(&mut self, text: String) {
@@ -173,6 +262,19 @@ mod tests {
         let hashed = Variant { hashed_rows: Some(100), ..Variant::unbounded("hashed", ADAM) };
         let line = line(["fig8", "ml-1m"], MODELS[0], &hashed, &outcome);
         assert_eq!((&line["rows"], &line["bytes"]), (&json!(100), &json!(6_000)));
+    }
+
+    #[test]
+    fn a_run_that_diverged_fails_again_and_other_failures_are_not_kept() {
+        let failed = |code: i32| -> Result<Value, TrialError> {
+            let (command, output) = ("the run".to_owned(), "the loss is not finite".to_owned());
+            Err(HarnessError::Failed { command, status: ExitStatus::from_raw(code << 8), output }.into())
+        };
+        let line = recorded(failed(DIVERGED)).unwrap();
+        let again = figures_of(line).unwrap_err();
+        assert!(again.to_string().contains("exit status: 3") && again.to_string().contains("not finite"), "{again}");
+        assert!(recorded(failed(1)).is_err());
+        assert_eq!(figures_of(json!({ "auc": 0.5 })).unwrap()["auc"], 0.5);
     }
 
     #[test]

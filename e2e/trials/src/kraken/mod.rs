@@ -5,12 +5,18 @@
 mod bench;
 mod dataset;
 mod division;
+mod experiment;
 mod fig10;
 mod fig8;
 mod fig9;
 mod lab;
 mod levels;
+mod limit;
+mod markdown;
+mod notebook;
 mod profile;
+mod report;
+mod soaks;
 mod table4;
 mod variant;
 
@@ -19,39 +25,30 @@ use std::path::{Path, PathBuf};
 use rectrain_harness::arguments::{list, number};
 use rectrain_harness::cargo::build_programs;
 use rectrain_harness::workspace::{built, cache};
-use rectrain_harness::{HarnessError, say};
+use rectrain_harness::{HarnessError, files, say};
 
 use self::bench::{Bench, Prepared};
 use self::dataset::{DATA_SETS, DataSet};
-use self::lab::Lab;
-use self::profile::Profile;
+use self::experiment::{EXPERIMENTS, Experiment};
+use self::lab::Counter;
+use self::limit::Limit;
+use self::notebook::Notebook;
 use self::variant::{MODELS, Model};
 use crate::TrialError;
 
-const USAGE: &str = "usage: cargo xtask kraken --data FOLDER [--experiment NAME]... [--datasets a,b] [--models a,b] \
-[--seeds 3] [--set PATH=VALUE]... [--binary FILE]
+const USAGE: &str =
+    "usage: cargo xtask kraken --data FOLDER [--experiment NAME]... [--dataset a,b] [--model a,b] [--seeds 3] \
+[--set PATH=VALUE]... [--binary FILE] [--out FILE [--minutes 9]]
+       cargo xtask kraken --report FILE
   FOLDER has criteo-dac-80k/dac_sample_first80k.tsv.gz and ml-1m-reconstructed/ratings.csv.gz. Prints one line of JSON
   for each result. An experiment is fig8, fig9, fig10 or table4; without any, all run, which takes hours.
-  Datasets: criteo-dac-80k, ml-1m. Models: deepfm, wideDeep, dnn, dcnV2; fig9 and fig10 take the first one only.
-  PATH=VALUE is an override of every run, after the experiment's own. FILE is a built `rectrain`; without it, the
-  command builds one.";
-
-/// An experiment of the paper.
-struct Experiment {
-    name: &'static str,
-    /// Whether it runs with every model, or with the first one only.
-    has_all_models: bool,
-    /// Whether it needs the time of each row.
-    needs_times: bool,
-    run: fn(&Profile, &mut dyn Lab) -> Result<(), TrialError>,
-}
-
-const EXPERIMENTS: [Experiment; 4] = [
-    Experiment { name: "fig8", has_all_models: true, needs_times: false, run: fig8::run },
-    Experiment { name: "fig9", has_all_models: false, needs_times: false, run: fig9::run },
-    Experiment { name: "fig10", has_all_models: false, needs_times: true, run: fig10::run },
-    Experiment { name: "table4", has_all_models: true, needs_times: false, run: table4::run },
-];
+  Datasets: criteo-dac-80k, ml-1m, or criteo and ml. Models: deepfm, wideDeep, dnn, dcnV2; fig9 and fig10 take the
+  first one only. PATH=VALUE is an override of every run, after the experiment's own. FILE of --binary is a built
+  `rectrain`; without it, the command builds one.
+  --out appends the runs and the results to a file. A run that the file has is not repeated. With --minutes, no run
+  begins that would end later: the command then fails, and the same command goes on. Give each file to one binary.
+  --report prints the tables of docs/development/measurements.md from such a file, which may have the lines of
+  `rectrain-bench managed --json` and `rectrain-bench store --managed --json` as well.";
 
 struct Plan {
     data: PathBuf,
@@ -61,6 +58,9 @@ struct Plan {
     seeds: u64,
     sets: Vec<String>,
     binary: Option<PathBuf>,
+    out: Option<PathBuf>,
+    minutes: Option<f64>,
+    report: Option<PathBuf>,
 }
 
 /// Runs the trial with the arguments of the command line.
@@ -69,6 +69,11 @@ struct Plan {
 /// Wrong arguments; data that cannot be read; a run that fails.
 pub fn run(arguments: &[&str]) -> Result<(), TrialError> {
     let plan = parse(arguments)?;
+    if let Some(file) = &plan.report {
+        return print_report(file);
+    }
+    let mut limit = Limit::new(plan.minutes);
+    let mut notebook = Notebook::open(plan.out.as_deref())?;
     let binary = binary(&plan)?;
     let work = cache()?.join("kraken");
     for set in &plan.datasets {
@@ -78,17 +83,39 @@ pub fn run(arguments: &[&str]) -> Result<(), TrialError> {
                 say(format!("{} leaves out {}: its rows have no times", experiment.name, set.name));
                 continue;
             }
-            run_experiment(experiment, &data, &binary, &plan)?;
+            run_experiment(experiment, (&data, &binary), &plan, (&mut notebook, &mut limit))?;
         }
     }
     Ok(())
 }
 
-fn run_experiment(experiment: &Experiment, data: &Prepared, binary: &Path, plan: &Plan) -> Result<(), TrialError> {
-    let models = if experiment.has_all_models { plan.models.len() } else { 1 };
-    for &model in plan.models.iter().take(models) {
-        let (seeds, sets) = (plan.seeds, &*plan.sets);
-        let mut bench = Bench { binary, data, experiment: experiment.name, model, seeds, sets };
+fn print_report(file: &Path) -> Result<(), TrialError> {
+    let lines = notebook::lines(&file.display().to_string(), &files::read(file)?)?;
+    print!("{}", report::report(&lines));
+    Ok(())
+}
+
+fn run_experiment(
+    experiment: &Experiment,
+    (data, binary): (&Prepared, &Path),
+    plan: &Plan,
+    (notebook, limit): (&mut Notebook, &mut Limit),
+) -> Result<(), TrialError> {
+    let mut counter = Counter { seeds: plan.seeds, runs: 0 };
+    (experiment.run)(&data.profile, &mut counter)?;
+    for &model in experiment.models(&plan.models) {
+        let mut bench = Bench {
+            binary,
+            data,
+            experiment: experiment.name,
+            model,
+            seeds: plan.seeds,
+            sets: &plan.sets,
+            notebook: &mut *notebook,
+            limit: &mut *limit,
+            all: counter.runs,
+            done: 0,
+        };
         (experiment.run)(&data.profile, &mut bench)?;
     }
     Ok(())
@@ -112,17 +139,20 @@ fn parse(arguments: &[&str]) -> Result<Plan, HarnessError> {
         seeds: 3,
         sets: Vec::new(),
         binary: None,
+        out: None,
+        minutes: None,
+        report: None,
     };
     for pair in arguments.chunks(2) {
         match pair {
             ["--data", folder] => plan.data = PathBuf::from(folder),
             ["--experiment", name] => plan.experiments.push(named(&EXPERIMENTS, name, |experiment| experiment.name)?),
-            ["--datasets", names] => {
+            ["--dataset" | "--datasets", names] => {
                 let names = list(names);
                 let sets = names.iter().map(|name| named(&DATA_SETS, name, |set| set.name));
                 plan.datasets = sets.collect::<Result<_, _>>()?;
             }
-            ["--models", names] => {
+            ["--model" | "--models", names] => {
                 let names = list(names);
                 let models = names.iter().map(|name| named(&MODELS, name, |model| model.kind).copied());
                 plan.models = models.collect::<Result<_, _>>()?;
@@ -130,18 +160,28 @@ fn parse(arguments: &[&str]) -> Result<Plan, HarnessError> {
             ["--seeds", seeds] => plan.seeds = number(seeds, USAGE)?,
             ["--set", set] => plan.sets.push((*set).to_owned()),
             ["--binary", file] => plan.binary = Some(PathBuf::from(file)),
+            ["--out", file] => plan.out = Some(PathBuf::from(file)),
+            ["--minutes", minutes] => plan.minutes = Some(number(minutes, USAGE)?),
+            ["--report", file] => plan.report = Some(PathBuf::from(file)),
             _ => return Err(HarnessError::Usage(USAGE)),
         }
     }
     if plan.experiments.is_empty() {
         plan.experiments = EXPERIMENTS.iter().collect();
     }
-    if plan.data.as_os_str().is_empty() || plan.seeds == 0 { Err(HarnessError::Usage(USAGE)) } else { Ok(plan) }
+    if is_complete(&plan) { Ok(plan) } else { Err(HarnessError::Usage(USAGE)) }
 }
 
-/// The entry of a list with this name.
+/// A limit needs a file, or its runs would be lost.
+fn is_complete(plan: &Plan) -> bool {
+    let has_limit = plan.minutes.is_none_or(|minutes| minutes > 0.0 && plan.out.is_some());
+    plan.report.is_some() || !plan.data.as_os_str().is_empty() && plan.seeds > 0 && has_limit
+}
+
+/// The entry of a list with this name, or with this first word of its name.
 fn named<'l, T>(list: &'l [T], name: &str, name_of: fn(&T) -> &'static str) -> Result<&'l T, HarnessError> {
-    list.iter().find(|entry| name_of(entry) == name).ok_or(HarnessError::Usage(USAGE))
+    let has_name = |entry: &&T| name_of(entry) == name || name_of(entry).split('-').next() == Some(name);
+    list.iter().find(has_name).ok_or(HarnessError::Usage(USAGE))
 }
 
 #[cfg(test)]
@@ -185,6 +225,27 @@ mod tests {
     }
 
     #[test]
+    fn a_piece_of_an_experiment_has_a_file_and_a_limit() {
+        let piece = ["--data", "d", "--experiment", "fig8", "--dataset", "criteo", "--model", "deepfm", "--out", "f"];
+        let plan = parse(&[&piece[..], &["--minutes", "9"]].concat()).unwrap();
+        assert_eq!(plan.datasets.iter().map(|set| set.name).collect::<Vec<_>>(), ["criteo-dac-80k"]);
+        assert_eq!((plan.models, plan.minutes), (vec![MODELS[0]], Some(9.0)));
+        assert!(parse(&["--report", "f"]).unwrap().report.is_some());
+    }
+
+    #[test]
+    fn each_experiment_has_a_known_number_of_runs() {
+        let features = vec![profile::Feature { ids: 5_000, expire_after: Some(9), is_important: true }];
+        let profile = profile::Profile { features };
+        let runs = EXPERIMENTS.each_ref().map(|experiment| {
+            let mut counter = Counter { seeds: 3, runs: 0 };
+            (experiment.run)(&profile, &mut counter).unwrap();
+            counter.runs
+        });
+        assert_eq!(runs, [75, 16, 21, 90]);
+    }
+
+    #[test]
     fn unknown_names_and_missing_data_are_refused() {
         for wrong in [
             &["--experiment", "fig9"] as &[&str],
@@ -193,6 +254,8 @@ mod tests {
             &["--data", "d", "--models", "dlrm"],
             &["--data", "d", "--seeds", "0"],
             &["--data", "d", "--seeds"],
+            &["--data", "d", "--minutes", "9"],
+            &["--data", "d", "--out", "f", "--minutes", "0"],
         ] {
             assert!(matches!(parse(wrong), Err(HarnessError::Usage(_))), "{wrong:?}");
         }

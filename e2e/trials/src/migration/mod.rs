@@ -4,22 +4,16 @@
 
 mod kills;
 
-use std::io::{BufRead, BufReader};
-use std::net::SocketAddr;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use rectrain_harness::arguments::number;
 use rectrain_harness::cargo::build_programs;
-use rectrain_harness::command::start;
-use rectrain_harness::events::{integer, parse as parse_json};
+use rectrain_harness::events::integer;
 use rectrain_harness::files::write;
 use rectrain_harness::rectrain::scale_servers;
 use rectrain_harness::statistics::median;
-use rectrain_harness::workspace::built;
+use rectrain_harness::watched::WatchedRun;
 use rectrain_harness::{HarnessError, http};
 use serde_json::{Value, json};
 
@@ -112,75 +106,27 @@ fn job(plan: &Plan) -> Value {
 /// Starts the job, measures it, and ends it.
 fn measure_job(plan: &Plan, manifest: &Path) -> Result<Value, TrialError> {
     write(manifest, job(plan).to_string())?;
-    let mut job = Job::start(manifest)?;
+    let job = WatchedRun::start(manifest, &[])?;
     let measured = measure(plan, &job);
     job.end()?;
     measured
 }
 
-/// A running job.
-struct Job {
-    run: Child,
-    /// The address of its page.
-    page: SocketAddr,
-    /// The metrics addresses that its processes have logged so far.
-    metrics: Arc<Mutex<Vec<SocketAddr>>>,
+/// The rows in the job's parameter servers.
+fn rows(job: &WatchedRun) -> u64 {
+    job.metrics().iter().filter_map(|text| http::sum_of(text, "rectrain_ps_rows")).sum::<f64>() as u64
 }
 
-impl Job {
-    fn start(manifest: &Path) -> Result<Self, HarnessError> {
-        let page = http::free_address()?;
-        let mut run = Command::new(built("rectrain")?);
-        run.args(["run", "--processes", "--json", "--no-history", "--metrics", &page.to_string()]).arg(manifest);
-        // The processes log the addresses of their metrics at this level.
-        run.env("RECTRAIN_LOG", "info").env("NO_COLOR", "1").stdout(Stdio::null()).stderr(Stdio::piped());
-        let mut run = start(&mut run)?;
-        let logs = run.stderr.take().ok_or(HarnessError::NoPipe { program: "rectrain", stream: "log" })?;
-        let metrics = Arc::new(Mutex::new(Vec::new()));
-        let found = Arc::clone(&metrics);
-        std::thread::spawn(move || {
-            for address in BufReader::new(logs).lines().map_while(Result::ok).filter_map(|line| metrics_of(&line)) {
-                found.lock().push(address);
-            }
-        });
-        Ok(Self { run, page, metrics })
-    }
-
-    /// The rows in its parameter servers.
-    fn rows(&self) -> u64 {
-        let addresses = self.metrics.lock().clone();
-        let rows = |address| http::sum_of(&http::get(address, "/metrics").ok()?, "rectrain_ps_rows");
-        addresses.into_iter().filter_map(rows).sum::<f64>() as u64
-    }
-
-    /// Its page, with the step and the events.
-    fn page(&self) -> Result<Value, HarnessError> {
-        parse_json("the job's page", &http::get(self.page, "/job.json")?)
-    }
-
-    fn end(&mut self) -> Result<(), HarnessError> {
-        // On SIGINT the run ends its processes, and saves nothing.
-        let signalled = Command::new("kill").args(["-INT", &self.run.id().to_string()]).status();
-        signalled.and_then(|_| self.run.wait()).map(drop).map_err(HarnessError::io("end", "the job"))
-    }
-}
-
-/// The metrics address in a log line of a process that joins.
-fn metrics_of(line: &str) -> Option<SocketAddr> {
-    let (_, rest) = line.split_once("metrics=")?;
-    rest.split_whitespace().next()?.parse().ok()
-}
-
-fn measure(plan: &Plan, job: &Job) -> Result<Value, TrialError> {
+fn measure(plan: &Plan, job: &WatchedRun) -> Result<Value, TrialError> {
     let started = Instant::now();
-    while job.rows() < plan.rows {
+    while rows(job) < plan.rows {
         if started.elapsed() > AT_MOST {
-            return Err(unmet(format!("{} rows within {AT_MOST:?}", plan.rows), format!("{} rows", job.rows())));
+            return Err(unmet(format!("{} rows within {AT_MOST:?}", plan.rows), format!("{} rows", rows(job))));
         }
         std::thread::sleep(Duration::from_secs(1));
     }
     let before = steps(job, |_, elapsed| elapsed >= BEFORE)?;
-    let rows = job.rows();
+    let held = rows(job);
     scale_servers(plan.to, NAME)?;
     let mut moved = Value::Null;
     let meanwhile = steps(job, |job, _| {
@@ -190,7 +136,7 @@ fn measure(plan: &Plan, job: &Job) -> Result<Value, TrialError> {
         !moved.is_null()
     })?;
     Ok(json!({
-        "rows": rows,
+        "rows": held,
         "slots": moved["slots"],
         "bytesMoved": moved["bytes"],
         "seconds": moved["seconds"],
@@ -203,7 +149,7 @@ fn measure(plan: &Plan, job: &Job) -> Result<Value, TrialError> {
 }
 
 /// Watches the steps until `is_enough` accepts the job's page and the elapsed time.
-fn steps(job: &Job, mut is_enough: impl FnMut(&Value, Duration) -> bool) -> Result<Steps, TrialError> {
+fn steps(job: &WatchedRun, mut is_enough: impl FnMut(&Value, Duration) -> bool) -> Result<Steps, TrialError> {
     let started = Instant::now();
     let mut seen = Steps { seconds: Vec::new(), longest: 0.0 };
     let mut last: Option<(u64, Instant)> = None;
@@ -228,17 +174,5 @@ fn steps(job: &Job, mut is_enough: impl FnMut(&Value, Duration) -> bool) -> Resu
             return Err(unmet(format!("slots that move within {AT_MOST:?}"), &now["events"]));
         }
         std::thread::sleep(LOOK);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_metrics_address_is_found_in_a_log_line() {
-        let line = "INFO rectrain::processes: joining role=\"ps\" index=0 metrics=127.0.0.1:4711 process=ps 0";
-        assert_eq!(metrics_of(line), "127.0.0.1:4711".parse().ok());
-        assert_eq!(metrics_of("INFO joining"), None);
     }
 }

@@ -98,6 +98,11 @@ impl ApiServer {
         self.objects.keys().filter(|(plural, _)| !by_others.contains(&plural.as_str())).cloned().collect()
     }
 
+    /// The objects as the operator last applied them, without fields that others set.
+    pub fn applied(&self) -> Vec<Value> {
+        self.applied.values().cloned().collect()
+    }
+
     /// Another client changed the object.
     pub fn touch(&mut self, plural: &str, name: &str) {
         self.revision += 1;

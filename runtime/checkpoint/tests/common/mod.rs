@@ -28,6 +28,7 @@ pub fn store_config() -> StoreConfig {
         life: LifePolicy::KeepAll,
         initializer: Initializer::Normal { standard_deviation: 0.1 },
         zero_columns: 1,
+        first_order: None,
         share: None,
     };
     let half = RowSpec { value_type: ValueType::F16, ..spec };

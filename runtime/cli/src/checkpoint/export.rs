@@ -246,7 +246,7 @@ impl Columns {
         Self {
             has_linear,
             dim: spec.dim - usize::from(has_linear),
-            state_len: if optimizer_state { spec.optimizer.state_len(spec.dim) } else { 0 },
+            state_len: if optimizer_state { spec.state_len() } else { 0 },
             keys: Vec::new(),
             linear: Vec::new(),
             embeddings: Vec::new(),

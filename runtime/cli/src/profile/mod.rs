@@ -49,12 +49,7 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<(), Failure> {
     for path in args.json.iter().chain(&args.html) {
         check_place(path)?;
     }
-    if plan.follow().is_some() {
-        return Err(Failure::User(FOLLOWED.to_owned()));
-    }
-    if plan.stream().is_some() {
-        return Err(Failure::User(STREAM.to_owned()));
-    }
+    check_end(&plan)?;
     output::check().map_err(OutputError::from)?;
     let schema = schema(&manifest, &plan);
     let data = Dataset::open(plan.train.clone(), schema.clone()).map_err(failure)?;
@@ -71,6 +66,17 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<(), Failure> {
         write_text(path, &page::page(&figures))?;
     }
     Ok(output::line(show::text(&figures))?)
+}
+
+/// Refuses a job whose training rows do not end.
+pub(crate) fn check_end(plan: &JobPlan) -> Result<(), Failure> {
+    if plan.follow().is_some() {
+        return Err(Failure::User(FOLLOWED.to_owned()));
+    }
+    match plan.stream() {
+        Some(_) => Err(Failure::User(STREAM.to_owned())),
+        None => Ok(()),
+    }
 }
 
 /// Refuses a file in a folder that does not exist, before hours of reading.

@@ -1,7 +1,9 @@
 //! `rectrain plan`: the memory, the servers, the workers, the time and the cost of a job, before a
-//! cluster exists. The page *Sizes* (docs/operations/sizing.md) has the formulas. [`sizes`]
-//! computes them.
+//! cluster exists. `rectrain plan serving` has the servers of its model. The page *Sizes*
+//! (docs/operations/sizing.md) has the formulas. [`sizes`] and [`deployments`] compute them.
 
+mod deployments;
+mod serving;
 mod show;
 mod sizes;
 
@@ -11,19 +13,25 @@ use rectrain_protocol::plan::JobPlan;
 use serde::Deserialize;
 
 use self::sizes::{Prices, Table, Wish, sizes};
-use crate::args::PlanArgs;
+use crate::args::{PlanArgs, TableArgs, TrainingPlanArgs};
 use crate::failure::Failure;
 use crate::profile::row_bytes;
 use crate::{input, job, output};
 
 pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
-    let text = input::read(&args.job.manifest, "manifest")?;
-    let (_, plan) = job::parse(&args.job, &text)?;
-    let profile = args.profile.as_deref().map(read_profile).transpose()?;
+    match args {
+        PlanArgs::Training(args) => plan_training(args),
+        PlanArgs::Serving(args) => serving::run(args),
+    }
+}
+
+fn plan_training(args: &TrainingPlanArgs) -> Result<(), Failure> {
+    let widths = |plan: &JobPlan| row_bytes(plan).into_iter().map(rectrain_embedding::RowBytes::total).collect();
+    let Tables { plan, tables, profiled_rows } = read_tables(&args.tables, widths)?;
     let wish = Wish {
-        tables: tables(args, &plan, profile.as_ref())?,
+        tables,
         server_memory: args.server_memory,
-        training_rows: args.rows.or(profile.map(|profile| profile.read.all_rows)),
+        training_rows: args.rows.or(profiled_rows),
         samples_per_second: args.samples_per_second,
         worker_samples_per_second: args.worker_samples_per_second,
         prices: args.core_hour.zip(args.gb_hour).map(|(core_hour, gb_hour)| Prices { core_hour, gb_hour }),
@@ -34,6 +42,23 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         return Ok(output::line(json)?);
     }
     Ok(output::line(show::text(&sizes))?)
+}
+
+/// A job and its tables.
+struct Tables {
+    plan: JobPlan,
+    tables: Vec<Table>,
+    /// Rows of an epoch, if a profile says them.
+    profiled_rows: Option<u64>,
+}
+
+/// Reads the manifest and the profile. `widths` are the bytes of a row of each sparse feature.
+fn read_tables(args: &TableArgs, widths: impl Fn(&JobPlan) -> Vec<u64>) -> Result<Tables, Failure> {
+    let text = input::read(&args.job.manifest, "manifest")?;
+    let (_, plan) = job::parse(&args.job, &text)?;
+    let profile = args.profile.as_deref().map(read_profile).transpose()?;
+    let tables = tables(args, &plan, &widths(&plan), profile.as_ref())?;
+    Ok(Tables { plan, tables, profiled_rows: profile.map(|profile| profile.read.all_rows) })
 }
 
 /// The part of a profile that sizes need.
@@ -69,7 +94,7 @@ fn read_profile(path: &Path) -> Result<Profile, Failure> {
 
 /// The rows of each sparse feature. `--ids` goes before the profile. The manifest's `hashBuckets`
 /// bound them.
-fn tables(args: &PlanArgs, plan: &JobPlan, profile: Option<&Profile>) -> Result<Vec<Table>, Failure> {
+fn tables(args: &TableArgs, plan: &JobPlan, widths: &[u64], profile: Option<&Profile>) -> Result<Vec<Table>, Failure> {
     let fields = &plan.schema.sparse;
     if let Some(unknown) = args.ids.iter().find(|given| fields.iter().all(|field| field.name != given.feature)) {
         let names: Vec<&str> = fields.iter().map(|field| field.name.as_str()).collect();
@@ -78,13 +103,13 @@ fn tables(args: &PlanArgs, plan: &JobPlan, profile: Option<&Profile>) -> Result<
         return Err(Failure::User(message));
     }
     let mut tables = Vec::with_capacity(fields.len());
-    for (field, width) in fields.iter().zip(row_bytes(plan)) {
+    for (field, width) in fields.iter().zip(widths) {
         let given = args.ids.iter().rev().find(|given| given.feature == field.name).map(|given| given.ids);
         let profiled =
             || profile?.features.iter().find(|feature| feature.name == field.name).map(|feature| feature.rows);
         let rows = given.or_else(profiled).or(field.hash_buckets).ok_or_else(|| unknown_rows(&field.name))?;
         let rows = rows.min(field.hash_buckets.unwrap_or(u64::MAX));
-        tables.push(Table { feature: field.name.clone(), rows, row_bytes: width.total() });
+        tables.push(Table { feature: field.name.clone(), rows, row_bytes: *width });
     }
     Ok(tables)
 }

@@ -16,6 +16,9 @@ pub struct PlanFacts {
     dense_optimizer: DenseOptimizer,
     /// The optimizer of the first group of rows. All groups have the same.
     row_optimizer: Option<SparseOptimizer>,
+    /// The optimizer of first-order weights, if they have one of their own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    first_order_optimizer: Option<SparseOptimizer>,
     has_checkpoints: bool,
 }
 
@@ -33,6 +36,7 @@ impl PlanFacts {
             epochs,
             dense_optimizer: plan.dense_optimizer,
             row_optimizer: plan.store.groups.first().map(|group| group.optimizer),
+            first_order_optimizer: plan.store.groups.first().and_then(|group| group.first_order),
             has_checkpoints: plan.checkpoint.is_some(),
         }
     }

@@ -199,6 +199,7 @@ function facts(run) {
     ["model", plan.model], ["global batch", plan.globalBatchRows && `${count(plan.globalBatchRows)} rows`],
     ["learning rate, dense", rate(plan.denseOptimizer)],
     ["learning rate, rows", rate(plan.rowOptimizer)],
+    ["learning rate, first-order weights", rate(plan.firstOrderOptimizer)],
     ["embedding rows", within(count, state.rows ?? summary?.rows, state.budgetRows)],
     ["embedding memory", within(bytes, state.bytes ?? summary?.storeBytes, state.budgetBytes)],
     ["rows evicted", count(summary?.table?.evicted ?? state.evictedRows)],

@@ -23,7 +23,7 @@ use crate::device::{DeviceMemory, guarded};
 use crate::layers::{Context, Products, matrix};
 use crate::models::Model;
 use crate::optimizer::Rule;
-use crate::pass::{Pass, Passed, Recorded, inputs, logits};
+use crate::pass::{KnownFinite, Pass, Passed, Recorded, inputs, logits};
 use crate::{DenseError, ParameterLayout};
 
 /// A tower's buffers on a device.
@@ -61,10 +61,12 @@ impl Accelerator {
     }
 
     pub(crate) fn forward_backward(&mut self, pass: &Pass<'_>, during: &str) -> Result<Passed, DenseError> {
+        // The tower has checked the inputs.
+        let finite = KnownFinite { inputs: true, gradients: false };
         if pass.features.samples == 0 {
             self.gradients.host_mut(during)?.fill(0.0);
             let output = StepOutput { loss_sums: vec![0.0; pass.tasks.columns()], ..StepOutput::default() };
-            return Ok(Passed { output, broken: None });
+            return Ok(Passed { output, broken: None, finite });
         }
         let Differentiated { parameters, read } = self.differentiate(pass, during)?;
         self.gradients.set(parameters);
@@ -81,7 +83,7 @@ impl Accelerator {
             embedding_gradients,
             linear_gradients,
         };
-        Ok(Passed { output, broken: sizes.iter().position(|size| !size.is_finite()) })
+        Ok(Passed { output, broken: sizes.iter().position(|size| !size.is_finite()), finite })
     }
 
     fn differentiate(&mut self, pass: &Pass<'_>, during: &str) -> Result<Differentiated, DenseError> {

@@ -209,6 +209,11 @@ impl Packed {
         Self { record: Some(Arc::clone(record)), ..self.clone() }
     }
 
+    /// Whether the pass records the operands of its gradients.
+    pub(crate) fn is_recording(&self) -> bool {
+        self.record.is_some()
+    }
+
     fn layer(&self, linear: LinearParameters) -> &Layer {
         self.weights.0[linear.weight.0].as_ref().expect("the weights of every linear layer are packed")
     }

@@ -8,11 +8,12 @@ use burn::backend::autodiff::checkpoint::strategy::NoCheckpointing;
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::flex::FlexTensor;
-use burn::backend::{Autodiff, Flex, TensorMetadata};
-use burn::tensor::{Tensor, TensorData};
-use rectrain_gemm::{Finish, Left, Matrix, Start, product};
+use burn::backend::{Autodiff, Flex};
+use burn::tensor::Tensor;
+use rectrain_gemm::{Finish, Left, Matrix, Start, add_rows, product_into, relu_backward};
 
 use super::{Packed, Record};
+use crate::flex::{contiguous, floats, reclaim, shape, take, tensor, values, values_and_node};
 use crate::layout::{LinearParameters, ParameterId};
 
 thread_local! {
@@ -32,17 +33,16 @@ impl Packed {
         relu: bool,
     ) -> Tensor<2> {
         let Some(record) = &self.record else {
-            let input = input.try_into_primitive::<Flex>().expect("computed on the CPU");
-            return Tensor::from_primitive::<Flex>(self.forward(linear, &input, relu));
+            let input = values(input);
+            let output = self.forward(linear, &input, relu);
+            reclaim(input);
+            return Tensor::from_primitive::<Flex>(output);
         };
-        let [(input, input_node), (_, anchor_node)] = [input, anchor].map(|tensor| {
-            let tensor = tensor.autodiff().try_into_primitive::<Autodiff<Flex>>();
-            tensor.expect("computed on the CPU").into_parts()
-        });
-        let input = input.to_contiguous();
+        let [(input, input_node), (_, anchor_node)] = [input, anchor].map(values_and_node);
         let output = self.forward(linear, &input, relu);
         let [rows, columns] = shape(&input);
         record.write(linear.weight).begin(self.kernel, Matrix::new(floats(&input), rows, columns));
+        reclaim(input);
         let prepared = LinearBackward.prepare::<NoCheckpointing>([input_node, anchor_node]).compute_bound().stateful();
         let output = match prepared {
             OpsKind::Tracked(prepared) => {
@@ -59,14 +59,15 @@ impl Packed {
         Tensor::from_primitive::<Autodiff<Flex>>(output)
     }
 
+    /// `input` is contiguous.
     fn forward(&self, linear: LinearParameters, input: &FlexTensor, relu: bool) -> FlexTensor {
         let layer = self.layer(linear);
-        let input = input.to_contiguous();
-        let [rows, columns] = shape(&input);
+        let [rows, columns] = shape(input);
         let finish = if relu { Finish::Relu } else { Finish::Plain };
-        let output = LEFT.with_borrow_mut(|left| {
-            left.pack(self.kernel, Matrix::new(floats(&input), rows, columns));
-            product(left, &layer.forward, Start::Row(&layer.bias), finish)
+        let mut output = take(rows * layer.bias.len());
+        LEFT.with_borrow_mut(|left| {
+            left.pack(self.kernel, Matrix::new(floats(input), rows, columns));
+            product_into(left, &layer.forward, Start::Row(&layer.bias), finish, &mut output);
         });
         tensor(output, [rows, layer.bias.len()])
     }
@@ -90,56 +91,32 @@ impl Backward<Flex, 2> for LinearBackward {
 
     fn backward(self, ops: Ops<Pending, 2>, gradients: &mut Gradients, _: &mut Checkpointer) {
         let Pending { packed, record, weight, output } = ops.state;
-        let mut derivatives = gradients.consume::<Flex>(&ops.node).to_contiguous();
+        let mut derivatives = contiguous(gradients.consume::<Flex>(&ops.node));
         let [rows, columns] = shape(&derivatives);
         let kernel = packed.kernel;
         let mut recorded = record.write(weight);
         recorded.bias.clear();
         recorded.bias.resize(columns, 0.0);
-        through_relu(&mut derivatives, output.as_ref(), &mut recorded.bias);
+        match output {
+            Some(output) => {
+                relu_backward(derivatives.storage_mut::<f32>(), floats(&output), &mut recorded.bias);
+                reclaim(output);
+            }
+            None => add_rows(floats(&derivatives), &mut recorded.bias),
+        }
         let matrix = Matrix::new(floats(&derivatives), rows, columns);
         recorded.complete(kernel, matrix);
         drop(recorded);
 
         let [input, _] = ops.parents;
         if let (Some(input), Some(layer)) = (input, &packed.weights.0[weight.0]) {
-            let of_input = LEFT.with_borrow_mut(|left| {
+            let mut of_input = take(rows * layer.backward.columns());
+            LEFT.with_borrow_mut(|left| {
                 left.pack(kernel, matrix);
-                product(left, &layer.backward, Start::Zero, Finish::Plain)
+                product_into(left, &layer.backward, Start::Zero, Finish::Plain, &mut of_input);
             });
             gradients.register::<Flex>(input.id, tensor(of_input, [rows, layer.backward.columns()]));
         }
+        reclaim(derivatives);
     }
-}
-
-/// Sets derivatives to 0 where ReLU let nothing through, and adds them to `bias` by column, in the
-/// order of the rows.
-fn through_relu(derivatives: &mut FlexTensor, output: Option<&FlexTensor>, bias: &mut [f32]) {
-    let columns = bias.len();
-    if let Some(output) = output {
-        let values = derivatives.storage_mut::<f32>();
-        for (values, outputs) in values.chunks_exact_mut(columns).zip(floats(output).chunks_exact(columns)) {
-            for ((value, &output), sum) in values.iter_mut().zip(outputs).zip(&mut *bias) {
-                *value = if output <= 0.0 { 0.0 } else { *value };
-                *sum += *value;
-            }
-        }
-    } else {
-        for values in floats(derivatives).chunks_exact(columns) {
-            bias.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
-        }
-    }
-}
-
-fn tensor(values: Vec<f32>, shape: [usize; 2]) -> FlexTensor {
-    FlexTensor::from_data(TensorData::new(values, shape))
-}
-
-fn shape(tensor: &FlexTensor) -> [usize; 2] {
-    tensor.shape().dims()
-}
-
-/// The values of a contiguous tensor.
-fn floats(tensor: &FlexTensor) -> &[f32] {
-    tensor.as_slice().expect("this crate makes f32 tensors only, and this one is contiguous")
 }

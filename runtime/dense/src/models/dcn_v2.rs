@@ -75,7 +75,7 @@ impl Model for DcnV2 {
     }
 
     fn forward(&self, context: &Context<'_>, inputs: Inputs<Tensor<2>>) -> Tensor<2> {
-        let x0 = concatenate([inputs.embeddings, inputs.dense]);
+        let x0 = concatenate(context, [inputs.embeddings, inputs.dense]);
         let mut crossed = x0.clone();
         for cross in &self.crosses {
             crossed = cross.forward(context, x0.clone(), crossed);
@@ -83,7 +83,10 @@ impl Model for DcnV2 {
         let last = match self.structure {
             CrossStructure::Stacked => self.deep.forward(context, crossed),
             CrossStructure::Parallel if self.deep.is_empty() => crossed,
-            CrossStructure::Parallel => concatenate([Some(crossed), Some(self.deep.forward(context, x0))]),
+            CrossStructure::Parallel => {
+                let deep = self.deep.forward(context, x0);
+                concatenate(context, [Some(crossed), Some(deep)])
+            }
         };
         self.logit.forward(context, last)
     }

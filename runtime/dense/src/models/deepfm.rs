@@ -49,7 +49,7 @@ impl Model for DeepFm {
         if let Some(embeddings) = inputs.embeddings.clone() {
             sum = self.second_order.forward(embeddings) + sum;
         }
-        self.deep.forward(context, concatenate([inputs.embeddings, inputs.dense])) + sum
+        self.deep.forward(context, concatenate(context, [inputs.embeddings, inputs.dense])) + sum
     }
 
     fn onnx(&self, graph: &mut Graph<'_>, inputs: Inputs<Value>) -> Value {

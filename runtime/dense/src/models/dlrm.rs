@@ -4,7 +4,7 @@
 
 use burn::tensor::Tensor;
 
-use super::{Model, ModelConfig, checks, concatenate, concatenate_onnx};
+use super::{Model, ModelConfig, checks, concatenate_onnx};
 use crate::DenseError;
 use crate::inputs::{InputWidths, Inputs};
 use crate::layers::{Context, Linear, Mlp, MlpLogit, MlpShape, PairwiseDots};
@@ -82,8 +82,8 @@ impl Model for Dlrm {
             let hidden = bottom.hidden.forward(context, dense);
             bottom.output.forward_relu(context, hidden)
         });
-        let dots = self.dots.forward(concatenate([bottom.clone(), inputs.embeddings]));
-        self.top.forward(context, concatenate([bottom, Some(dots)]))
+        let embeddings = inputs.embeddings.expect("a DLRM has sparse features");
+        self.top.forward(context, self.dots.forward_beside(context, bottom, embeddings))
     }
 
     fn onnx(&self, graph: &mut Graph<'_>, inputs: Inputs<Value>) -> Value {

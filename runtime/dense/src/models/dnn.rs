@@ -45,7 +45,7 @@ impl Model for Dnn {
     }
 
     fn forward(&self, context: &Context<'_>, inputs: Inputs<Tensor<2>>) -> Tensor<2> {
-        self.deep.forward(context, concatenate([inputs.embeddings, inputs.dense]))
+        self.deep.forward(context, concatenate(context, [inputs.embeddings, inputs.dense]))
     }
 
     fn onnx(&self, graph: &mut Graph<'_>, inputs: Inputs<Value>) -> Value {

@@ -28,8 +28,9 @@ use serde::{Deserialize, Serialize};
 
 use self::substitutes::Substitute;
 use crate::DenseError;
+use crate::concatenation;
 use crate::inputs::{InputWidths, Inputs};
-use crate::layers::{Context, FactorizationMachine, MlpLogit, MlpShape};
+use crate::layers::{Context, FactorizationMachine, MlpLogit, MlpShape, Products};
 use crate::layout::ParameterLayout;
 use crate::onnx::{Graph, Value};
 
@@ -236,8 +237,14 @@ impl ModelConfig {
 }
 
 /// Embeddings and dense features side by side; a model has at least one of them.
-fn concatenate(parts: [Option<Tensor<2>>; 2]) -> Tensor<2> {
-    Tensor::cat(parts.into_iter().flatten().collect(), 1)
+fn concatenate(context: &Context<'_>, parts: [Option<Tensor<2>>; 2]) -> Tensor<2> {
+    match (parts, context.products) {
+        ([Some(left), Some(right)], Products::Packed(packed)) if packed.is_recording() => {
+            concatenation::forward_recorded([left, right])
+        }
+        ([Some(left), Some(right)], Products::Packed(_)) => concatenation::forward([left, right]),
+        (parts, _) => Tensor::cat(parts.into_iter().flatten().collect(), 1),
+    }
 }
 
 /// [`concatenate`] in a graph.

@@ -1,6 +1,6 @@
 //! The substitutes of models in the mode `des` (Rong et al. 2020, section 4). A substitute takes
-//! the summed partial results of the parameter servers instead of pooled rows. It has the parameters
-//! of its model, in the same layout, and computes the same logits.
+//! the summed partial results of the parameter servers instead of pooled rows. It has the
+//! parameters of its model, in the same layout, and computes the same logits.
 
 use burn::tensor::Tensor;
 

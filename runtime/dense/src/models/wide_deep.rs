@@ -43,7 +43,7 @@ impl Model for WideDeep {
 
     fn forward(&self, context: &Context<'_>, inputs: Inputs<Tensor<2>>) -> Tensor<2> {
         let first = self.first_order.forward(context, &inputs);
-        self.deep.forward(context, concatenate([inputs.embeddings, inputs.dense])) + first
+        self.deep.forward(context, concatenate(context, [inputs.embeddings, inputs.dense])) + first
     }
 
     fn onnx(&self, graph: &mut Graph<'_>, inputs: Inputs<Value>) -> Value {

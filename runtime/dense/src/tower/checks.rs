@@ -8,21 +8,24 @@ use crate::inputs::InputWidths;
 use crate::pass::Passed;
 
 impl Tower {
-    /// The inputs of a batch: as many values as the trained model takes, all of them finite.
-    pub(super) fn check_features(
+    /// Refuses a batch that has not as many values as the model takes.
+    pub(super) fn check_lengths(widths: InputWidths, features: &Features<'_>) -> Result<(), DenseError> {
+        for (input, values, columns) in inputs(widths, features) {
+            if values.len() != features.samples * columns {
+                return Err(DenseError::InputLength { input, samples: features.samples, columns, got: values.len() });
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses inputs that are infinite or not a number.
+    pub(super) fn check_inputs(
         &self,
         widths: InputWidths,
         features: &Features<'_>,
         during: &dyn Fn() -> String,
     ) -> Result<(), DenseError> {
-        for (input, values, columns) in [
-            ("dense", features.dense, widths.dense),
-            ("embeddings", features.embeddings, widths.embeddings),
-            ("linear", features.linear, widths.linear),
-        ] {
-            if values.len() != features.samples * columns {
-                return Err(DenseError::InputLength { input, samples: features.samples, columns, got: values.len() });
-            }
+        for (input, values, columns) in inputs(widths, features) {
             self.check_finite(&format!("the {input} input"), values, columns, during)?;
         }
         Ok(())
@@ -53,18 +56,23 @@ impl Tower {
     pub(super) fn check_step(
         &self,
         widths: InputWidths,
+        features: &Features<'_>,
         passed: Passed,
         during: &dyn Fn() -> String,
     ) -> Result<StepOutput, DenseError> {
-        let Passed { output, broken } = passed;
+        let Passed { output, broken, finite } = passed;
+        if !finite.inputs {
+            self.check_inputs(widths, features, during)?;
+        }
         self.check_finite("the prediction", &output.predictions, self.tasks.columns(), during)?;
         if output.loss_sums.iter().any(|sum| !sum.is_finite()) {
             return Err(DenseError::NonFinite { what: "the loss".into(), during: during() });
         }
-        for (what, gradients, columns) in [
+        let gradients = [
             ("the gradient of the embeddings", &output.embedding_gradients, widths.embeddings),
             ("the gradient of the first-order weights", &output.linear_gradients, widths.linear),
-        ] {
+        ];
+        for (what, gradients, columns) in gradients.into_iter().filter(|_| !finite.gradients) {
             self.check_finite(what, gradients, columns, during)?;
         }
         match broken.and_then(|index| self.layout().entries().get(index)) {
@@ -74,4 +82,13 @@ impl Tower {
             }
         }
     }
+}
+
+/// The name, the values and the columns of each input.
+fn inputs<'a>(widths: InputWidths, features: &Features<'a>) -> [(&'static str, &'a [f32], usize); 3] {
+    [
+        ("dense", features.dense, widths.dense),
+        ("embeddings", features.embeddings, widths.embeddings),
+        ("linear", features.linear, widths.linear),
+    ]
 }

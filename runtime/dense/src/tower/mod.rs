@@ -24,9 +24,10 @@
 //! the same everywhere.
 //!
 //! Calls block until the computation is done: on an async runtime, make them from a blocking
-//! thread. Every step allocates its activations anew. So a process that trains should tell glibc's
-//! malloc to keep freed memory (`M_MMAP_THRESHOLD`, `M_TRIM_THRESHOLD`). The program decides that,
-//! not this crate.
+//! thread. The operations of this crate keep the memory of their activations from step to step, by
+//! thread (`flex`). Layers in plain Burn allocate theirs anew. So a process that trains should tell
+//! glibc's malloc to keep freed memory (`M_MMAP_THRESHOLD`, `M_TRIM_THRESHOLD`). The program
+//! decides that, not this crate.
 
 mod buffers;
 mod checks;
@@ -179,7 +180,10 @@ impl Tower {
         let during = || format!("training step {step}");
         let model = Arc::clone(self.substitute.as_ref().unwrap_or(&self.model));
         let widths = model.input_widths();
-        self.check_features(widths, &features, &during)?;
+        Self::check_lengths(widths, &features)?;
+        if let Compute::Accelerator(_) = self.compute {
+            self.check_inputs(widths, &features, &during)?;
+        }
         self.tasks.check_labels(labels, features.samples, step)?;
 
         let masks = Masks { seed: self.seed, step, rank: self.rank, first_sample: 0 };
@@ -188,7 +192,7 @@ impl Tower {
             Compute::Host(host) => host.forward_backward(&pass),
             Compute::Accelerator(device) => device.forward_backward(&pass, &during())?,
         };
-        self.check_step(widths, passed, &during)
+        self.check_step(widths, &features, passed, &during)
     }
 
     /// Predictions, `[samples, tasks]`, without recording gradients or dropping activations.
@@ -197,7 +201,9 @@ impl Tower {
     /// [`DenseError::InputLength`], [`DenseError::NonFinite`] and [`DenseError::Device`].
     pub fn predict(&mut self, features: Features<'_>) -> Result<Vec<f32>, DenseError> {
         let during = || "prediction".to_string();
-        self.check_features(self.model.input_widths(), &features, &during)?;
+        let widths = self.model.input_widths();
+        Self::check_lengths(widths, &features)?;
+        self.check_inputs(widths, &features, &during)?;
         let logits = match &mut self.compute {
             Compute::Host(host) => host.logits(&*self.model, &features),
             Compute::Accelerator(device) => device.logits(&*self.model, &features, &during())?,

@@ -33,6 +33,8 @@
 //!     20    32  the optimizer's numbers, 4 × f64
 //!     52    16  rows u64, removed keys u64
 //!     68    40  unless the row life is 0: its settings 4 × u64, and blocks u64
+//!      …    40  if bit 7 of the optimizer is set: the optimizer of the zero columns u64, and its
+//!               numbers, 4 × f64
 //! ```
 //!
 //! A row travels as one unit, so values and state are of the same instant. Equal contents give

@@ -30,7 +30,7 @@ pub(super) fn spread<const WIDTH: usize, const ROUNDED: bool>(values: &[f32], wo
 
 /// True if the build's target has fused multiply-add. Without it, `mul_add` would call a slow
 /// function.
-const FUSED: bool = cfg!(any(target_feature = "fma", target_arch = "aarch64"));
+pub(crate) const FUSED: bool = cfg!(any(target_feature = "fma", target_arch = "aarch64"));
 
 /// Computes a tile in parts whose sums fit into registers.
 pub(super) fn tile(tile: &mut Tile<'_>) {

@@ -11,6 +11,7 @@ mod fp32;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
+pub(crate) use self::fp32::FUSED;
 use crate::lines::{LINE, Line};
 use crate::matrix::Matrix;
 
@@ -44,7 +45,7 @@ enum Kind {
 
 /// The instructions that multiply 32-bit floats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Vectors {
+pub(crate) enum Vectors {
     Avx512,
     Avx2,
     Portable,
@@ -52,7 +53,7 @@ enum Vectors {
 
 impl Vectors {
     /// The instructions of this processor, the fastest first.
-    fn all() -> impl Iterator<Item = Self> {
+    pub(crate) fn all() -> impl Iterator<Item = Self> {
         let all = [(Self::Avx512, avx512::fp32_available()), (Self::Avx2, avx2::available()), (Self::Portable, true)];
         all.into_iter().filter_map(|(vectors, available)| available.then_some(vectors))
     }

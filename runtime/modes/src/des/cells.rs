@@ -65,8 +65,8 @@ impl CellSums {
         Self { substitution, sums: HashMap::new() }
     }
 
-    /// Adds the parts `vectors`, `[cells, d]`, of the next server. Adds the terms 2⟨e₁, e₂⟩ with the
-    /// servers before to Σ⟨vx, vx⟩ in `total`.
+    /// Adds the parts `vectors`, `[cells, d]`, of the next server. Adds the terms 2⟨e₁, e₂⟩ with
+    /// the servers before to Σ⟨vx, vx⟩ in `total`.
     pub fn add(&mut self, cells: &[Cell], vectors: &[f32], total: &mut Partial) {
         let columns = self.substitution.second_columns();
         for (cell, vector) in cells.iter().zip(vectors.chunks_exact(self.substitution.dim.max(1))) {

@@ -87,8 +87,8 @@ impl Substitution {
     }
 
     /// The gradients of one server's pooled weights and embeddings, from the gradient of the sum ⊕
-    /// and the embeddings that [`Self::reduce`] had. With `g` and `q` for the gradients of Σ v·x and
-    /// Σ⟨vx, vx⟩, the gradient of an embedding e is `g + 2·q·e`.
+    /// and the embeddings that [`Self::reduce`] had. With `g` and `q` for the gradients of Σ v·x
+    /// and Σ⟨vx, vx⟩, the gradient of an embedding e is `g + 2·q·e`.
     #[must_use]
     pub fn spread(self, gradient: &Partial, embeddings: &[f32]) -> PooledGradients {
         let repeated = |value: &f32| std::iter::repeat_n(*value, self.features);

@@ -26,6 +26,7 @@ type Global = Arc<Vec<f32>>;
 /// See the module documentation.
 pub(super) struct Averaging {
     average: Average,
+    longest_wait: Duration,
     open: Mutex<OpenRound>,
 }
 
@@ -47,7 +48,8 @@ enum Answer {
 
 impl Averaging {
     pub(super) fn new(average: Average, rounds: Rounds) -> Self {
-        Self { average, open: Mutex::new(OpenRound { rounds, ..OpenRound::default() }) }
+        let open = Mutex::new(OpenRound { rounds, ..OpenRound::default() });
+        Self { average, longest_wait: LONGEST_WAIT, open }
     }
 
     /// Adds a replica to the open round. Returns the copy after the round. `buffer` is the position
@@ -65,7 +67,7 @@ impl Averaging {
             Answer::Now(copy) => return Ok(copy),
             Answer::Later(round, later) => (round, later),
         };
-        if let Ok(answered) = tokio::time::timeout(LONGEST_WAIT, &mut later).await {
+        if let Ok(answered) = tokio::time::timeout(self.longest_wait, &mut later).await {
             return answered.map_err(|_dropped| RoleError::Stopped);
         }
         let (this, server) = (Arc::clone(self), Arc::clone(shared));
@@ -129,5 +131,65 @@ impl Averaging {
             let _ended = waiting.send(Arc::clone(&copy));
         }
         copy
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+#[allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
+mod tests {
+    use super::*;
+    use crate::tests::shared_of;
+
+    /// The exchange of a rank of three.
+    fn exchange(rank: u32, number: u64) -> v1::Exchange {
+        v1::Exchange { rank, order: 1, number, last: false, caller: 7, workers: 3 }
+    }
+
+    fn replica(shared: &Shared, value: f32) -> Replica {
+        Replica { parameters: vec![value; shared.read_partition().len()], state: None }
+    }
+
+    /// Only rank 0 is there. It waits for the others once.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_round_that_waits_too_long_is_closed() {
+        let folder = tempfile::tempdir().unwrap();
+        let shared = shared_of("shadow", folder.path()).await;
+        let averaging = Averaging::new(Average::Mean, Rounds::default());
+        let averaging = Arc::new(Averaging { longest_wait: Duration::from_millis(5), ..averaging });
+        for (number, value) in [(1, 2.0), (2, 4.0)] {
+            let copy = averaging.exchange(&shared, exchange(0, number), replica(&shared, value), None).await.unwrap();
+            assert!(copy.iter().all(|parameter| *parameter == value), "{copy:?}");
+            assert_eq!(shared.metrics.incomplete_rounds.get(), 1, "the first one only");
+        }
+        assert_eq!(shared.metrics.exchanges.get(), 2);
+    }
+
+    /// Ranks 0 and 1 wait for rank 2, and both find that the round is overdue.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn an_overdue_round_is_closed_once_and_answers_all_its_ranks() {
+        let folder = tempfile::tempdir().unwrap();
+        let shared = shared_of("shadow", folder.path()).await;
+        let averaging = Averaging::new(Average::Mean, Rounds::default());
+        let join = |rank, number, value| {
+            let replica = replica(&shared, value);
+            averaging.join(&shared, exchange(rank, number), replica, None).unwrap()
+        };
+        let mut waiting = Vec::new();
+        for (rank, value) in [(0, 1.0), (1, 4.0)] {
+            let Answer::Later(round, later) = join(rank, 1, value) else { panic!("rank 2 is late") };
+            waiting.push((round, later));
+        }
+        for (round, _) in &waiting {
+            averaging.close_overdue(&shared, *round, None);
+        }
+        assert_eq!(shared.metrics.incomplete_rounds.get(), 1);
+        for (_, later) in waiting {
+            assert!(later.await.unwrap().iter().all(|parameter| *parameter == 2.5));
+        }
+        // The next round does not wait for rank 2.
+        assert!(matches!(join(0, 2, 6.0), Answer::Later(..)));
+        let Answer::Now(copy) = join(1, 2, 8.0) else { panic!("rank 2 is awaited") };
+        assert!(copy.iter().all(|parameter| *parameter == 7.0), "{copy:?}");
+        assert_eq!(shared.metrics.incomplete_rounds.get(), 1);
     }
 }

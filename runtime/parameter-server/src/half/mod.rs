@@ -56,8 +56,8 @@ pub(crate) trait ModeHalf: Send + Sync {
         false
     }
 
-    /// In `sync`: the first step whose replies to look-ups the server stores. A replacement of a
-    /// dense worker then reads the same rows again, to the bit. `None` in other modes.
+    /// In `sync` and `des`: the first step whose replies to look-ups the server stores. A
+    /// replacement of a worker then reads the same rows again, to the bit. `None` in other modes.
     fn keeps_look_ups_from(&self) -> Option<GlobalStep> {
         None
     }

@@ -449,6 +449,7 @@ mod tests {
             life: rectrain_embedding::LifePolicy::KeepAll,
             initializer: Initializer::Constant(0.5),
             zero_columns: 0,
+            first_order: None,
             share: None,
         };
         let config = StoreConfig { slots: 2, seed: 1, groups: vec![group], budget: None };

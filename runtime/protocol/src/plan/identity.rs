@@ -183,6 +183,10 @@ fn row_group(spec: &RowSpec) -> Value {
         "initializer": spec.initializer,
         "optimizer": without(json!(spec.optimizer), spec.optimizer.changeable()),
     });
+    // Checkpoints of versions without this optimizer lack the field.
+    if let (Value::Object(group), Some(first_order)) = (&mut group, spec.first_order) {
+        group.insert("firstOrder".to_owned(), without(json!(first_order), first_order.changeable()));
+    }
     // Checkpoints of versions without policies lack the field, and have rows of this policy.
     if let (Value::Object(group), false) = (&mut group, spec.life == LifePolicy::KeepAll) {
         group.insert("life".to_owned(), life(spec.life));

@@ -8,7 +8,7 @@ use rectrain_crds as crds;
 use rectrain_crds::ResolvedJob;
 use rectrain_data::{Format, SourceConfig, Split, Subset};
 use rectrain_dense::{DenseOptimizer, FlatOptimizer, Model, ModelConfig};
-use rectrain_embedding::{RowSpec, StoreConfig};
+use rectrain_embedding::{RowSpec, SparseOptimizer, StoreConfig};
 use rectrain_modes::gba::{BufferSize, Decay, LostTokens};
 use rectrain_modes::shadow::Shadow;
 use rectrain_modes::{EvaluationPoints, ModeSettings, TrainingLength, TrainingMode};
@@ -97,9 +97,7 @@ fn local_batch_rows(job: &ResolvedJob) -> u64 {
 }
 
 fn check_optimizers(store: &StoreConfig, dense: &DenseOptimizer) -> Result<(), RoleError> {
-    store
-        .validate()
-        .map_err(|error| RoleError::Input(format!("spec.model, spec.training.optimizer.sparse: {error}")))?;
+    store.validate().map_err(|error| RoleError::Input(format!("spec.model, spec.training.optimizer: {error}")))?;
     dense.validate().map_err(|error| RoleError::Input(format!("spec.training.optimizer.dense: {error}")))
 }
 
@@ -240,14 +238,16 @@ fn layout(job: &ResolvedJob, model: &dyn Model) -> (FeatureLayout, Vec<RowSpec>)
     for embedding in &job.features.embeddings {
         let table = &job.features.tables[embedding.table];
         let dim = if embeddings { table.dim } else { 0 };
+        let (optimizer, first_order) = row_optimizers(&job.training, linear, dim);
         let spec = RowSpec {
             dim: dim + usize::from(linear),
             value_type: job.training.embedding_value_type,
-            optimizer: job.training.sparse_optimizer,
+            optimizer,
             life: life::life(job, table),
             share: table.life.and_then(|life| life.share_millionths),
             initializer: table.initializer,
             zero_columns: usize::from(linear),
+            first_order,
         };
         let group = groups.iter().position(|group| *group == spec).unwrap_or_else(|| {
             groups.push(spec);
@@ -258,6 +258,19 @@ fn layout(job: &ResolvedJob, model: &dyn Model) -> (FeatureLayout, Vec<RowSpec>)
     }
     let group_dims = groups.iter().map(|group| group.dim).collect();
     (FeatureLayout { features, group_dims, linear, embedding_width: offset }, groups)
+}
+
+/// The optimizer of a row, and the one of its first-order weight if that differs. A row that is a
+/// first-order weight alone has one optimizer.
+fn row_optimizers(
+    training: &crds::ResolvedTraining,
+    linear: bool,
+    dim: usize,
+) -> (SparseOptimizer, Option<SparseOptimizer>) {
+    match training.first_order_optimizer.filter(|_| linear) {
+        Some(first_order) if dim == 0 => (first_order, None),
+        first_order => (training.sparse_optimizer, first_order),
+    }
 }
 
 /// Training data, and test data if the job has any.

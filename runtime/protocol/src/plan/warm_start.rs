@@ -267,6 +267,7 @@ fn compare_rows(table: &str, saved: (&Sections, u16), own: (&Sections, u16), dif
         ("zeroColumns", "the first-order weights of a row"),
         ("valueType", "spec.training.embeddingValueType"),
         ("optimizer", "spec.training.optimizer.sparse"),
+        ("firstOrder", "spec.training.optimizer.firstOrder"),
     ] {
         let [one, other] = [one, other].map(|group| group.and_then(|group| group.get(setting)));
         differ(&format!("{name} of the table `{table}`"), one, other, differences);

@@ -3,7 +3,7 @@
 
 use std::num::NonZeroUsize;
 
-use rectrain_checkpoint::{Checkpoint, CheckpointError, parse_directory_name};
+use rectrain_checkpoint::{Checkpoint, CheckpointError, find_manifest, parse_directory_name};
 use rectrain_storage::Directory;
 
 use super::changes::Changes;
@@ -71,10 +71,11 @@ impl Publisher {
     /// published are part of it. After an error, nothing is published.
     ///
     /// # Errors
-    /// A checkpoint that cannot be read, also because it was deleted meanwhile; errors of the
-    /// storage.
+    /// A checkpoint that cannot be read, also because it was deleted meanwhile; another process that
+    /// has published since; errors of the storage.
     pub async fn publish(&mut self) -> Result<Option<Published>, ServingError> {
         let Some(checkpoint) = self.newest().await? else { return Ok(None) };
+        self.refuse_other().await?;
         let mut published = match self.known(&checkpoint).await? {
             Some(known) if known == checkpoint.chain().len() => return Ok(None),
             Some(known) => self.publish_delta(&checkpoint, known).await?,
@@ -84,15 +85,18 @@ impl Publisher {
         Ok(Some(published))
     }
 
-    /// The newest finished checkpoint. `None` if there is none, or if it has the name of the
-    /// published one.
+    /// The newest finished checkpoint. `None` if there is none, or if it is the published one.
     async fn newest(&self) -> Result<Option<Checkpoint>, ServingError> {
         let mut found: Vec<_> = self.checkpoints.folders().await?;
         found.retain(|name| parse_directory_name(name).is_some());
         found.sort_by_key(|name| parse_directory_name(name));
         for name in found.into_iter().rev() {
-            if self.latest.as_ref().is_some_and(|latest| latest.checkpoint == name) {
-                return Ok(None);
+            if let Some(latest) = self.latest.as_ref().filter(|latest| latest.checkpoint == name) {
+                // A job that began anew under the same path reaches the same steps.
+                let found = find_manifest(&self.checkpoints, &name).await?;
+                if found.is_none_or(|manifest| manifest.id == latest.checkpoint_id) {
+                    return Ok(None);
+                }
             }
             match Checkpoint::open(&self.checkpoints, &name).await {
                 // It is being written, or was never finished.
@@ -202,17 +206,42 @@ impl Publisher {
         Ok(writer.finish().await?)
     }
 
+    /// Checks that this process has published the newest model. A coordinator that was replaced may
+    /// live for a while beside its replacement.
+    ///
+    /// # Errors
+    /// [`ServingError::Publication`] if another process has published since. The next call goes on
+    /// from its model, if it is of the same job.
+    async fn refuse_other(&mut self) -> Result<(), ServingError> {
+        let found = read_latest(&self.output).await?;
+        if found == self.latest {
+            return Ok(());
+        }
+        if found.as_ref().is_none_or(|found| found.job == self.job) {
+            self.latest = found;
+        }
+        let problem = "another process has published there meanwhile; give each job a path of its own".to_owned();
+        Err(ServingError::Publication { file: self.output.name_of(LATEST), problem })
+    }
+
     /// Makes a written model the newest one.
     async fn announce(&mut self, next: Latest) -> Result<(), ServingError> {
+        self.refuse_other().await?;
         self.output.put(LATEST, next.encode()).await?;
         self.latest = Some(next);
         Ok(())
     }
 
     /// Deletes full models beyond the number that stays, and deltas that no other full model needs.
+    /// Also deletes full models that were never announced, because their publisher ended before.
     async fn delete_old(&self) -> Result<(), ServingError> {
+        let Some(latest) = &self.latest else { return Ok(()) };
         let folders = self.output.folders().await?;
-        let mut fulls: Vec<u64> = folders.iter().filter_map(|name| names::sequence_of_full(name)).collect();
+        let found = folders.iter().filter_map(|name| names::sequence_of_full(name));
+        let (mut fulls, left): (Vec<u64>, Vec<u64>) = found.partition(|sequence| *sequence <= latest.full);
+        for sequence in left.into_iter().filter(|sequence| *sequence <= latest.model.sequence) {
+            self.output.delete_folder(&names::full(sequence), MODEL_FILE).await?;
+        }
         fulls.sort_unstable();
         let old = fulls.len().saturating_sub(self.keep.get());
         let Some(oldest) = fulls.get(old).copied().filter(|_| old > 0) else { return Ok(()) };

@@ -37,6 +37,25 @@ const EVERY: u64 = 100;
 /// The job that suffers most of the causes.
 const JOB: &str = "suffers";
 
+/// The alerts whose cause this trial does not produce. The series of their causes fire them in
+/// `e2e/cluster/alerts-test.yaml`.
+const WITHOUT_CAUSE: [&str; 10] = [
+    // A trial of its own slows members.
+    "RectrainSlowMember",
+    // A later version of the operator would have to write a status.
+    "RectrainJobUnreadable",
+    // The cluster has no Kafka, and its jobs have synthetic rows.
+    "RectrainStreamLagging",
+    "RectrainStreamRowsLost",
+    "RectrainQualityFell",
+    // The trial `serves-a-model` has servers of a model.
+    "RectrainServersNotReady",
+    "RectrainModelStale",
+    "RectrainModelNotTaken",
+    "RectrainRequestsRefused",
+    "RectrainPublicationFailed",
+];
+
 pub(in crate::cluster) fn alerts(cluster: &TestCluster) -> Result<(), TrialError> {
     let rules = read(&workspace().join("charts/rectrain/alerts.yaml"))?;
     let Some(monitoring) = Monitoring::start(cluster, Some(&shortened(&rules)))? else { return Ok(()) };
@@ -50,7 +69,7 @@ pub(in crate::cluster) fn alerts(cluster: &TestCluster) -> Result<(), TrialError
     unpredicted(&mut watch)?;
     suffers(&mut watch)?;
     operator(&mut watch)?;
-    let (fired, expected) = (&watch.fired, names(&rules));
+    let (fired, expected) = (&watch.fired, with_cause(&rules));
     let missing: Vec<_> = expected.iter().filter(|name| !fired.contains(**name)).collect();
     println!("fired by their causes: {fired:?}");
     watch.monitoring.end()?;
@@ -388,6 +407,11 @@ fn shorter(text: &str) -> String {
     format!("{}s{}", seconds / FASTER, &text[digits + 1..])
 }
 
+/// The names of the alerts whose cause this trial produces.
+fn with_cause(rules: &str) -> Vec<&str> {
+    names(rules).into_iter().filter(|name| !WITHOUT_CAUSE.contains(name)).collect()
+}
+
 /// The names of all alerts.
 fn names(rules: &str) -> Vec<&str> {
     rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect()
@@ -406,5 +430,16 @@ mod tests {
         assert!(!faster.contains("[5m]") && !faster.contains("for: 5m") && !faster.contains("> 120"), "{faster}");
         assert_eq!(names(&chart), names(&faster));
         assert!(names(&chart).len() > 15);
+    }
+
+    /// A trial of an hour shall not be the first to find a new alert.
+    #[test]
+    fn each_alert_with_a_cause_is_awaited() {
+        let chart = std::fs::read_to_string(workspace().join("charts/rectrain/alerts.yaml")).unwrap();
+        let source = include_str!("alerts.rs");
+        let awaited =
+            |name: &str| source.contains(&format!("(\"{name}\", ")) || source.contains(&format!("\"{name}\")"));
+        let forgotten: Vec<_> = with_cause(&chart).into_iter().filter(|name| !awaited(name)).collect();
+        assert!(forgotten.is_empty(), "neither produced nor in WITHOUT_CAUSE: {forgotten:?}");
     }
 }

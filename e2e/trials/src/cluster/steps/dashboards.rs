@@ -1,12 +1,14 @@
 //! A real Prometheus answers the query of every dashboard panel with data, and promtool accepts the
 //! alert rules.
 
+use std::path::PathBuf;
+
 use rectrain_bring_up::Paths;
 use rectrain_bring_up::metrics_server::MetricsServer;
 use rectrain_bring_up::prometheus::programs;
 use rectrain_harness::command::{command, output};
 use rectrain_harness::events::{missing, parse};
-use rectrain_harness::files::read;
+use rectrain_harness::files::{read, write};
 use rectrain_harness::jobs::NAMESPACE;
 use rectrain_harness::kubectl::SYSTEM;
 use rectrain_harness::manifests::{endless, merged, with_checkpoints};
@@ -15,16 +17,20 @@ use rectrain_harness::workspace::workspace;
 use rectrain_harness::{HarnessError, not_yet};
 use serde_json::{Value, json};
 
+use super::serving::{predicts, row, server};
 use crate::TrialError;
 use crate::cluster::support::TestCluster;
 use crate::cluster::support::monitoring::{Monitoring, delete_others, patience_for, submit_others};
 use crate::cluster::support::object_store;
 
-const DASHBOARDS: [&str; 3] = ["job", "operator", "capacity"];
+const DASHBOARDS: [&str; 4] = ["job", "operator", "capacity", "serving"];
 /// Global steps between two checkpoints.
 const EVERY: u64 = 100;
 /// The job that the dashboards show.
 const JOB: &str = "shown";
+/// The path of its published models, and the server that answers with them.
+const PUBLISHED: &str = "s3://data/published/shown";
+const SERVER: &str = "answers";
 
 pub(in crate::cluster) fn dashboards(cluster: &TestCluster) -> Result<(), TrialError> {
     let Some(monitoring) = Monitoring::start(cluster, None)? else { return Ok(()) };
@@ -37,10 +43,12 @@ pub(in crate::cluster) fn dashboards(cluster: &TestCluster) -> Result<(), TrialE
     // limit.
     let training = json!({"switchAt": [{"step": 20, "mode": "gba"}], "evaluation": {"every": "steps", "steps": 300}});
     let limits = json!({"ps": {"template": {"resources": {"limits": {"memory": "2Gi"}}}}});
-    let job = merged(with_checkpoints(&endless(), JOB, EVERY), json!({"training": training, "roles": limits}));
-    jobs.submit(JOB, &job)?;
+    let publish = json!({"publish": {"path": PUBLISHED, "everySeconds": 5}});
+    let job = json!({"training": training, "roles": limits, "serving": publish});
+    jobs.submit(JOB, &merged(with_checkpoints(&endless(), JOB, EVERY), job))?;
     submit_others(jobs)?;
     jobs.until_phase(JOB, "Training")?;
+    let request = serve(cluster)?;
     monitoring.look_again(cluster)?;
     let mut panels = 0;
     for name in DASHBOARDS {
@@ -48,15 +56,29 @@ pub(in crate::cluster) fn dashboards(cluster: &TestCluster) -> Result<(), TrialE
             let awaited = format!("data of `{}` of {name}.json", panel.title);
             eventually(patience_for(&panel.expression), &awaited, || {
                 monitoring.look_again(cluster)?;
-                panel.has_data(&monitoring, &replaced(&panel.expression, name == "operator"))
+                if name == "serving" {
+                    // Rates need requests, and servers restart until there is a publication.
+                    predicts(jobs, SERVER, &request)?;
+                }
+                Ok::<(), TrialError>(panel.has_data(&monitoring, &replaced(&panel.expression, name == "operator"))?)
             })?;
             panels += 1;
         }
     }
     println!("{panels} queries of {} dashboards answered with data", DASHBOARDS.len());
     monitoring.end()?;
+    jobs.within(&["delete", "recmodelserver", SERVER, "--timeout=120s"])?;
     delete_others(jobs)?;
     Ok(jobs.delete(JOB)?)
+}
+
+/// Starts a server of the models that the job publishes. Returns the file of a request.
+fn serve(cluster: &TestCluster) -> Result<PathBuf, TrialError> {
+    let spec = json!({"model": {"path": PUBLISHED}, "storage": {"secretName": "object-store"}, "replicas": 1});
+    cluster.jobs.apply(&server(SERVER, &spec))?;
+    let request = cluster.paths.run().join("dashboards-request.json");
+    write(&request, row().to_string())?;
+    Ok(request)
 }
 
 /// Checks the alert rules with Prometheus' own tool, and runs the rules' tests.
@@ -118,6 +140,7 @@ fn replaced(expression: &str, is_about_operator: bool) -> String {
         ("$__rate_interval", "1m"),
         ("$namespace", namespace),
         ("$job", JOB),
+        ("$pod", ".*"),
         ("$core_hour", "0.032"),
         ("$gib_hour", "0.0043"),
     ];

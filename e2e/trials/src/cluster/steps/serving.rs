@@ -59,7 +59,7 @@ fn under_load(jobs: &Jobs, request: &Path, work: impl FnOnce() -> Result<(), Tri
         let load = scope.spawn(|| {
             let mut answers = 0;
             while !is_done.load(Ordering::Relaxed) {
-                predicts(jobs, request)?;
+                predicts(jobs, NAME, request)?;
                 answers += 1;
             }
             Ok::<u64, TrialError>(answers)
@@ -72,10 +72,10 @@ fn under_load(jobs: &Jobs, request: &Path, work: impl FnOnce() -> Result<(), Tri
     })
 }
 
-/// One request, through the API server.
-fn predicts(jobs: &Jobs, request: &Path) -> Result<(), TrialError> {
-    let service = format!("/api/v1/namespaces/{NAMESPACE}/services/{NAME}-server:http");
-    let infer = format!("{service}/proxy/v2/models/{NAME}/infer");
+/// One request to the servers with a name, through the API server.
+pub(super) fn predicts(jobs: &Jobs, name: &str, request: &Path) -> Result<(), TrialError> {
+    let service = format!("/api/v1/namespaces/{NAMESPACE}/services/{name}-server:http");
+    let infer = format!("{service}/proxy/v2/models/{name}/infer");
     let file = request.display().to_string();
     let answer = parse("a prediction", &jobs.within(&["create", "--raw", &infer, "--filename", &file])?)?;
     let probability = answer["outputs"][0]["data"][0].as_f64();
@@ -86,13 +86,14 @@ fn predicts(jobs: &Jobs, request: &Path) -> Result<(), TrialError> {
 }
 
 /// A row of the small job.
-fn row() -> Value {
+pub(super) fn row() -> Value {
     let ids = (1..=6).map(|n| json!({"name": format!("C{n}"), "shape": [1], "datatype": "INT64", "data": [n]}));
     let numbers = (1..=4).map(|n| json!({"name": format!("I{n}"), "shape": [1], "datatype": "FP32", "data": [0.5]}));
     json!({"inputs": ids.chain(numbers).collect::<Vec<_>>()})
 }
 
-fn server(name: &str, spec: &Value) -> Value {
+/// A `RecModelServer`.
+pub(super) fn server(name: &str, spec: &Value) -> Value {
     json!({"apiVersion": "rectrain.dev/v1alpha1", "kind": "RecModelServer", "metadata": {"name": name}, "spec": spec})
 }
 

@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{ChildStdout, Command, Stdio};
 
 use rectrain_bring_up::images::{Image, provide};
 use rectrain_bring_up::tools::{KUBE, OBJECT_STORE, build};
@@ -14,6 +14,9 @@ use rectrain_harness::kubectl::{Kubectl, PODS};
 
 use crate::TrialError;
 use crate::error::unmet;
+
+/// The access key of the object store, which is its secret key as well.
+const USER: &str = "demonstration";
 
 /// `cargo xtask cluster object-store`: runs the object store in a namespace, as the service
 /// `object-store`. The Secret `object-store` has the client's settings.
@@ -28,20 +31,47 @@ pub fn start(paths: &Paths, namespace: &str) -> Result<(), TrialError> {
     Ok(kubectl.within(namespace, &["rollout", "status", "deployment/object-store", PODS]).map(drop)?)
 }
 
-/// Uploads files of a folder into the bucket `data`, and makes the bucket if it does not exist.
-pub(crate) fn upload(kubectl: &Kubectl, namespace: &str, folder: &Path, files: &[&str]) -> Result<(), TrialError> {
+/// A port of this machine that kubectl forwards to the object store, until this value is dropped.
+pub(crate) struct Forwarded {
+    address: String,
+    // Both are held, and not read. kubectl prints a line for every connection, and ends if the pipe
+    // closes.
+    _kubectl: Running,
+    _printed: Option<BufReader<ChildStdout>>,
+}
+
+impl Forwarded {
+    /// The options with which `rectrain` reads from this port (`--option`).
+    pub(crate) fn options(&self) -> [String; 5] {
+        [
+            format!("endpoint=http://{}", self.address),
+            "allow_http=true".to_owned(),
+            "region=us-east-1".to_owned(),
+            format!("access_key_id={USER}"),
+            format!("secret_access_key={USER}"),
+        ]
+    }
+}
+
+/// Forwards a free port of this machine to the object store.
+pub(crate) fn forward(kubectl: &Kubectl, namespace: &str) -> Result<Forwarded, TrialError> {
     let mut forward = kubectl.command();
     forward.args(["--namespace", namespace, "port-forward", "service/object-store", ":7070"]);
     let mut forward = Running::start(forward.stdin(Stdio::null()).stdout(Stdio::piped()))?;
     let mut line = String::new();
-    // kubectl prints a line for every connection, and ends if the pipe closes. So it stays open to
-    // the end.
     let mut printed = forward.0.stdout.take().map(BufReader::new);
     if let Some(printed) = &mut printed {
         printed.read_line(&mut line).map_err(HarnessError::io("read", "the output of kubectl port-forward"))?;
     }
     let address = line.strip_prefix("Forwarding from ").and_then(|rest| rest.split(' ').next());
     let address = address.ok_or_else(|| unmet("kubectl to forward a port to the object store", format!("{line:?}")))?;
+    Ok(Forwarded { address: address.to_owned(), _kubectl: forward, _printed: printed })
+}
+
+/// Uploads files of a folder into the bucket `data`, and makes the bucket if it does not exist.
+pub(crate) fn upload(kubectl: &Kubectl, namespace: &str, folder: &Path, files: &[&str]) -> Result<(), TrialError> {
+    let forwarded = forward(kubectl, namespace)?;
+    let address = &forwarded.address;
     let bucket = format!("http://{address}/data");
     if output(s3(&bucket).arg("--head")).is_err() {
         output(s3(&bucket).args(["--request", "PUT"]))?;
@@ -59,8 +89,8 @@ pub(crate) fn make_bucket(kubectl: &Kubectl, namespace: &str) -> Result<(), Tria
 
 /// curl with a signed request to the object store.
 fn s3(url: &str) -> Command {
-    let signed = ["--aws-sigv4", "aws:amz:us-east-1:s3", "--user", "demonstration:demonstration"];
     let mut curl = command("curl", ["--silent", "--show-error", "--fail-with-body"]);
-    curl.args(signed).args(["--header", "x-amz-content-sha256: UNSIGNED-PAYLOAD", url]);
+    curl.args(["--aws-sigv4", "aws:amz:us-east-1:s3", "--user"]).arg(format!("{USER}:{USER}"));
+    curl.args(["--header", "x-amz-content-sha256: UNSIGNED-PAYLOAD", url]);
     curl
 }

@@ -54,6 +54,19 @@ fn a_gradient_that_overflows_is_named_by_its_parameter() {
 }
 
 #[test]
+fn a_gradient_of_the_embeddings_that_overflows_is_named_by_its_place() {
+    let config = config(ModelSettings::Dnn { hidden: vec![] });
+    for mut tower in [tower(config.clone()), on_device(config)] {
+        // The logit's derivative is 1e20, and the weights are 1e30. Inputs of 0 keep the gradients of
+        // the weights finite.
+        let features = Features { samples: 2, dense: &[0.0; 4], embeddings: &[0.0; 18], linear: &[] };
+        tower.parameters_mut().unwrap().fill(1e30);
+        let error = tower.forward_backward(features, &[0.0, 0.0], 1e20, 1).unwrap_err();
+        assert!(error.to_string().starts_with("the gradient of the embeddings of sample 0, column 0 (inf)"), "{error}");
+    }
+}
+
+#[test]
 fn inputs_of_a_wrong_length_are_refused() {
     let mut tower = tower(dnn());
     let sampled = Sampled::new(tower.model(), 4);

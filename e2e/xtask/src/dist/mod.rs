@@ -1,16 +1,20 @@
 //! `cargo xtask dist`: the artifacts of a release in one folder. The release workflow runs the same
 //! command.
 
+mod trial;
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use rectrain_harness::cargo::{cargo, cargo_command};
+use rectrain_harness::cargo::{self, cargo_command};
 use rectrain_harness::command::{command, output};
 use rectrain_harness::files::{make_folder, remove_folder, write};
 use rectrain_harness::workspace::{cache, target_folder, workspace};
-use rectrain_harness::{HarnessError, say, skips};
+use rectrain_harness::{HarnessError, not_yet, say, skips};
 
-const USAGE: &str = "usage: cargo xtask dist [--output FOLDER] [--binaries FOLDER] [--target TRIPLE]
+const USAGE: &str = "usage: cargo xtask dist [--static] [--try] [--output FOLDER] [--binaries FOLDER] [--target TRIPLE]
+  --static           link the C library into the programs, so that they need no other file
+  --try              train the first example with the archive, the wheel and the image
   --output FOLDER    the folder to fill, target/dist if not given; it is emptied first
   --binaries FOLDER  take rectrain and rectrain-operator from this folder instead of building them
   --target TRIPLE    build for another target, such as x86_64-unknown-linux-musl";
@@ -24,6 +28,8 @@ const IMAGES: [(&str, &str); 2] = [("runtime", "rectrain"), ("operator", "rectra
 /// The arguments of the command.
 #[derive(Debug, Default, PartialEq)]
 struct Options {
+    is_static: bool,
+    is_tried: bool,
     output: Option<PathBuf>,
     binaries: Option<PathBuf>,
     target: Option<String>,
@@ -32,12 +38,14 @@ struct Options {
 impl Options {
     /// `None` for wrong arguments.
     fn parse(arguments: &[&str]) -> Option<Self> {
-        let mut options = Self::default();
-        for pair in arguments.chunks(2) {
-            match pair {
-                ["--output", folder] => options.output = Some(folder.into()),
-                ["--binaries", folder] => options.binaries = Some(folder.into()),
-                ["--target", triple] => options.target = Some((*triple).to_owned()),
+        let (mut options, mut left) = (Self::default(), arguments.iter());
+        while let Some(argument) = left.next() {
+            match *argument {
+                "--static" => options.is_static = true,
+                "--try" => options.is_tried = true,
+                "--output" => options.output = Some(left.next()?.into()),
+                "--binaries" => options.binaries = Some(left.next()?.into()),
+                "--target" => options.target = Some((*left.next()?).to_owned()),
                 _ => return None,
             }
         }
@@ -58,6 +66,8 @@ struct Release {
     /// The programs without debug information.
     programs: PathBuf,
     triple: String,
+    /// The triple in the names of artifacts. It ends with `-static` for static programs.
+    label: String,
     /// Seconds since 1970 of the last commit: the time of all files.
     epoch: String,
 }
@@ -71,6 +81,9 @@ pub(crate) fn dist(arguments: &[&str]) -> Result<(), HarnessError> {
     release.bill_of_materials()?;
     release.chart()?;
     release.images()?;
+    if options.is_tried {
+        trial::run(&release)?;
+    }
     remove_folder(&release.scratch)?;
     release.checksums()?;
     say(format!("the release is in {}", release.output.display()));
@@ -87,19 +100,23 @@ impl Release {
         remove_folder(&output_folder)?;
         let scratch = output_folder.join("scratch");
         let triple = options.triple();
-        let programs = scratch.join(format!("rectrain-{VERSION}-{triple}"));
+        let label = if options.is_static { format!("{triple}-static") } else { triple.clone() };
+        let programs = scratch.join(format!("rectrain-{VERSION}-{label}"));
         make_folder(&programs)?;
         let built = match &options.binaries {
             Some(folder) => folder.clone(),
-            None => build(options.target.as_deref())?,
+            None => build(options)?,
         };
         for program in PROGRAMS {
             let mut strip = command("strip", ["--strip-debug", "-o"]);
             output(strip.arg(programs.join(program)).arg(built.join(program)))?;
+            if options.is_static && !is_static(&programs.join(program))? {
+                return Err(not_yet(format!("{program} in {} is not static", built.display())));
+            }
         }
         let mut log = command("git", ["log", "-1", "--format=%ct"]);
         let epoch = output(log.current_dir(workspace()))?.trim().to_owned();
-        Ok(Self { output: output_folder, scratch, programs, triple, epoch })
+        Ok(Self { output: output_folder, scratch, programs, triple, label, epoch })
     }
 
     /// The programs with licence and README as one compressed archive.
@@ -108,7 +125,7 @@ impl Release {
             let (from, to) = (workspace().join(file), self.programs.join(file));
             std::fs::copy(&from, &to).map_err(HarnessError::io("copy", from.display()))?;
         }
-        let name = format!("rectrain-{VERSION}-{}", self.triple);
+        let name = format!("rectrain-{VERSION}-{}", self.label);
         let mut tar = command("tar", ["--sort=name", "--owner=0", "--group=0", "--numeric-owner"]);
         tar.arg(format!("--mtime=@{}", self.epoch)).arg("-czf").arg(self.output.join(format!("{name}.tar.gz")));
         output(tar.arg("-C").arg(&self.scratch).arg(name)).map(drop)
@@ -130,7 +147,7 @@ impl Release {
         write(&crates, output(&mut tree)?)?;
         let file = std::fs::File::open(&crates).map_err(HarnessError::io("read", crates.display()))?;
         let bill = output(self.python("sbom.py").arg(VERSION).stdin(file))?;
-        write(&self.output.join(format!("rectrain-{VERSION}-{}.cdx.json", self.triple)), bill)
+        write(&self.output.join(format!("rectrain-{VERSION}-{}.cdx.json", self.label)), bill)
     }
 
     /// The chart. `helm push FILE oci://REGISTRY` publishes it.
@@ -158,9 +175,14 @@ impl Release {
         let mut build = self.buildah(&["build", "--isolation=chroot", "--format=oci", "--build-arg=SOURCE=prebuilt"]);
         build.arg(format!("--timestamp={}", self.epoch)).args(["--target", image, "--tag", &reference]);
         output(build.arg("--file").arg(workspace().join("e2e/images/Containerfile")).arg(&context))?;
-        let archive = self.output.join(format!("rectrain-{image}-{VERSION}-{}.oci.tar", self.triple));
+        let archive = self.image_archive(image);
         let mut push = self.buildah(&["push", &reference]);
         output(push.arg(format!("oci-archive:{}:{reference}", archive.display()))).map(drop)
+    }
+
+    /// The OCI archive of an image.
+    fn image_archive(&self, image: &str) -> PathBuf {
+        self.output.join(format!("rectrain-{image}-{VERSION}-{}.oci.tar", self.label))
     }
 
     /// The SHA-256 of every artifact, for `sha256sum --check`.
@@ -186,15 +208,27 @@ impl Release {
 }
 
 /// Builds the programs. Returns their folder.
-fn build(target: Option<&str>) -> Result<PathBuf, HarnessError> {
+fn build(options: &Options) -> Result<PathBuf, HarnessError> {
+    let triple = options.triple();
     let mut arguments = vec!["build", "--release", "--locked", "-p", PROGRAMS[0], "-p", PROGRAMS[1]];
-    let target_of = |triple: &str| Path::new(triple).join("release");
-    let below = target.map_or_else(|| PathBuf::from("release"), target_of);
-    if let Some(triple) = target {
-        arguments.extend(["--target", triple]);
+    let mut below = PathBuf::from("release");
+    if options.is_static || options.target.is_some() {
+        arguments.extend(["--target", triple.as_str()]);
+        below = Path::new(&triple).join("release");
     }
-    cargo(&arguments, "the build failed; `rustup target add` installs a target")?;
+    let mut build = cargo_command();
+    if options.is_static {
+        // Macros cannot be static. They do not get these flags, because the target is named.
+        build.env("RUSTFLAGS", "-C target-feature=+crt-static").env_remove("CARGO_ENCODED_RUSTFLAGS");
+    }
+    cargo::run(build, &arguments, "the build failed; `rustup target add` installs a target")?;
     Ok(target_folder()?.join(below))
+}
+
+/// Whether a program needs no loader, and so no library of the system.
+fn is_static(program: &Path) -> Result<bool, HarnessError> {
+    let headers = output(command("readelf", ["--wide", "--program-headers"]).arg(program))?;
+    Ok(!headers.contains("INTERP"))
 }
 
 /// helm, from the PATH or as the cluster for tests has built it.
@@ -227,7 +261,9 @@ mod tests {
         assert_eq!((options.output, options.binaries), (Some("o".into()), Some("b".into())));
         assert_eq!(Options::parse(&[]), Some(Options::default()));
         assert!(Options::default().triple().ends_with("-unknown-linux-gnu"));
-        for wrong in [&["--output"][..], &["x"], &["--other", "x"]] {
+        let options = Options::parse(&["--static", "--output", "--try", "--try"]).expect("right arguments");
+        assert_eq!((options.is_static, options.is_tried, options.output), (true, true, Some("--try".into())));
+        for wrong in [&["--output"][..], &["x"], &["--other", "x"], &["--static", "--target"]] {
             assert_eq!(Options::parse(wrong), None, "{wrong:?}");
         }
     }

@@ -1,0 +1,261 @@
+//! A job that publishes its model, and inference servers that follow it, as processes of this
+//! machine.
+
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::command::{Running, command};
+use crate::events::{integer, missing, parse};
+use crate::waiting::eventually;
+use crate::workspace::built;
+use crate::{HarnessError, files, http, not_yet, rectrain};
+
+/// The manifest of a job over synthetic rows. A trial makes it outlast itself.
+pub const MANIFEST: &str = "docs/examples/synthetic.yaml";
+const ENDLESS: [&str; 2] = ["spec.data.synthetic.rows=100000000000", "spec.data.synthetic.testRows=1000"];
+/// The time limit for the first publication of a job, which is a full model.
+const FIRST: Duration = Duration::from_secs(300);
+/// The time limit for a server to reach a published model.
+const CATCH_UP: Duration = Duration::from_secs(30);
+/// The smallest ids are the most frequent ones. Requests have these.
+const IDS: u64 = 50;
+
+/// A job that trains and publishes until this value is dropped.
+#[derive(Debug)]
+pub struct PublishingJob {
+    run: Running,
+    /// The address of its page.
+    page: SocketAddr,
+    published: PathBuf,
+}
+
+impl PublishingJob {
+    /// Starts a job of `rectrain run`, with its checkpoints and publications in `folder`, and waits
+    /// for the first publication. The rows of [`MANIFEST`] do not end. `sets` override all
+    /// settings.
+    ///
+    /// # Errors
+    /// A job that does not start, or that publishes nothing in time.
+    pub fn start(manifest: &str, sets: &[String], every_seconds: u32, folder: &Path) -> Result<Self, HarnessError> {
+        let (page, published) = (http::free_address()?, folder.join("published"));
+        let own = [
+            format!("spec.checkpoint.path={}", folder.join("checkpoints").display()),
+            "spec.checkpoint.fullEvery=30".to_owned(),
+            format!("spec.serving.publish.path={}", published.display()),
+            format!("spec.serving.publish.everySeconds={every_seconds}"),
+        ];
+        let endless = ENDLESS.iter().filter(|_| manifest == MANIFEST).map(ToString::to_string);
+        let endless: Vec<String> = endless.collect();
+        let mut run = rectrain::job(manifest, endless.iter().chain(&own).chain(sets))?;
+        run.args(["--metrics", &page.to_string()]).stdin(Stdio::null()).stdout(Stdio::null());
+        run.stderr(files::log_file(&folder.join("job.log"))?);
+        let job = Self { run: Running::start(&mut run)?, page, published };
+        eventually(FIRST, "the first published model", || job.latest_step())?;
+        Ok(job)
+    }
+
+    /// The path of the published models.
+    #[must_use]
+    pub fn published(&self) -> &Path {
+        &self.published
+    }
+
+    /// The id of its process.
+    #[must_use]
+    pub fn process(&self) -> u32 {
+        self.run.0.id()
+    }
+
+    /// The global steps that the job has completed.
+    ///
+    /// # Errors
+    /// The job does not answer.
+    pub fn step(&self) -> Result<u64, HarnessError> {
+        // Without old events and points of curves.
+        let page = http::get(self.page, &format!("/job.json?after={0}&points={0}", u32::MAX))?;
+        integer("the job's page", &parse("the job's page", &page)?, "step")
+    }
+
+    /// The global step of the newest published model.
+    ///
+    /// # Errors
+    /// Nothing is published yet.
+    pub fn latest_step(&self) -> Result<u64, HarnessError> {
+        let latest = files::read(&self.published.join("latest.json"))?;
+        integer("latest.json", &parse("latest.json", &latest)?, "step")
+    }
+
+    /// The checkpoint with the newest published model.
+    ///
+    /// # Errors
+    /// Nothing is published yet.
+    pub fn latest_checkpoint(&self) -> Result<PathBuf, HarnessError> {
+        let latest = parse("latest.json", &files::read(&self.published.join("latest.json"))?)?;
+        let name = latest["checkpoint"].as_str().ok_or_else(|| missing("latest.json", &latest, "checkpoint"))?;
+        Ok(self.published.with_file_name("checkpoints").join(name))
+    }
+
+    /// Ends the job. It publishes nothing afterwards.
+    ///
+    /// # Errors
+    /// [`HarnessError::Io`].
+    pub fn end(&mut self) -> Result<(), HarnessError> {
+        // On SIGINT the run ends its threads, and saves nothing.
+        let signalled = Command::new("kill").args(["-INT", &self.run.0.id().to_string()]).status();
+        signalled.and_then(|_| self.run.0.wait()).map(drop).map_err(HarnessError::io("end", "the job"))
+    }
+}
+
+/// The address of a model that a server answers for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Endpoint {
+    address: SocketAddr,
+    /// The path of the model, such as `/v2/models/clicks`.
+    path: String,
+}
+
+/// The answer to a request for predictions.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Answer {
+    /// The global step of the model that answered.
+    pub version: u64,
+    /// The probability of each row.
+    pub probabilities: Vec<f64>,
+}
+
+impl Endpoint {
+    /// The endpoint in the line that `rectrain serve` prints.
+    fn of_line(line: &str) -> Option<Self> {
+        let (address, path) = line.trim().split_once("http://")?.1.split_once('/')?;
+        Some(Self { address: address.parse().ok()?, path: format!("/{path}") })
+    }
+
+    /// A request for predictions of this many rows. Its ids are frequent ones, and another `salt`
+    /// has others.
+    ///
+    /// # Errors
+    /// The server does not answer.
+    pub fn request(&self, rows: u64, salt: u64) -> Result<String, HarnessError> {
+        let metadata = parse("the model's metadata", &http::get(self.address, &self.path)?)?;
+        let inputs = metadata["inputs"].as_array().ok_or_else(|| missing("the model", &metadata, "inputs"))?;
+        Ok(json!({ "inputs": inputs.iter().map(|input| tensor(input, rows, salt)).collect::<Vec<_>>() }).to_string())
+    }
+
+    /// Sends a request for predictions.
+    ///
+    /// # Errors
+    /// The server does not answer, or refuses the request.
+    pub fn infer(&self, request: &str) -> Result<Answer, HarnessError> {
+        let response = http::post(self.address, &format!("{}/infer", self.path), request)?;
+        if response.status != 200 {
+            return Err(not_yet(format!("status {}: {}", response.status, response.body)));
+        }
+        answer(&parse("the answer", &response.body)?)
+    }
+
+    /// Waits until an answer is of this global step or a later one.
+    ///
+    /// # Errors
+    /// [`HarnessError::TimedOut`].
+    pub fn until_version(&self, version: u64) -> Result<(), HarnessError> {
+        eventually(CATCH_UP, &format!("a server with the model of step {version}"), || {
+            let found = self.infer(&self.request(1, 0)?)?.version;
+            if found >= version { Ok(()) } else { Err(not_yet(format!("it answers with step {found}"))) }
+        })
+    }
+}
+
+fn tensor(input: &Value, rows: u64, salt: u64) -> Value {
+    let (datatype, count) = if input["datatype"] == "BYTES" { ("INT64", IDS) } else { ("FP32", 10) };
+    let data: Vec<u64> = (0..rows).map(|row| (7 * row + salt) % count + 1).collect();
+    json!({ "name": input["name"], "shape": [rows], "datatype": datatype, "data": data })
+}
+
+fn answer(response: &Value) -> Result<Answer, HarnessError> {
+    let version = response["model_version"].as_str().and_then(|version| version.parse().ok());
+    let data = response["outputs"][0]["data"].as_array();
+    let probabilities = data.and_then(|data| data.iter().map(Value::as_f64).collect());
+    let (version, probabilities) =
+        version.zip(probabilities).ok_or_else(|| missing("the answer", response, "model_version and probabilities"))?;
+    Ok(Answer { version, probabilities })
+}
+
+/// An inference server, which ends with this value.
+#[derive(Debug)]
+pub struct InferenceServer {
+    process: Running,
+    /// Its model.
+    pub endpoint: Endpoint,
+}
+
+impl InferenceServer {
+    /// Starts `rectrain serve`, and waits until it answers. Its log goes to the file `log`.
+    ///
+    /// # Errors
+    /// A server that ends before it answers.
+    pub fn start(model: &Path, listen: SocketAddr, arguments: &[&str], log: &Path) -> Result<Self, HarnessError> {
+        let mut serve = command(built("rectrain")?, ["serve", "--listen", &listen.to_string(), "--name", "model"]);
+        serve.args(arguments).arg(model).stdout(Stdio::piped()).stderr(files::log_file(log)?);
+        let mut process = Running::start(&mut serve)?;
+        let output = process.0.stdout.take();
+        let output = output.ok_or(HarnessError::NoPipe { program: "rectrain", stream: "output" })?;
+        let mut line = String::new();
+        BufReader::new(output)
+            .read_line(&mut line)
+            .map_err(HarnessError::io("read", "the output of rectrain serve"))?;
+        let expected = "the URL of its model";
+        let endpoint =
+            Endpoint::of_line(&line).ok_or(HarnessError::NoOutput { program: "rectrain serve", expected })?;
+        Ok(Self { process, endpoint })
+    }
+
+    /// The id of its process.
+    #[must_use]
+    pub fn process(&self) -> u32 {
+        self.process.0.id()
+    }
+
+    /// Kills it with SIGKILL.
+    ///
+    /// # Errors
+    /// [`HarnessError::Io`].
+    pub fn kill(&mut self) -> Result<(), HarnessError> {
+        let killed = self.process.0.kill().and_then(|()| self.process.0.wait());
+        killed.map(drop).map_err(HarnessError::io("kill", "an inference server"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_endpoint_is_the_url_at_the_end_of_a_servers_line() {
+        let line = "model: step 7, 1,000 rows, gRPC at 127.0.0.1:2, at http://127.0.0.1:80/v2/models/model\n";
+        let expected = Endpoint { address: "127.0.0.1:80".parse().unwrap(), path: "/v2/models/model".to_owned() };
+        assert_eq!(Endpoint::of_line(line), Some(expected));
+        assert_eq!(Endpoint::of_line(""), None);
+    }
+
+    #[test]
+    fn an_answer_has_its_version_and_probabilities() {
+        let response = |data: Value| json!({ "model_version": "12", "outputs": [{ "data": data }] });
+        let expected = Answer { version: 12, probabilities: vec![0.5, 0.25] };
+        assert_eq!(answer(&response(json!([0.5, 0.25]))).unwrap(), expected);
+        for wrong in [response(json!([0.5, null])), json!({ "error": "no" })] {
+            assert!(answer(&wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn ids_of_requests_are_frequent_ones() {
+        let input = json!({ "name": "item", "datatype": "BYTES" });
+        let tensor = tensor(&input, 3, 45);
+        assert_eq!((&tensor["data"], &tensor["datatype"]), (&json!([46, 3, 10]), &json!("INT64")));
+    }
+}

@@ -1,0 +1,36 @@
+//! Tables and numbers in Markdown.
+
+use std::fmt::Write as _;
+
+/// A table in Markdown.
+pub(super) fn table(header: &[&str], rows: Vec<Vec<String>>) -> String {
+    let mut text = format!("| {} |\n|{}\n", header.join(" | "), "---|".repeat(header.len()));
+    for row in rows {
+        // Writing to a string cannot fail.
+        let _written = writeln!(text, "| {} |", row.join(" | "));
+    }
+    text
+}
+
+/// A number with a comma before each three digits.
+pub(super) fn thousands(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (place, digit) in digits.chars().enumerate() {
+        if place > 0 && (digits.len() - place).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_have_commas() {
+        assert_eq!([0, 999, 1_000, 1_234_567].map(thousands), ["0", "999", "1,000", "1,234,567"]);
+    }
+}
