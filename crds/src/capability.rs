@@ -3,7 +3,9 @@
 
 use std::fmt;
 
-use crate::{AutoscalingMode, DeviceKind, FieldError, FieldPath, ModeSpec, RecTrainingJob, Resume};
+use crate::{
+    AutoscalingMode, AutoscalingSpec, DeviceKind, FieldError, FieldPath, ModeSpec, RecTrainingJob, Resume, Scaler,
+};
 
 /// Something that not every version or build can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -22,9 +24,9 @@ pub enum Capability {
     Deadline,
     /// Choosing the training mode while training continues.
     AutoMode,
-    /// Deciding how many replicas a role should have.
+    /// Deciding how many replicas a role other than the loaders should have.
     Autoscaling,
-    /// Carrying out decisions to scale.
+    /// Carrying out such decisions.
     ApplyScaling,
 }
 
@@ -55,7 +57,7 @@ impl fmt::Display for Capability {
             Capability::Suspend => "suspend a job",
             Capability::Deadline => "stop a job after a time",
             Capability::AutoMode => "choose the training mode by itself",
-            Capability::Autoscaling => "decide on numbers of replicas outside a cluster",
+            Capability::Autoscaling => "decide on numbers of replicas outside a cluster, except of loaders",
             Capability::ApplyScaling => "carry out decisions to scale (it can recommend)",
         })
     }
@@ -81,7 +83,7 @@ pub fn capabilities(job: &RecTrainingJob) -> Vec<Requirement> {
     let asks_by = if workers.is_some_and(|workers| workers.device.is_some()) { "device" } else { "gpus" };
     let asks_by = format!("spec.roles.denseWorker.{asks_by}");
     let mode = spec.training.as_ref().and_then(|training| training.mode);
-    let scaling = spec.autoscaling.as_ref();
+    let scaling = spec.autoscaling.as_ref().filter(|scaling| scales_more_than_loaders(scaling));
     let asked = [
         (checkpoint.path.is_some(), "spec.checkpoint.path", Capability::Checkpoint),
         (checkpoint.resume == Some(Resume::Latest), "spec.checkpoint.resume", Capability::Resume),
@@ -99,6 +101,16 @@ pub fn capabilities(job: &RecTrainingJob) -> Vec<Requirement> {
     ];
     let asked = asked.into_iter().filter(|(asks, ..)| *asks);
     asked.map(|(_, path, capability)| Requirement { path: FieldPath::parse(path), capability }).collect()
+}
+
+/// Whether a role other than the loaders is scaled. Every program can scale loaders.
+fn scales_more_than_loaders(given: &AutoscalingSpec) -> bool {
+    let scalers = [
+        given.ps.as_ref().and_then(|role| role.scaler),
+        given.embedding_worker.as_ref().and_then(|role| role.scaler),
+        given.dense_worker.as_ref().and_then(|role| role.scaler),
+    ];
+    scalers.into_iter().any(|scaler| scaler.unwrap_or_default() == Scaler::Operator)
 }
 
 /// Refuses a job that needs a capability the caller lacks.

@@ -146,6 +146,10 @@ pub const MAX_RESTARTS: u32 = 10;
 pub const BACKOFF_SECONDS: u32 = 10;
 /// `spec.faultTolerance.stallSeconds`
 pub const STALL_SECONDS: u32 = 600;
+/// `spec.faultTolerance.replaceSlow.afterSeconds`
+pub const REPLACE_SLOW_AFTER_SECONDS: u32 = 600;
+/// `spec.faultTolerance.replaceSlow.perHour`
+pub const REPLACE_SLOW_PER_HOUR: u32 = 2;
 /// `spec.faultTolerance.sharedMemory`
 pub const SHARED_MEMORY: bool = true;
 /// `spec.autoscaling.*.max`, as a multiple of `spec.roles.*.replicas`
@@ -156,6 +160,8 @@ pub const MAX_REPLICAS: u32 = 1024;
 pub const PS_MEMORY_TARGET: f64 = 0.75;
 /// `spec.autoscaling.ps.busyTarget`
 pub const PS_BUSY_TARGET: f64 = 0.7;
+/// `spec.autoscaling.loader.waitTarget`
+pub const LOADER_WAIT_TARGET: f64 = 0.1;
 /// `spec.autoscaling.denseWorker.marginalThroughput`
 pub const MARGINAL_THROUGHPUT: f64 = 0.6;
 /// `spec.autoscaling.loader.catchUpSeconds`

@@ -85,7 +85,8 @@ pub struct RecTrainingJobSpec {
     pub roles: Option<RolesSpec>,
 
     /// Automatic numbers of replicas, decided from measurements. `autoscaling: {}` takes every
-    /// default. Works only in a cluster; `rectrain run` refuses it.
+    /// default. `rectrain run` scales loaders, and refuses this unless the other roles have
+    /// `scaler: external`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = "fixed replicas, as in spec.roles"))]
     pub autoscaling: Option<AutoscalingSpec>,

@@ -81,8 +81,8 @@ pub use resolved::{
     ResolvedBudget, ResolvedCheckpoint, ResolvedData, ResolvedDenseWorkerScaling, ResolvedEmbedding,
     ResolvedEmbeddingWorkerScaling, ResolvedEvaluation, ResolvedEviction, ResolvedFaultTolerance, ResolvedFeatures,
     ResolvedJob, ResolvedLife, ResolvedLoaderScaling, ResolvedMemory, ResolvedModel, ResolvedPsScaling,
-    ResolvedPublish, ResolvedQuality, ResolvedRole, ResolvedRoles, ResolvedShadow, ResolvedStorage, ResolvedTable,
-    ResolvedTraining, StreamSource, TrainTest, TrainingLength,
+    ResolvedPublish, ResolvedQuality, ResolvedReplaceSlow, ResolvedRole, ResolvedRoles, ResolvedShadow,
+    ResolvedStorage, ResolvedTable, ResolvedTraining, StreamSource, TrainTest, TrainingLength,
 };
 pub use schema::{crd, crd_yaml, server_crd, server_crd_yaml};
 pub use server::{
@@ -93,8 +93,8 @@ pub use set::{SetError, SetKind, apply_set};
 pub use spec::*;
 pub use status::{
     AttemptMode, AttemptReplicas, AttemptStatus, BudgetStatus, CheckpointStatus, JobSummary, ModePrediction, Phase,
-    QualityStatus, RecTrainingJobStatus, ReplicaCount, ReplicaStatuses, RoleReplicas, SlowestStatus, StreamStatus,
-    TableSummary, TablesStatus, WindowStatus,
+    QualityStatus, RecTrainingJobStatus, ReplacedPod, ReplicaCount, ReplicaStatuses, RoleReplicas, SlowestStatus,
+    StreamStatus, TableSummary, TablesStatus, WindowStatus,
 };
 pub use validate::{validate, validate_update};
 pub use warm_start::WarmStart;

@@ -961,13 +961,6 @@ fn autoscaling(given: &AutoscalingSpec, spec: &RecTrainingJobSpec, errors: &mut 
     let ps = given.ps.clone().unwrap_or_default();
     let embedding = given.embedding_worker.clone().unwrap_or_default();
     let dense = given.dense_worker.clone().unwrap_or_default();
-    let loader = given.loader.clone().unwrap_or_default();
-    let is_on_stream = spec.data.train.as_ref().is_some_and(|train| train.kafka.is_some() || train.follow.is_some());
-    if given.loader.is_some() && !is_on_stream {
-        let message = "loaders are scaled by the lag of a stream, and this job trains on none: remove it, or train from \
-                       spec.data.train.kafka or spec.data.train.follow";
-        errors.add(at("spec.autoscaling.loader"), message);
-    }
     let mode = given.mode.unwrap_or_default();
     let is_ours = |scaler: Option<Scaler>| scaler.unwrap_or_default() == Scaler::Operator;
     let training = spec.training.as_ref();
@@ -1016,15 +1009,23 @@ fn autoscaling(given: &AutoscalingSpec, spec: &RecTrainingJobSpec, errors: &mut 
             price_per_hour: dense.price_per_hour,
             max_cost_per_million_samples: dense.max_cost_per_million_samples,
         }),
-        loader: (is_ours(loader.scaler) && is_on_stream).then(|| ResolvedLoaderScaling {
-            bounds: bounds("loader", loader.min, loader.max, replicas.members.loader, d::MAX_REPLICAS, errors),
-            catch_up_seconds: loader.catch_up_seconds.unwrap_or(d::CATCH_UP_SECONDS),
-            busy_target: loader.busy_target.unwrap_or(d::LOADER_BUSY_TARGET),
-        }),
+        loader: loader_scaling(given, replicas.members.loader, errors),
         cool_down_seconds: given.cool_down_seconds.unwrap_or(d::COOL_DOWN_SECONDS),
         up_window_seconds: given.up_window_seconds.unwrap_or(d::UP_WINDOW_SECONDS),
         down_window_seconds: given.down_window_seconds.unwrap_or(d::DOWN_WINDOW_SECONDS),
     }
+}
+
+/// How loaders are scaled; `None` if an external scaler scales them.
+fn loader_scaling(given: &AutoscalingSpec, role: ResolvedRole, errors: &mut Errors) -> Option<ResolvedLoaderScaling> {
+    let LoaderScalingSpec { scaler, min, max, catch_up_seconds, busy_target, wait_target } =
+        given.loader.clone().unwrap_or_default();
+    (scaler.unwrap_or_default() == Scaler::Operator).then(|| ResolvedLoaderScaling {
+        bounds: bounds("loader", min, max, role, d::MAX_REPLICAS, errors),
+        catch_up_seconds: catch_up_seconds.unwrap_or(d::CATCH_UP_SECONDS),
+        busy_target: busy_target.unwrap_or(d::LOADER_BUSY_TARGET),
+        wait_target: wait_target.unwrap_or(d::LOADER_WAIT_TARGET),
+    })
 }
 
 /// A role starts with the replicas of `spec.roles`, which must be within its bounds. By default
@@ -1228,6 +1229,10 @@ fn fault_tolerance(given: Option<&FaultToleranceSpec>) -> ResolvedFaultTolerance
         backoff_seconds: given.backoff_seconds.unwrap_or(d::BACKOFF_SECONDS),
         stall_seconds: given.stall_seconds.unwrap_or(d::STALL_SECONDS),
         shared_memory: given.shared_memory.unwrap_or(d::SHARED_MEMORY),
+        replace_slow: given.replace_slow.map(|given| ResolvedReplaceSlow {
+            after_seconds: given.after_seconds.unwrap_or(d::REPLACE_SLOW_AFTER_SECONDS),
+            per_hour: given.per_hour.unwrap_or(d::REPLACE_SLOW_PER_HOUR),
+        }),
     }
 }
 

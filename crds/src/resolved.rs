@@ -396,7 +396,7 @@ pub struct ResolvedAutoscaling {
     pub embedding_worker: Option<ResolvedEmbeddingWorkerScaling>,
     /// Dense workers; `None` if an external scaler scales them.
     pub dense_worker: Option<ResolvedDenseWorkerScaling>,
-    /// Loaders; `None` if the job trains on no stream, or if an external scaler scales them.
+    /// Loaders; `None` if an external scaler scales them.
     pub loader: Option<ResolvedLoaderScaling>,
     /// Seconds between two decisions about a role.
     pub cool_down_seconds: u32,
@@ -454,7 +454,7 @@ pub struct ResolvedDenseWorkerScaling {
     pub max_cost_per_million_samples: Option<f64>,
 }
 
-/// How the loaders of a stream are scaled.
+/// How loaders are scaled.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ResolvedLoaderScaling {
@@ -464,6 +464,8 @@ pub struct ResolvedLoaderScaling {
     pub catch_up_seconds: u32,
     /// Target share of the time that a loader reads.
     pub busy_target: f64,
+    /// Target share of the time that dense workers wait for data that ends, from 0 to 1.
+    pub wait_target: f64,
 }
 
 /// When training ends.
@@ -555,4 +557,16 @@ pub struct ResolvedFaultTolerance {
     pub stall_seconds: u32,
     /// Whether the rows of a parameter server outlive its process.
     pub shared_memory: bool,
+    /// When slow pods are replaced; `None` if they are not.
+    pub replace_slow: Option<ResolvedReplaceSlow>,
+}
+
+/// When slow pods are replaced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ResolvedReplaceSlow {
+    /// Seconds for which the same pod must be slow.
+    pub after_seconds: u32,
+    /// The most replacements in an hour.
+    pub per_hour: u32,
 }

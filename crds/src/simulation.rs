@@ -143,11 +143,21 @@ pub struct SimulatedServersSpec {
 
     /// Servers that are slower than the others.
     pub slow: Option<SlowServersSpec>,
+
+    /// Whether slots move away from slow servers and back, as in a job.
+    #[schemars(extend("x-default" = false))]
+    pub move_slots: bool,
 }
 
 impl Default for SimulatedServersSpec {
     fn default() -> Self {
-        Self { count: None, request_seconds: REQUEST_SECONDS, bytes_per_second: SERVER_BYTES_PER_SECOND, slow: None }
+        Self {
+            count: None,
+            request_seconds: REQUEST_SECONDS,
+            bytes_per_second: SERVER_BYTES_PER_SECOND,
+            slow: None,
+            move_slots: false,
+        }
     }
 }
 
@@ -163,6 +173,15 @@ pub struct SlowServersSpec {
     /// The factor on the duration of a request, bytes included. Required.
     #[schemars(range(min = 0.01, max = 1_000_000.0))]
     pub factor: f64,
+
+    /// The servers are not slow before this time of the simulation.
+    #[serde(default)]
+    #[schemars(range(min = 0.0, max = 10_000_000.0), extend("x-default" = 0.0))]
+    pub from_seconds: f64,
+
+    /// The servers are not slow from this time on.
+    #[schemars(range(min = 0.0, max = 10_000_000.0), extend("x-default" = "slow to the end"))]
+    pub until_seconds: Option<f64>,
 }
 
 fn one_server() -> u32 {
@@ -441,6 +460,11 @@ fn contradictions(spec: &SimulationSpec) -> Vec<FieldError> {
     {
         report("servers.slow.count", format!("expected at most the number of servers, found {}", slow.count));
     }
+    if let Some(slow) = spec.servers.slow
+        && slow.until_seconds.is_some_and(|until| until <= slow.from_seconds)
+    {
+        report("servers.slow.untilSeconds", format!("expected more than `fromSeconds` ({})", slow.from_seconds));
+    }
     if spec.modes.contains(&Mode::HopBw) && spec.hop_bw.backups.is_some_and(|backups| backups >= fewest) {
         report("hopBw.backups", format!("expected fewer than there are workers ({fewest}): a step needs a gradient"));
     }
@@ -540,6 +564,11 @@ mod tests {
             ("{stragglers: [{heavyTail: {limit: 4}}]}", "spec.stragglers[0].heavyTail.shape: missing, and required"),
             ("{stragglers: [{crashes: {recoverySeconds: 4}}]}", "crashes.meanSecondsBetween: missing, and required"),
             ("{servers: {count: 2, slow: {count: 3, factor: 2}}}", "spec.servers.slow.count: expected at most"),
+            (
+                "{servers: {slow: {factor: 2, fromSeconds: 5, untilSeconds: 5}}}",
+                "spec.servers.slow.untilSeconds: expected more than `fromSeconds` (5)",
+            ),
+            ("{servers: {moveSlots: 3}}", "spec.servers.moveSlots"),
             ("{hopBw: {backups: 8}}", "spec.hopBw.backups: expected fewer than there are workers (8)"),
             ("", "s.yaml:3:1: spec: missing: `spec` describes the simulation"),
         ] {

@@ -336,6 +336,30 @@ pub struct SlowestStatus {
     pub since: Option<Time>,
 }
 
+/// A pod that was replaced because it stayed slow.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ReplacedPod {
+    /// Its role, as in `spec.roles`.
+    #[schemars(length(max = 32))]
+    pub role: String,
+    /// Its name. The replacement has the same.
+    #[schemars(length(max = 253))]
+    pub pod: String,
+    /// Its uid.
+    #[schemars(length(max = 64))]
+    pub uid: String,
+    /// Its node, which new pods of the role avoid for a day.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 253))]
+    pub node: Option<String>,
+    /// The time of the decision.
+    pub time: Time,
+    /// Why it was replaced.
+    #[schemars(length(max = 1024))]
+    pub reason: String,
+}
+
 /// How far training is behind its stream.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
@@ -449,6 +473,12 @@ pub struct RecTrainingJobStatus {
     /// The member that slows training the most. Absent if none is slow.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub slowest: Option<SlowestStatus>,
+
+    /// The pods that were replaced within a day because they stayed slow
+    /// (`spec.faultTolerance.replaceSlow`), oldest first. At most 16.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16))]
+    pub replaced_pods: Vec<ReplacedPod>,
 
     /// How far training is behind its stream. Absent for a job on files.
     #[serde(skip_serializing_if = "Option::is_none")]

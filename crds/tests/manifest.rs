@@ -132,19 +132,20 @@ fn a_baseline_names_a_step_and_a_pause_needs_a_stream() {
 }
 
 #[test]
-fn loaders_are_scaled_on_a_stream_only() {
+fn loaders_are_scaled_on_streams_and_on_files() {
     let scaling = |expressions: &[&str]| {
         let given = ["spec.autoscaling.mode=recommend", "spec.roles.loader.replicas=2"];
         resolve(&[&given[..], expressions].concat()).autoscaling.unwrap().loader
     };
-    assert_eq!(scaling(&[]), None, "the job trains on files");
-    let default = json!({"bounds": {"min": 2, "max": 8}, "catchUpSeconds": 300, "busyTarget": 0.8});
-    assert_eq!(serde_json::to_value(scaling(&[KAFKA])).unwrap(), default);
-    assert_eq!(scaling(&[KAFKA, "spec.autoscaling.loader.scaler=external"]), None);
-    let loader = "spec.autoscaling.loader";
-    refused(&[&format!("{loader}.min=1")], loader, "this job trains on none");
-    let too_many = format!("{loader}.min=2");
-    refused(&[KAFKA, &too_many], &format!("{loader}.min"), "expected at most the 1 of spec.roles.loader.replicas");
+    let default = json!({"bounds": {"min": 2, "max": 8}, "catchUpSeconds": 300, "busyTarget": 0.8, "waitTarget": 0.1});
+    for data in [&[][..], &[KAFKA]] {
+        assert_eq!(serde_json::to_value(scaling(data)).unwrap(), default, "{data:?}");
+        assert_eq!(scaling(&[data, &["spec.autoscaling.loader.scaler=external"]].concat()), None);
+        let loader = "spec.autoscaling.loader.min";
+        let too_many = format!("{loader}=2");
+        let expected = "expected at most the 1 of spec.roles.loader.replicas";
+        refused(&[data, &[too_many.as_str()]].concat(), loader, expected);
+    }
 }
 
 #[test]
@@ -230,7 +231,7 @@ fn a_ten_line_manifest_is_enough_and_takes_every_default() {
         "checkpoint": null,
         "publish": null,
         "warmStart": null,
-        "faultTolerance": {"maxRestarts": 10, "backoffSeconds": 10, "stallSeconds": 600, "sharedMemory": true},
+        "faultTolerance": {"maxRestarts": 10, "backoffSeconds": 10, "stallSeconds": 600, "sharedMemory": true, "replaceSlow": null},
         "suspend": false,
     });
     assert_eq!(serde_json::to_value(&resolved).unwrap(), expected);
@@ -601,6 +602,13 @@ fn gpus_or_device_puts_dense_workers_on_gpus() {
 #[test]
 fn a_capability_that_is_missing_is_refused_and_never_ignored() {
     assert_eq!(capabilities(&job(&[])), []);
+    // Every program scales loaders.
+    let others =
+        ["ps", "embeddingWorker", "denseWorker"].map(|role| format!("spec.autoscaling.{role}.scaler=external"));
+    let loaders_only = [others.join(","), "spec.autoscaling.mode=apply,spec.autoscaling.loader.max=3".to_owned()];
+    assert_eq!(capabilities(&job(&loaders_only.each_ref().map(String::as_str))), []);
+    let one_more = capabilities(&job(&[&others[1..].join(",")]));
+    assert_eq!(one_more.into_iter().map(|asked| asked.capability).collect::<Vec<_>>(), [Capability::Autoscaling]);
     let job = job(&[
         "spec.checkpoint.path=/c,spec.checkpoint.resume=latest,spec.checkpoint.from=/d@7",
         "spec.roles.denseWorker.device=cuda",
@@ -647,7 +655,7 @@ fn auto_starts_in_sync_and_autoscaling_takes_every_default() {
         "denseWorker": {
             "bounds": {"min": 1, "max": 4}, "marginalThroughput": 0.6, "pricePerHour": null, "maxCostPerMillionSamples": null,
         },
-        "loader": null,
+        "loader": {"bounds": {"min": 1, "max": 4}, "catchUpSeconds": 300, "busyTarget": 0.8, "waitTarget": 0.1},
         "coolDownSeconds": 300, "upWindowSeconds": 60, "downWindowSeconds": 300,
     });
     assert_eq!(serde_json::to_value(&resolved.autoscaling).unwrap(), expected);
@@ -983,6 +991,11 @@ const BAD_JOBS: [(&[&str], &str, &str); 74] = [
         &["spec.autoscaling.embeddingWorker.min=2"],
         "spec.autoscaling.embeddingWorker.min",
         "at most the 1 of spec.roles.embeddingWorker.replicas, found 2",
+    ),
+    (
+        &["spec.autoscaling.loader.min=2"],
+        "spec.autoscaling.loader.min",
+        "at most the 1 of spec.roles.loader.replicas, found 2",
     ),
     (
         &["spec.autoscaling.denseWorker.max=257"],
@@ -1730,6 +1743,14 @@ const RULES: &[(&[&str], &[&str])] = &[
         &["spec.autoscaling.embeddingWorker.scaler=external"],
     ),
     (
+        &["spec.autoscaling.loader.min=3,spec.autoscaling.loader.max=2"],
+        &["spec.autoscaling.loader.max=2,spec.autoscaling.loader.waitTarget=0.2"],
+    ),
+    (
+        &["spec.autoscaling.loader.scaler=external,spec.autoscaling.loader.waitTarget=0.2"],
+        &["spec.autoscaling.loader.scaler=external"],
+    ),
+    (
         &["spec.autoscaling.denseWorker.min=3,spec.autoscaling.denseWorker.max=2"],
         &["spec.autoscaling.denseWorker.max=2"],
     ),
@@ -1741,7 +1762,6 @@ const RULES: &[(&[&str], &[&str])] = &[
         &["spec.autoscaling.denseWorker.maxCostPerMillionSamples=1"],
         &["spec.autoscaling.denseWorker.maxCostPerMillionSamples=1,spec.autoscaling.denseWorker.pricePerHour=2"],
     ),
-    (&["spec.autoscaling.loader.min=3,spec.autoscaling.loader.max=2"], &["spec.autoscaling.loader.max=2"]),
     (
         &["spec.autoscaling.loader.scaler=external,spec.autoscaling.loader.catchUpSeconds=60"],
         &["spec.autoscaling.loader.scaler=external"],

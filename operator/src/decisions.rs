@@ -38,7 +38,7 @@ pub fn subject(role: Role) -> Option<DecisionSubject> {
         Role::EmbeddingWorker => Some(DecisionSubject::EmbeddingWorker),
         Role::DenseWorker => Some(DecisionSubject::DenseWorker),
         Role::Loader => Some(DecisionSubject::Loader),
-        _ => None,
+        Role::Coordinator => None,
     }
 }
 
@@ -52,7 +52,7 @@ pub fn replicas(status: Option<&RecTrainingJobStatus>, job: &ResolvedJob, role: 
         Role::EmbeddingWorker => given.embedding_worker?.bounds,
         Role::DenseWorker => given.dense_worker?.bounds,
         Role::Loader => given.loader?.bounds,
-        _ => return None,
+        Role::Coordinator => return None,
     };
     let subject = subject(role)?;
     let of_role = status?.decisions.iter().rev().filter(|decided| decided.subject == subject);
@@ -318,7 +318,7 @@ mod tests {
         all = add(&all, 100, 30, Subject::Ps, raise);
         all = add(&all, 200, 30, Subject::Ps, Action::Rebalance { replicas: 4 });
         all = add(&all, 300, 30, Subject::Mode, TO_GBA);
-        for subject in [Subject::EmbeddingWorker, Subject::DenseWorker] {
+        for subject in [Subject::EmbeddingWorker, Subject::DenseWorker, Subject::Loader] {
             all = add(&all, 400, 30, subject, Action::Scale { from: 3, to: 4 });
         }
         assert!(all.len() > 4 * KEPT && all.len() as u64 <= most, "{} of {most}", all.len());

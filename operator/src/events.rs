@@ -6,7 +6,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::Resource;
 use kube_runtime::events::{Event, EventType, Recorder, Reporter};
 use rectrain_crds::{
-    AttemptReplicas, DecisionAction, DecisionStatus, Phase, RecTrainingJob, RecTrainingJobStatus, Role, unseen_warning,
+    AttemptReplicas, DecisionAction, DecisionStatus, Phase, RecTrainingJob, RecTrainingJobStatus, ReplacedPod, Role,
+    unseen_warning,
 };
 
 use crate::failure::Problem;
@@ -82,6 +83,8 @@ pub fn transitions(before: Option<&RecTrainingJobStatus>, decision: &Decision) -
         all.extend(mode_switched(before, after));
         all.extend(has_unseen_ids(before, after));
         all.extend(slows_training(before, after));
+        let is_new = |pod: &&ReplacedPod| !before.replaced_pods.contains(pod);
+        all.extend(after.replaced_pods.iter().filter(is_new).map(is_replaced));
         all.extend(Role::MEMBERS.into_iter().filter_map(|role| scaled(role, before, after)));
     }
     let known = before.map(|status| status.decisions.as_slice()).unwrap_or_default();
@@ -198,6 +201,13 @@ fn slows_training(before: &RecTrainingJobStatus, after: &RecTrainingJobStatus) -
         }
         None => None,
     }
+}
+
+/// A slow pod is replaced.
+fn is_replaced(replaced: &ReplacedPod) -> Announcement {
+    let ReplacedPod { pod, uid, reason, .. } = replaced;
+    let note = shorten(&format!("{reason}; it is replaced, and new pods of its role avoid its node"), MOST);
+    Announcement { is_warning: true, reason: "SlowPodReplaced", action: format!("Replace/{pod}/{uid}"), note }
 }
 
 /// The number of a role's members has changed.

@@ -53,6 +53,7 @@ pub mod phase;
 pub mod pods;
 mod quantity;
 pub mod reconcile;
+pub mod replace_slow;
 pub mod scrape;
 pub mod server;
 pub mod switch;

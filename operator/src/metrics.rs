@@ -124,6 +124,7 @@ metrics! {
     server_served_steps: server = "rectrain_operator_server_served_step", "Lowest global step among the servers of a RecModelServer that answer, without its canary. It differs from `rectrain_operator_server_step` during a rollout.";
     server_latest_steps: server = "rectrain_operator_server_latest_step", "Global step of the newest known checkpoint of a RecModelServer that follows its job. Absent for a pinned version.";
     lost_pods: counter = "rectrain_operator_lost_pods_total", "Pods that the operator deleted because their node was lost and their grace period was over.";
+    replaced_pods: counter = "rectrain_operator_replaced_pods_total", "Pods that the operator deleted because they stayed slow (spec.faultTolerance.replaceSlow).";
     api_server: gauge = "rectrain_operator_api_server_answers", "1 while the API server answers this instance, 0 while it is silent. The instance waits for it, and is not ready meanwhile.";
     lost_leases: counters = "rectrain_operator_leases_lost_total" ["cause"], "Times that this instance stopped leading without ending: `silent` if the lease was not renewed in time, `taken` if another instance took it or it was deleted. The instance joins the election again.";
     leader: gauge = "rectrain_operator_is_leader", "1 in the instance that reconciles, 0 in standby instances.";
@@ -407,6 +408,11 @@ impl OperatorMetrics {
     /// Pods of lost nodes were deleted.
     pub fn lost_pods(&self, count: u64) {
         self.families().lost_pods.inc_by(count);
+    }
+
+    /// Slow pods were deleted.
+    pub fn replaced_pods(&self, count: u64) {
+        self.families().replaced_pods.inc_by(count);
     }
 
     /// The use of a job's nodes by other pods, if it is known.

@@ -19,6 +19,7 @@ mod correction;
 mod decide;
 mod decision;
 mod history;
+mod loader_need;
 mod loaders;
 mod look;
 mod memory;
@@ -38,6 +39,7 @@ pub use auto_mode::{AutoMode, NotAutomatic};
 pub use decide::decide;
 pub use decision::{Action, Decision, Subject};
 pub use history::History;
+pub use loader_need::LoaderUse;
 pub use loaders::LoaderLoad;
 pub use memory::{Kill, after_a_kill};
 pub use observations::{

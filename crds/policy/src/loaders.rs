@@ -72,8 +72,12 @@ pub(crate) fn needed(policy: &LoaderPolicy, load: &LoaderLoad, loaders: u32) -> 
 mod tests {
     use super::*;
 
-    const POLICY: LoaderPolicy =
-        LoaderPolicy { bounds: ReplicaBounds { min: 1, max: 16 }, catch_up_seconds: 100.0, busy_target: 0.8 };
+    const POLICY: LoaderPolicy = LoaderPolicy {
+        bounds: ReplicaBounds { min: 1, max: 16 },
+        catch_up_seconds: 100.0,
+        busy_target: 0.8,
+        wait_target: 0.1,
+    };
 
     /// Two loaders, each of which can read 1,000 rows per second.
     const LOAD: LoaderLoad = LoaderLoad {

@@ -1,13 +1,14 @@
 //! The number of replicas that a role needs now, by its latest measurements. [`crate::replicas`]
 //! decides over a window of such needs.
 
+use crate::loader_need;
 use crate::loaders::{self, Needed};
 use crate::look::Look;
 use crate::observations::SlowServer;
 use crate::predict::mean_of_the_slowest;
 use crate::{
-    AutoMode, DenseWorkerPolicy, EmbeddingWorkerPolicy, History, Observations, Policy, PsLoad, PsPolicy, ReplicaBounds,
-    ReplicaCount, Subject,
+    AutoMode, DenseWorkerPolicy, EmbeddingWorkerPolicy, History, LoaderPolicy, Observations, Policy, PsLoad, PsPolicy,
+    ReplicaBounds, ReplicaCount, Subject,
 };
 
 /// A decision at most doubles or halves a role, so that the measurements still say something about
@@ -38,8 +39,8 @@ pub(crate) enum Unknown {
     WouldIdle,
     #[error("no batch of every dense worker was measured yet")]
     NoBatchOfAll,
-    #[error("the job trains on no stream, or its loaders were not measured yet")]
-    NoStream,
+    #[error("the loaders were not measured yet")]
+    NoLoaders,
     #[error("no loader has read a row")]
     NoRead,
 }
@@ -107,10 +108,7 @@ pub(crate) fn need(look: Look<'_>, subject: Subject, count: u32) -> Result<Need,
             return dense_worker(policy.dense_worker.as_ref().ok_or(Unknown::NoPolicy)?, look, count);
         }
         Subject::Loader => {
-            let load = look.observations.loaders.as_ref().ok_or(Unknown::NoStream)?;
-            let needed = loaders::needed(policy.loader.as_ref().ok_or(Unknown::NoPolicy)?, load, count);
-            let Needed { loaders, facts } = needed.ok_or(Unknown::NoRead)?;
-            return Ok(Need { replicas: loaders, facts });
+            return loader(policy.loader.as_ref().ok_or(Unknown::NoPolicy)?, look, count);
         }
         Subject::Mode => return Err(Unknown::NoPolicy),
     };
@@ -245,6 +243,17 @@ fn embedding_worker(policy: &EmbeddingWorkerPolicy, observations: &Observations)
         target * 1e3
     );
     Ok(Ratio { ratio: busy(wait) / busy(target), facts })
+}
+
+/// Loaders of a stream by its lag, and others by the time that dense workers wait for data.
+fn loader(policy: &LoaderPolicy, look: Look<'_>, count: u32) -> Result<Need, Unknown> {
+    if let Some(load) = &look.observations.loaders {
+        let Needed { loaders, facts } = loaders::needed(policy, load, count).ok_or(Unknown::NoRead)?;
+        return Ok(Need { replicas: loaders, facts });
+    }
+    let load = look.observations.loader_use.ok_or(Unknown::NoLoaders)?;
+    let (ratio, facts) = loader_need::ratio(policy, load);
+    Ok(Need { replicas: scaled_up(count, ratio, look.policy.scaling.tolerance), facts })
 }
 
 /// The parts of a step with the present dense workers.

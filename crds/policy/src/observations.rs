@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{AutoMode, Decision, LoaderLoad};
+use crate::{AutoMode, Decision, LoaderLoad, LoaderUse};
 
 /// A dense worker since the previous observation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -178,6 +178,9 @@ pub struct Observations {
     /// Loaders of a stream. Absent for a job on files.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub loaders: Option<LoaderLoad>,
+    /// Loaders of data that ends. Absent for a job on a stream.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub loader_use: Option<LoaderUse>,
     /// Nodes and pending pods.
     pub cluster: ClusterLoad,
     /// Replicas of the roles.
@@ -287,7 +290,10 @@ impl Observations {
         let loaders = self.loaders.into_iter().flat_map(|load| {
             [("loaders.readingShare", load.reading_share), ("loaders.waitingShare", load.waiting_share)]
         });
-        busy.chain(self.cluster.node_cpu.map(|cpu| ("cluster.nodeCpu", cpu))).chain(loaders)
+        let loader_use = self.loader_use.into_iter();
+        let loader_use =
+            loader_use.flat_map(|load| [("loaderUse.waiting", load.waiting), ("loaderUse.reading", load.reading)]);
+        busy.chain(self.cluster.node_cpu.map(|cpu| ("cluster.nodeCpu", cpu))).chain(loaders).chain(loader_use)
     }
 }
 

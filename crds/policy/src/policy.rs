@@ -22,7 +22,7 @@ pub struct Policy {
     /// Dense workers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dense_worker: Option<DenseWorkerPolicy>,
-    /// Loaders of a stream.
+    /// Loaders.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub loader: Option<LoaderPolicy>,
 }
@@ -255,7 +255,8 @@ impl DenseWorkerPolicy {
     }
 }
 
-/// Loaders of a stream: scaled by the rows that wait.
+/// Loaders: scaled by the rows of a stream that wait, or by the time that dense workers wait for data
+/// that ends.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct LoaderPolicy {
@@ -267,13 +268,25 @@ pub struct LoaderPolicy {
     /// Share of the time that the loaders should read, above 0 and below 1.
     #[serde(default = "LoaderPolicy::default_busy_target")]
     pub busy_target: f64,
+    /// Share of the time that dense workers may wait for data that ends, above 0 and below 1.
+    #[serde(default = "LoaderPolicy::default_wait_target")]
+    pub wait_target: f64,
 }
 
 impl LoaderPolicy {
     /// A policy with every default.
     #[must_use]
     pub fn new(bounds: ReplicaBounds) -> Self {
-        Self { bounds, catch_up_seconds: Self::default_catch_up(), busy_target: Self::default_busy_target() }
+        Self {
+            bounds,
+            catch_up_seconds: Self::default_catch_up(),
+            busy_target: Self::default_busy_target(),
+            wait_target: Self::default_wait_target(),
+        }
+    }
+
+    fn default_wait_target() -> f64 {
+        0.1
     }
 
     fn default_catch_up() -> f64 {
@@ -357,13 +370,14 @@ impl Policy {
         ]
     }
 
-    fn worker_rules(&self) -> [Rule; 7] {
+    fn worker_rules(&self) -> [Rule; 8] {
         let not_positive = |number: Option<f64>| number.is_some_and(|number| !(number.is_finite() && number > 0.0));
         let queue_wait = self.embedding_worker.as_ref().and_then(|role| role.queue_wait_seconds);
         let dense = self.dense_worker.as_ref();
         let marginal = dense.is_some_and(|dense| !is_inner_share(dense.marginal_throughput));
         let price = dense.and_then(|dense| dense.price_per_hour);
         let max_cost = dense.and_then(|dense| dense.max_cost_per_million);
+        let wait_target = self.loader.as_ref().is_some_and(|loader| !is_inner_share(loader.wait_target));
         let catch_up = self.loader.as_ref().map(|loader| loader.catch_up_seconds);
         let busy = self.loader.as_ref().is_some_and(|loader| !is_inner_share(loader.busy_target));
         [
@@ -374,6 +388,7 @@ impl Policy {
             (not_positive(price), "denseWorker.pricePerHour", "a number above 0"),
             (not_positive(max_cost), "denseWorker.maxCostPerMillion", "a number above 0"),
             (max_cost.is_some() && price.is_none(), "denseWorker.maxCostPerMillion", "a pricePerHour with it"),
+            (wait_target, "loader.waitTarget", "a share between 0 and 1"),
         ]
     }
 }

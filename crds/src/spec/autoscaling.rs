@@ -139,12 +139,13 @@ pub struct DenseWorkerScalingSpec {
     pub max_cost_per_million_samples: Option<f64>,
 }
 
-/// How loaders are scaled: by the rows of the stream that wait.
+/// How loaders are scaled: by the rows of the stream that wait, or by the time that dense workers
+/// wait for data that ends.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
     validation = Rule::new("!has(self.min) || !has(self.max) || self.min <= self.max").message("expected a `min` of at most `max`").field_path(".min"),
-    validation = Rule::new("!(has(self.scaler) && self.scaler == 'external') || !(has(self.min) || has(self.max) || has(self.catchUpSeconds) || has(self.busyTarget))").message("an external scaler scales this role: remove the other settings, or `scaler: external`").field_path(".scaler")
+    validation = Rule::new("!(has(self.scaler) && self.scaler == 'external') || !(has(self.min) || has(self.max) || has(self.catchUpSeconds) || has(self.busyTarget) || has(self.waitTarget))").message("an external scaler scales this role: remove the other settings, or `scaler: external`").field_path(".scaler")
 )]
 pub struct LoaderScalingSpec {
     /// The scaler.
@@ -157,12 +158,12 @@ pub struct LoaderScalingSpec {
     #[schemars(range(min = 1, max = 1024), extend("x-default" = "spec.roles.loader.replicas"))]
     pub min: Option<u32>,
 
-    /// The upper bound. There are never more loaders than partitions.
+    /// The upper bound. A stream never has more loaders than partitions.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1024), extend("x-default" = "4 · spec.roles.loader.replicas"))]
     pub max: Option<u32>,
 
-    /// Seconds in which the rows that wait should be read, while further ones arrive.
+    /// Seconds in which the rows of a stream that wait should be read, while further ones arrive.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 10, max = 86_400), extend("x-default" = defaults::CATCH_UP_SECONDS))]
     pub catch_up_seconds: Option<u32>,
@@ -171,10 +172,15 @@ pub struct LoaderScalingSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0.1, max = 0.95), extend("x-default" = defaults::LOADER_BUSY_TARGET))]
     pub busy_target: Option<f64>,
+
+    /// Target share of the time that dense workers wait for data. It does not apply to a stream.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.01, max = 0.9), extend("x-default" = defaults::LOADER_WAIT_TARGET))]
+    pub wait_target: Option<f64>,
 }
 
 /// Automatic numbers of replicas, decided from measurements. `autoscaling: {}` takes every default.
-/// Works only in a cluster.
+/// `rectrain run` scales loaders only.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct AutoscalingSpec {
@@ -195,8 +201,7 @@ pub struct AutoscalingSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dense_worker: Option<DenseWorkerScalingSpec>,
 
-    /// Loaders of a job on a stream (`spec.data.train.kafka` or `follow`). Jobs on files have no
-    /// lag, so their loaders are not scaled.
+    /// Loaders.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub loader: Option<LoaderScalingSpec>,
 

@@ -102,4 +102,26 @@ pub struct FaultToleranceSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = defaults::SHARED_MEMORY))]
     pub shared_memory: Option<bool>,
+
+    /// Replaces pods that stay slow although their work has moved away. Their rows move first, and
+    /// new pods of the role avoid the node. `replaceSlow: {}` takes every default. Only a cluster
+    /// reads it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-default" = "slow pods are not replaced"))]
+    pub replace_slow: Option<ReplaceSlowSpec>,
+}
+
+/// When slow pods are replaced.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ReplaceSlowSpec {
+    /// Seconds for which the same pod must be named as slow, without interruption.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 60, max = 86_400), extend("x-default" = defaults::REPLACE_SLOW_AFTER_SECONDS))]
+    pub after_seconds: Option<u32>,
+
+    /// The most replacements in an hour, all roles together.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 16), extend("x-default" = defaults::REPLACE_SLOW_PER_HOUR))]
+    pub per_hour: Option<u32>,
 }

@@ -180,6 +180,18 @@ impl LimitedProcessor {
         std::fs::write(&limit, text).map_err(refused("limit the processors of", &limit))?;
         Ok(Self { limit, before })
     }
+
+    /// The number of periods in which the limit has stopped the container so far. It does not grow
+    /// if the container needs less than the limit, or has ended.
+    ///
+    /// # Errors
+    /// - [`BringUpError::ControlGroup`] if the group is gone, as after the end of its container.
+    /// - [`BringUpError::Processors`] if the kernel does not count the periods.
+    pub fn throttled_periods(&self) -> Result<u64, BringUpError> {
+        let file = self.limit.with_file_name("cpu.stat");
+        let text = std::fs::read_to_string(&file).map_err(refused("read the throttling of", &file))?;
+        throttled(&text).ok_or_else(|| BringUpError::Processors(format!("{} has no nr_throttled", file.display())))
+    }
 }
 
 impl Drop for LimitedProcessor {
@@ -204,6 +216,11 @@ fn limit_of(groups: &str, version_2: bool) -> Option<PathBuf> {
     let (_, path) = groups.find(|(controllers, _)| is_its_own(controllers))?;
     let (hierarchy, file) = if version_2 { ("", "cpu.max") } else { ("cpu", "cpu.cfs_quota_us") };
     Some(Path::new(ROOT).join(hierarchy).join(path.trim_start_matches('/')).join(file))
+}
+
+/// The throttled periods in a group's `cpu.stat`. Both versions have the same line.
+fn throttled(stat: &str) -> Option<u64> {
+    stat.lines().find_map(|line| line.strip_prefix("nr_throttled "))?.trim().parse().ok()
 }
 
 fn effective_cpus(hierarchy: &Path) -> PathBuf {
@@ -263,7 +280,14 @@ fn hierarchies() -> Result<BTreeSet<PathBuf>, BringUpError> {
 
 #[cfg(test)]
 mod tests {
-    use super::{limit_of, processors};
+    use super::{limit_of, processors, throttled};
+
+    #[test]
+    fn throttled_periods_are_read_from_both_versions() {
+        assert_eq!(throttled("nr_periods 12\nnr_throttled 7\nthrottled_time 93\n"), Some(7));
+        assert_eq!(throttled("usage_usec 5\nnr_periods 12\nnr_throttled 0\n"), Some(0));
+        assert_eq!(throttled("usage_usec 5\n"), None);
+    }
 
     #[test]
     fn the_limit_is_in_the_group_of_the_process() {

@@ -43,6 +43,9 @@ fn lines(status: &RecTrainingJobStatus) -> Vec<(&'static str, String)> {
         lines
             .push(("slowest", format!("{}{node}: costs {:.0} % of a step{since}", slowest.pod, 100.0 * slowest.share)));
     }
+    if let Some(replaced) = status.replaced_pods.last() {
+        lines.push(("replaced", format!("at {}: {}", replaced.time.0, replaced.reason)));
+    }
     if let Some(stream) = &status.stream {
         lines.push(("behind", format!("{} s, {} records wait", stream.lag_seconds, stream.lag_rows)));
     }
@@ -150,6 +153,7 @@ mod tests {
         let text = render(&job(
             json!({"phase": "Starting", "mode": "sync", "step": 3, "totalSteps": 9, "conditions": [condition],
             "slowest": {"role": "ps", "index": 1, "pod": "clicks-ps-1", "node": "node-a", "share": 0.6, "since": "2026-11-21T20:00:00Z"},
+            "replacedPods": [{"role": "ps", "pod": "clicks-ps-2", "uid": "u", "time": "2026-11-21T19:00:00Z", "reason": "clicks-ps-2 has been slow"}],
             "stream": {"lagRows": 7, "lagSeconds": 40, "lostRecords": 0},
             "quality": {"window": {"auc": 0.7, "rows": 9}, "baseline": {"auc": 0.65, "rows": 9}, "hasFallen": true, "isHeld": false},
             "replicaStatuses": {"ps": {"ready": 1, "wanted": 2, "display": "1/2"}}}),
@@ -160,6 +164,7 @@ mod tests {
         for line in [
             "step         3 of 9",
             "pods         ps 1/2",
+            "replaced     at 2026-11-21T19:00:00Z: clicks-ps-2 has been slow",
             "behind       40 s, 7 records wait",
             "new rows     AUC 0.7000, frozen 0.6500; it has fallen",
             "Unschedulable: no node takes clicks-ps-0",

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
-use rectrain_crds::{RecTrainingJob, ResolvedJob, Role};
+use rectrain_crds::{DataSource, RecTrainingJob, ResolvedJob, Role};
 use rectrain_policy::{
-    AutoMode, ClusterLoad, EmbeddingWorkerLoad, LoaderLoad, Observations, PsLoad, ReplicaCount, Replicas, Worker,
+    AutoMode, ClusterLoad, EmbeddingWorkerLoad, LoaderLoad, LoaderUse, Observations, PsLoad, ReplicaCount, Replicas,
+    Worker,
 };
 use rectrain_proto::metric_names;
 
@@ -65,6 +66,7 @@ impl<'a> JobLook<'a> {
             ps: self.parameter_servers(),
             embedding_workers: embedding_worker_load(self.of_role(Role::EmbeddingWorker)),
             loaders: self.loaders(),
+            loader_use: self.loader_use(),
             cluster: ClusterLoad { pending_pods: u32::try_from(pending).unwrap_or(u32::MAX), ..self.nodes },
             replicas: Replicas {
                 ps: self.count(Role::Ps),
@@ -140,6 +142,20 @@ impl<'a> JobLook<'a> {
         })
     }
 
+    /// The use of the loaders. `None` for a stream, whose loaders wait for records.
+    fn loader_use(&self) -> Option<LoaderUse> {
+        if matches!(self.resolved.data.source, DataSource::Stream(_) | DataSource::Follow(_)) {
+            return None;
+        }
+        let waiting = self.of_role(Role::DenseWorker).filter_map(waiting_for_data).reduce(f64::min)?;
+        let reading = |delta: &MetricsDelta| delta.busy_share(&[metric_names::LOADER_READ_SECONDS]);
+        let mut reading: Vec<f64> = self.of_role(Role::Loader).filter_map(reading).collect();
+        reading.sort_by(f64::total_cmp);
+        // The lower median: a slow loader does not count.
+        let median = *reading.get(reading.len().checked_sub(1)? / 2)?;
+        Some(LoaderUse { waiting, reading: median.clamp(0.0, 1.0) })
+    }
+
     /// All parameter servers, or none if one of them is missing: the policy needs the memory of
     /// all.
     fn parameter_servers(&self) -> Vec<PsLoad> {
@@ -183,6 +199,13 @@ impl LoaderTimes {
             waiting: delta.busy_share(&[metric_names::LOADER_ACCEPT_SECONDS])?,
         })
     }
+}
+
+/// The share of the time that a dense worker waits for data. `None` without a step.
+fn waiting_for_data(delta: &MetricsDelta) -> Option<f64> {
+    let waited = delta.sum(metric_names::DENSE_WORKER_BATCH_WAIT_SECONDS).unwrap_or(0.0);
+    let stepped = delta.sum(metric_names::DENSE_WORKER_STEP_SECONDS)?;
+    (stepped > 0.0).then(|| (waited / (waited + stepped)).clamp(0.0, 1.0))
 }
 
 /// The dense workers together.
@@ -369,6 +392,28 @@ mod tests {
         };
         assert_eq!((seen.check(), seen.loaders), (Ok(()), Some(expected)));
         assert_eq!(observe(Mode::Sync, &Deltas::new()).loaders, None, "no loader was measured");
+    }
+
+    #[test]
+    fn waits_for_data_and_reads_become_the_use_of_loaders() {
+        let waits = |seconds: f64| {
+            delta(&[
+                ("rectrain_dense_worker_step_seconds_sum{replica=\"0\"}", 6.0),
+                ("rectrain_dense_worker_batch_wait_seconds_sum{replica=\"0\"}", seconds),
+            ])
+        };
+        let reads = |seconds: f64| delta(&[("rectrain_loader_read_seconds_sum{replica=\"0\"}", seconds)]);
+        let deltas = Deltas::from([
+            ((Role::DenseWorker, 0), waits(6.0)),
+            ((Role::DenseWorker, 1), waits(2.0)),
+            ((Role::Loader, 0), reads(40.0)),
+            ((Role::Loader, 1), reads(3.0)),
+            ((Role::Loader, 2), reads(5.0)),
+        ]);
+        let seen = observe(Mode::Sync, &deltas);
+        assert_eq!((seen.check(), seen.loader_use), (Ok(()), Some(LoaderUse { waiting: 0.25, reading: 0.5 })));
+        let no_loader: Deltas = deltas.into_iter().filter(|((role, _), _)| *role != Role::Loader).collect();
+        assert_eq!(observe(Mode::Sync, &no_loader).loader_use, None);
     }
 
     #[test]

@@ -112,6 +112,7 @@ fn loader_policy(role: ResolvedLoaderScaling) -> LoaderPolicy {
         bounds: bounds(role.bounds),
         catch_up_seconds: f64::from(role.catch_up_seconds),
         busy_target: role.busy_target,
+        wait_target: role.wait_target,
     }
 }
 
@@ -148,7 +149,7 @@ mod tests {
             ps: Some(PsPolicy::new(bounds(1, 4))),
             embedding_worker: Some(EmbeddingWorkerPolicy { bounds: bounds(1, 4), queue_wait_seconds: None }),
             dense_worker: Some(DenseWorkerPolicy::new(bounds(2, 8))),
-            loader: None,
+            loader: Some(LoaderPolicy::new(bounds(1, 4))),
         };
         assert_eq!((policy.check(), &policy), (Ok(()), &expected));
     }
@@ -158,8 +159,9 @@ mod tests {
         let mut job = manifests::load(manifests::AUTOMATIC).resolved;
         let bounds = ResolvedBounds { min: 1, max: 4 };
         let (catch_up_seconds, busy_target) = (defaults::CATCH_UP_SECONDS, defaults::LOADER_BUSY_TARGET);
+        let wait_target = defaults::LOADER_WAIT_TARGET;
         let scaling = job.autoscaling.as_mut().expect("automatic numbers");
-        scaling.loader = Some(ResolvedLoaderScaling { bounds, catch_up_seconds, busy_target });
+        scaling.loader = Some(ResolvedLoaderScaling { bounds, catch_up_seconds, busy_target, wait_target });
         let policy = policy(&job).expect("a policy");
         assert_eq!(
             (policy.check(), policy.loader),

@@ -148,6 +148,7 @@ impl<'a> Draft<'a> {
         }
         self.forgive_restarts(phase);
         self.note_automatic(phase);
+        self.note_replacement(phase);
         let (run, problem) = match unchanged {
             Some(Unchanged::UntilSaved) => return self.wait_for_checkpoint(phase),
             Some(Unchanged::UntilCorrected(problem)) => (Run::AsIs, Some(problem)),

@@ -8,6 +8,7 @@ use super::draft::Draft;
 use super::progress::rounded;
 use crate::coordinator_view::{NoStep, SlowMember};
 use crate::pods::PodFacts;
+use crate::replace_slow::{self, Slow};
 
 /// Least change of the share that is written to the status.
 const SHARE_STEP: f64 = 0.1;
@@ -34,6 +35,29 @@ impl Draft<'_> {
             }
             _ => now,
         }
+    }
+
+    /// Notes the replacement of a pod that stays slow. It is carried out once it is in the status.
+    pub(super) fn note_replacement(&mut self, phase: Phase) {
+        self.status.replaced_pods = replace_slow::remembered(&self.before.replaced_pods, self.facts.now);
+        // The rows of a pod need members that can take them.
+        if phase == Phase::Training
+            && self.all_ready()
+            && let Some(settings) = self.facts.verdict.ok().and_then(|resolved| resolved.fault_tolerance.replace_slow)
+            && let Some(slow) = self.slow_member()
+            && let Some(replaced) = replace_slow::decide(settings, &slow, &self.status.replaced_pods, self.facts.now)
+        {
+            self.status.replaced_pods.push(replaced);
+        }
+    }
+
+    /// The slow member in the status, with its pod.
+    fn slow_member(&self) -> Option<Slow<'_>> {
+        let slowest = self.status.slowest.as_ref()?;
+        let role = Role::ALL.into_iter().find(|role| role.section() == slowest.role)?;
+        let pod = self.pod_of(role, slowest.index)?;
+        let replicas = self.status.attempt.as_ref()?.replicas.as_ref()?;
+        Some(Slow { role, slowest, pod, members: replicas.get(role)?.present })
     }
 
     /// The message of a job that makes no step for longer than usual, or that waits.

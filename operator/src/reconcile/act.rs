@@ -15,7 +15,7 @@ use super::error::ReconcileError;
 use super::gather::Gathered;
 use super::stored_forms::StoredForms;
 use super::write::is_still;
-use super::{AGAIN, lost_pods, prune};
+use super::{AGAIN, lost_pods, prune, replaced_pods};
 use crate::failure::Problem;
 use crate::objects::{Kind, Owned, Wanted};
 use crate::phase::{Decision, Run};
@@ -51,9 +51,21 @@ pub(super) async fn act(
         return Ok(Action::requeue(AGAIN));
     }
     let target = Target { client: &context.client, namespace, job_uid: &gathered.uid };
-    let result = Box::pin(carry_out(context, target, &work)).await;
+    let mut result = Box::pin(carry_out(context, target, &work)).await;
+    // The StatefulSets say now which nodes new pods avoid.
+    if result.is_ok() && decision.run == Run::Go {
+        result = Box::pin(replace_slow_pods(context, gathered, decision)).await;
+    }
     let look_again = decision.look_again.unwrap_or(AT_LEAST).min(AT_LEAST);
     next(context, gathered, result, look_again)
+}
+
+/// Deletes the slow pods that the decision replaces.
+async fn replace_slow_pods(context: &Context, gathered: &Gathered, decision: &Decision) -> Result<(), ReconcileError> {
+    let (pods, replaced) = (&gathered.belongings.pods, &decision.status.replaced_pods);
+    let deleted = replaced_pods::delete(&context.client, &gathered.name.namespace, pods, replaced).await?;
+    context.metrics.replaced_pods(deleted);
+    Ok(())
 }
 
 /// The objects that the job should have.

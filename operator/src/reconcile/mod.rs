@@ -29,6 +29,7 @@ mod policy_run;
 mod policy_state;
 pub mod prune;
 mod refused_pods;
+pub mod replaced_pods;
 pub mod stored_forms;
 pub mod validate;
 mod write;

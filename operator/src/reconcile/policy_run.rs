@@ -157,8 +157,7 @@ pub(super) fn commit(context: &Context, job: &RecTrainingJob, run: Box<PolicyRun
 
 /// Scrapes all pods at the same time. The scrapes of pods that are gone are dropped.
 async fn scrape(context: &Context, pods: &[PodFacts], state: &mut PolicyState) -> Deltas {
-    let measured = [Role::Ps, Role::EmbeddingWorker, Role::DenseWorker, Role::Loader];
-    let running = pods.iter().filter(|pod| measured.contains(&pod.role) && pod.is_running);
+    let running = pods.iter().filter(|pod| Role::MEMBERS.contains(&pod.role) && pod.is_running);
     let scrapes = running.filter_map(|pod| {
         let ip: IpAddr = pod.ip.as_ref()?.parse().ok()?;
         let address = SocketAddr::new(ip, METRICS_PORT);

@@ -7,12 +7,13 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use proptest::prelude::*;
 use rectrain_crds::{
     CheckpointStatus, DecisionAction, DecisionStatus, DecisionSubject, Mode, Phase, QualityStatus, RecTrainingJob,
-    RecTrainingJobStatus, ResolvedJob, Role, StreamStatus, TrainingSpec, WindowStatus,
+    RecTrainingJobStatus, ReplaceSlowSpec, ResolvedJob, Role, StreamStatus, TrainingSpec, WindowStatus,
 };
 use rectrain_operator::attempt_signals::{AttemptSignals, Saving};
 use rectrain_operator::automatic::Findings;
 use rectrain_operator::coordinator_view::{CoordinatorView, Members, NoStep, Report, SlowMember, Stage, SwitchAnswer};
 use rectrain_operator::decisions;
+use rectrain_operator::events::transitions;
 use rectrain_operator::failure::{Cause, Problem};
 use rectrain_operator::members;
 use rectrain_operator::names::manifest_replicas;
@@ -670,6 +671,32 @@ fn a_stall_and_a_slow_member_are_in_the_status() {
     assert_eq!(status.slowest, Some(slow));
     history.happens(&reported(CoordinatorView::Live(at(9))));
     assert_eq!(history.advance().slowest, None);
+}
+
+#[test]
+fn a_pod_that_stays_slow_is_replaced_as_often_as_the_manifest_allows() {
+    let mut history = training(7);
+    let since_seconds = u64::try_from(history.now).unwrap();
+    let member = SlowMember { role: Role::Loader, index: 0, share: 0.5, since_seconds };
+    history.happens(&reported(CoordinatorView::Live(Report { slowest: Some(Box::new(member)), ..at(8) })));
+    history.happens(&Happening::Time(700));
+    assert_eq!(history.advance().replaced_pods, [], "the manifest does not ask for it");
+    history.edit(|job| {
+        let given = job.spec.fault_tolerance.get_or_insert_default();
+        given.replace_slow = Some(ReplaceSlowSpec::default());
+    });
+    let (decision, _) = history.decide();
+    let [replaced] = &decision.status.replaced_pods[..] else { panic!("{:?}", decision.status.replaced_pods) };
+    assert_eq!((replaced.pod.as_str(), replaced.role.as_str()), ("clicks-loader-0", "loader"));
+    let events = transitions(history.job.status.as_ref(), &decision);
+    let event = events.iter().find(|event| event.reason == "SlowPodReplaced").expect("an event");
+    assert!(event.is_warning && event.note.starts_with("clicks-loader-0 has been slow for 700 s"), "{event:?}");
+    history.advance();
+    // Its replacement has the same name. The default is two in an hour.
+    for (seconds, count) in [(599, 1), (1, 2), (900, 2), (2100, 3)] {
+        history.happens(&Happening::Time(seconds));
+        assert_eq!(history.advance().replaced_pods.len(), count, "after {seconds} s more");
+    }
 }
 
 #[test]

@@ -71,7 +71,11 @@ fn membership(event: &JobEvent) -> Option<String> {
 /// A member gets another share of the work because of its speed.
 fn share_changed(event: &JobEvent) -> String {
     let JobEvent::ShareChanged { role, index, share, factor } = event else { return String::new() };
-    let (unit, work) = if *role == Role::Ps { ("row", "rows") } else { ("piece", "pieces") };
+    let (unit, work) = match role {
+        Role::Ps => ("row", "rows"),
+        Role::Loader => ("batch", "chunks"),
+        _ => ("piece", "pieces"),
+    };
     if *share >= 1.0 {
         return format!("{role} {index} is no longer slow and gets as many {work} as the others");
     }
@@ -269,6 +273,8 @@ mod tests {
         assert!(slow.contains("1 takes 33.2 times as long for a row") && slow.contains("3.1 %"), "{slow}");
         let well = changed(Role::EmbeddingWorker, 1.0, 1.1).unwrap_or_default();
         assert!(well.contains("no longer slow") && well.contains("pieces"), "{well}");
+        let loader = changed(Role::Loader, 0.0625, 20.0).unwrap_or_default();
+        assert!(loader.contains("20.0 times as long for a batch") && loader.contains("usual chunks"), "{loader}");
     }
 
     #[test]

@@ -45,8 +45,8 @@ impl Coordinator {
     /// measurement may change it again. A member with a `weight` of 64 gets an even share.
     ///
     /// # Errors
-    /// [`ResizeRefused`] for a role other than embedding workers and parameter servers, if slots
-    /// are moving, or if training has ended.
+    /// [`ResizeRefused`] for a role other than loaders, embedding workers and parameter servers, if
+    /// slots are moving, or if training has ended.
     pub fn weigh(&self, role: Role, member: u32, weight: u32) -> Result<(), ResizeRefused> {
         self.lock().weigh(role, member, weight)?;
         self.changed.notify_waiters();

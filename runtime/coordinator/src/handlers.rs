@@ -100,8 +100,9 @@ impl Coordinator {
 
     fn chunk_report(&self, caller: &v1::Caller, report: &v1::ChunkReport) -> Result<Frame, RoleError> {
         self.apply_and_reply::<v1::ChunkReport>(caller, |state| {
+            let sent_by_another = state.is_sent_by_another(report);
             state.chunk_report(report)?;
-            Ok(reported(state))
+            Ok(v1::Reported { sent_by_another, ..reported(state) })
         })
     }
 
@@ -315,7 +316,8 @@ impl Coordinator {
         let repeat = reply_once::<v1::RepeatRequest>(caller, |state| {
             let embedding_worker_successions = state.embedding_worker_successions();
             Ok(match state.next_replay(loader) {
-                ReplayLease::Replay(Replay { leased, embedding_worker, pieces, report }) => {
+                ReplayLease::Replay(Replay { leased, embedding_worker, pieces, report, is_second }) => {
+                    self.metrics.chunks_read_twice.inc_by(u64::from(is_second));
                     let range = |Range { start, end }| v1::PieceRange { start, end };
                     let pieces = pieces.unwrap_or_default().into_iter().map(range).collect();
                     let repeat = Some(match leased {
@@ -515,7 +517,8 @@ fn reply_once<R: Request>(
 
 /// The reply to the report of a chunk.
 fn reported(state: &State) -> v1::Reported {
-    v1::Reported { embedding_worker_successions: state.embedding_worker_successions() }
+    let embedding_worker_successions = state.embedding_worker_successions();
+    v1::Reported { embedding_worker_successions, ..v1::Reported::default() }
 }
 
 fn write_lease(

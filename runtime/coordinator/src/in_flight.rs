@@ -73,8 +73,12 @@ pub(super) struct Replay {
     pub(super) embedding_worker: Option<u32>,
     /// Only these pieces of each global batch; `None`: all.
     pub(super) pieces: Option<Vec<Range<u32>>>,
-    /// Whether the chunk has to be reported, because its loader died before it did.
+    /// Whether the chunk has to be reported, because its loader has not done so: it died, or it is
+    /// slow.
     pub(super) report: bool,
+    /// Whether the chunk's loader still reads it. Then another one takes this replay, and drops it
+    /// once the chunk is reported.
+    pub(super) is_second: bool,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -157,6 +161,7 @@ impl InFlightChunks {
             embedding_worker: Some(index),
             pieces: chunk.leased.pieces(needed),
             report: false,
+            is_second: false,
         }));
         self.replays.len() - before
     }
@@ -172,6 +177,7 @@ impl InFlightChunks {
             embedding_worker: None,
             pieces: Some(vec![pieces.clone()]),
             report: false,
+            is_second: false,
         }));
         self.replays.len() - before
     }
@@ -186,10 +192,36 @@ impl InFlightChunks {
                 continue;
             }
             let pieces = chunk.leased.pieces(needed);
-            let replay = Replay { leased: chunk.leased, embedding_worker: None, pieces, report: !chunk.reported };
+            let report = !chunk.reported;
+            let replay = Replay { leased: chunk.leased, embedding_worker: None, pieces, report, is_second: false };
             self.replays.push_back(replay);
         }
         self.replays.len() - before
+    }
+
+    /// The epoch and the number of the first chunk of the training data that no loader has
+    /// reported.
+    pub(super) fn first_unread(&self) -> Option<(u32, u64)> {
+        self.chunks.iter().find_map(|(key, chunk)| match *key {
+            ChunkKey::Train { epoch, chunk: number } if !chunk.reported => Some((epoch, number)),
+            _ => None,
+        })
+    }
+
+    /// Gives a chunk of the training data to a second loader, while its loader still reads it.
+    /// Returns whether the chunk is unread, and has had one loader so far.
+    pub(super) fn read_twice(&mut self, (epoch, chunk): (u32, u64)) -> bool {
+        let key = ChunkKey::Train { epoch, chunk };
+        let Some(chunk) = self.chunks.get(&key).filter(|chunk| !chunk.reported && chunk.loaders.len() == 1) else {
+            return false;
+        };
+        if self.replays.iter().any(|replay| replay.leased.key() == key) {
+            return false;
+        }
+        let replay =
+            Replay { leased: chunk.leased, embedding_worker: None, pieces: None, report: true, is_second: true };
+        self.replays.push_back(replay);
+        true
     }
 
     /// The number of loaders needed so that every loader stays that may not have sent all of a
@@ -207,15 +239,22 @@ impl InFlightChunks {
     /// The next chunk that `loader` replays, without the batches before `trained`.
     pub(super) fn next_replay(&mut self, loader: u32, trained: u64) -> Option<Replay> {
         self.drop_trained_before(trained);
-        while let Some(mut replay) = self.replays.pop_front() {
-            let Some(chunk) = self.chunks.get_mut(&replay.leased.key()) else { continue };
+        let chunks = &self.chunks;
+        self.replays.retain(|replay| {
+            chunks.get(&replay.leased.key()).is_some_and(|chunk| !(replay.is_second && chunk.reported))
+        });
+        let is_for_it = |replay: &Replay| {
+            !replay.is_second || chunks.get(&replay.leased.key()).is_some_and(|chunk| !chunk.loaders.contains(&loader))
+        };
+        let place = self.replays.iter().position(is_for_it)?;
+        let mut replay = self.replays.remove(place)?;
+        if let Some(chunk) = self.chunks.get_mut(&replay.leased.key()) {
             chunk.loaders.insert(loader);
-            if let Leased::Train { lease, skip } = &mut replay.leased {
-                *skip = (*skip).max((trained.saturating_sub(lease.first_step.0), 0));
-            }
-            return Some(replay);
         }
-        None
+        if let Leased::Train { lease, skip } = &mut replay.leased {
+            *skip = (*skip).max((trained.saturating_sub(lease.first_step.0), 0));
+        }
+        Some(replay)
     }
 }
 
@@ -286,6 +325,38 @@ mod tests {
     }
 
     #[test]
+    fn a_second_loader_reads_a_chunk_that_is_late() {
+        let mut in_flight = InFlightChunks::new(10);
+        (0..3).for_each(|chunk| in_flight.lease_to(train(chunk), 0));
+        in_flight.mark_read(0, 0, None);
+        assert_eq!(in_flight.first_unread(), Some((0, 1)));
+        assert!(!in_flight.read_twice((0, 0)), "it is read");
+        assert!(in_flight.read_twice((0, 1)) && !in_flight.read_twice((0, 1)), "a second loader, and no third");
+        assert_eq!(in_flight.next_replay(0, 0), None, "its own loader reads it already");
+        let replay = in_flight.next_replay(1, 14).unwrap();
+        let Leased::Train { lease, skip } = replay.leased else { panic!("nothing is evaluated") };
+        assert_eq!((lease.chunk, skip, replay.report, replay.is_second), (1, (4, 0), true, true));
+        assert!(!in_flight.read_twice((0, 1)), "two loaders have it");
+        // Chunk 2 is read before the second loader asks for it.
+        assert!(in_flight.read_twice((0, 2)));
+        in_flight.mark_read(0, 2, None);
+        assert_eq!((in_flight.next_replay(1, 14), in_flight.has_replays()), (None, false));
+    }
+
+    #[test]
+    fn a_chunk_with_two_loaders_survives_the_death_of_either() {
+        for dead in [0, 1] {
+            let mut in_flight = InFlightChunks::new(10);
+            in_flight.lease_to(train(0), 0);
+            in_flight.read_twice((0, 0));
+            in_flight.next_replay(1, 0).unwrap();
+            assert_eq!(in_flight.replay_for_loader(dead, &NeededByStep::new()), 1);
+            let again = in_flight.next_replay(2, 0).unwrap();
+            assert!(again.report && !again.is_second);
+        }
+    }
+
+    #[test]
     fn read_chunks_are_replayed_for_lost_predictions() {
         let mut in_flight = InFlightChunks::new(10);
         let [before, at_step] = [GlobalStep(4), GlobalStep(5)];
@@ -300,7 +371,7 @@ mod tests {
         let found = replays(&mut in_flight, 1, 0);
         let leased = Leased::Evaluation { at_step, chunk: 0, first_batch: 0 };
         let pieces = Some(Vec::from([Range { start: 2, end: 4 }]));
-        assert_eq!(found, [Replay { leased, embedding_worker: None, pieces, report: false }]);
+        assert_eq!(found, [Replay { leased, embedding_worker: None, pieces, report: false, is_second: false }]);
     }
 
     #[test]

@@ -10,6 +10,7 @@ use rectrain_embedding::Slot;
 use rectrain_modes::migration::{
     Epoch, Migration, MigrationId, Order, Progress, SlotCost, SlotMap, imbalance, plan_moves, plan_weighted_moves,
 };
+use rectrain_modes::shares::EVEN;
 use rectrain_proto::v1;
 use rectrain_wire::{Channel, Transport};
 use tokio::sync::watch;
@@ -17,7 +18,6 @@ use tokio::task::{JoinError, JoinSet};
 
 use super::Coordinator;
 use super::servers::ResizeToBegin;
-use super::shares::EVEN;
 use super::slot_targets::{self, Place};
 use super::snapshot::Counted;
 use rectrain_protocol::connect;

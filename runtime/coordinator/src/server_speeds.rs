@@ -1,8 +1,8 @@
 //! Measures how fast parameter servers work, and moves slots away from a slow one.
 //!
 //! A slow server keeps slots in proportion to its speed, and gets them back when it has recovered
-//! ([`crate::shares`]). The slots move as in any rebalance, while training continues. The weights
-//! hold for every later migration, too.
+//! ([`rectrain_modes::shares`]). The slots move as in any rebalance, while training continues. The
+//! weights hold for every later migration, too.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

@@ -1,10 +1,9 @@
 //! The work of parameter servers between two measurements, and the events of a change of their
 //! shares. Pure.
 
+use rectrain_modes::shares::{EVEN, ShareChange};
 use rectrain_protocol::Role;
 use rectrain_protocol::events::JobEvent;
-
-use crate::shares::{EVEN, ShareChange};
 
 /// A server's work between two measurements.
 #[derive(Debug, Clone, Copy, PartialEq)]

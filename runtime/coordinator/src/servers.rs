@@ -6,10 +6,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use rectrain_modes::migration::SlotMap;
+use rectrain_modes::shares::Shares;
 use serde::{Deserialize, Serialize};
 
 use super::refused::{DrainRefused, ResizeRefused};
-use super::shares::Shares;
 
 /// The parameter servers, by number.
 #[derive(Debug, Serialize, Deserialize)]

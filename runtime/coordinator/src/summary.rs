@@ -30,6 +30,8 @@ impl Coordinator {
             result = self.wait_until(WHOLE_JOB, State::trained) => result?,
             error = self.drive(transport) => return Err(error),
             () = self.choose_modes() => return Err(RoleError::Stopped),
+            () = self.scale_loaders() => return Err(RoleError::Stopped),
+            () = self.share_chunks() => return Err(RoleError::Stopped),
         };
         let mut summary = result.summary;
         let before = self.lock().counted_before();

@@ -27,6 +27,8 @@ impl ReplyTime {
 #[derive(Debug, Default)]
 pub(crate) struct StepTimes {
     steps: Duration,
+    /// The part of `steps` that was a wait for data.
+    data_wait: Duration,
     spent: BTreeMap<(Role, u32), f64>,
     /// By embedding worker: the pieces that it delivered, and the seconds of its work on them.
     pieces: BTreeMap<u32, (u32, f64)>,
@@ -36,6 +38,12 @@ impl StepTimes {
     /// A part of a step has passed.
     pub(crate) fn passed(&mut self, time: Duration) {
         self.steps += time;
+    }
+
+    /// The worker waited for the next batch.
+    pub(crate) fn waited_for_data(&mut self, time: Duration) {
+        self.steps += time;
+        self.data_wait += time;
     }
 
     /// Time was spent on a member.
@@ -68,6 +76,7 @@ impl StepTimes {
     /// Moves the times to a report.
     pub(crate) fn write_to(self, progress: &mut v1::Progress) {
         progress.step_seconds = self.steps.as_secs_f64();
+        progress.data_wait_seconds = self.data_wait.as_secs_f64();
         let spent = self.spent.into_iter();
         progress.spent = spent
             .map(|((role, index), seconds)| v1::Spent { role: v1::Role::from(role).into(), index, seconds })
@@ -133,13 +142,13 @@ mod tests {
     fn a_report_has_the_sums_since_the_last_one() {
         let mut times = StepTimes::default();
         times.passed(Duration::from_millis(300));
-        times.passed(Duration::from_millis(200));
+        times.waited_for_data(Duration::from_millis(200));
         times.spend(Role::DenseWorker, 3, 0.25);
         times.spend(Role::DenseWorker, 3, 0.125);
         let mut progress = v1::Progress::default();
         times.write_to(&mut progress);
         let [spent] = progress.spent[..] else { panic!("{:?}", progress.spent) };
         assert_eq!((spent.role(), spent.index, spent.seconds), (v1::Role::DenseWorker, 3, 0.375));
-        assert!((progress.step_seconds - 0.5).abs() < 1e-9);
+        assert!((progress.step_seconds - 0.5).abs() < 1e-9 && (progress.data_wait_seconds - 0.2).abs() < 1e-9);
     }
 }

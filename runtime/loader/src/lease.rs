@@ -126,9 +126,10 @@ impl Loader {
         })
     }
 
-    /// Reports the rows of a chunk to the coordinator. The reply has the number of replaced
-    /// embedding workers. The loader reconnects if that has grown.
-    pub(crate) async fn report(&self, lease: &Lease, content: &Content) -> Result<(), RoleError> {
+    /// Reports the rows of a chunk to the coordinator. Returns whether another loader has read the
+    /// chunk before and sends it. The reply has the number of replaced embedding workers. The
+    /// loader reconnects if that has grown.
+    pub(crate) async fn report(&self, lease: &Lease, content: &Content) -> Result<bool, RoleError> {
         let loader = self.index;
         let Content { rows, skipped: skipped_rows, read, event_millis, baseline } = content;
         let (rows, skipped_rows) = (rows.as_ref(), *skipped_rows);
@@ -156,7 +157,8 @@ impl Loader {
                 self.peers.coordinator.call(report, Vec::new(), CALL_DEADLINE).await?.0
             }
         };
-        self.peers.embedding_workers.follow_replacements(reported.embedding_worker_successions).await
+        self.peers.embedding_workers.follow_replacements(reported.embedding_worker_successions).await?;
+        Ok(reported.sent_by_another)
     }
 }
 

@@ -126,7 +126,9 @@ impl Loader {
             if let Some(predictor) = baseline.take() {
                 (baseline, content) = self.predict(predictor, content).await?;
             }
-            self.report(&lease, &content).await?;
+            if self.report(&lease, &content).await? {
+                continue;
+            }
             let Some(rows) = content.rows else { continue };
             if chunks.send(ReadChunk::new(&lease, Selection::default(), rows)?).await.is_err() {
                 break;

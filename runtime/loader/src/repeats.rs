@@ -141,8 +141,8 @@ impl Loader {
             None => self.reader(lease.pass(), lease.epoch(), 0).await?,
         };
         let (reader, content) = self.read(reader, self.place(&lease)).await?;
-        if is_unreported {
-            self.report(&lease, &content).await?;
+        if is_unreported && self.report(&lease, &content).await? {
+            return Ok(Some(reader));
         }
         if let Some(rows) = content.rows {
             self.send_chunk(ReadChunk::new(&lease, selection, rows)?).await?;

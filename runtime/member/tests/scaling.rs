@@ -114,7 +114,7 @@ impl Request {
     /// Whether the event says that the request is carried out. Pieces of batches move without one.
     fn is_done(self, event: &JobEvent) -> bool {
         match (self, event) {
-            (Self::Weight(Role::EmbeddingWorker, ..), _) => true,
+            (Self::Weight(Role::EmbeddingWorker | Role::Loader, ..), _) => true,
             (Self::Size(role, _) | Self::Weight(role, ..), JobEvent::SlotsMoved { .. }) => role == Role::Ps,
             (Self::Size(role, size), JobEvent::Scaled { role: of, to, .. }) => *of == role && *to == size,
             _ => false,
@@ -221,15 +221,18 @@ fn sync_is_equal_to_the_bit_while_other_roles_are_scaled() {
 #[test]
 fn sync_is_equal_to_the_bit_while_work_moves_from_slow_members_and_back() {
     use Request::Weight;
-    use Role::{EmbeddingWorker, Ps};
+    use Role::{EmbeddingWorker, Loader, Ps};
     let members = [
         "spec.roles.ps.replicas=3",
         "spec.roles.embeddingWorker.replicas=2",
         "spec.roles.denseWorker.replicas=2",
+        "spec.roles.loader.replicas=2",
         "spec.training.evaluation.every=steps,spec.training.evaluation.steps=50",
         "spec.data.shuffle.windowRows=960",
     ];
     let requests = [
+        // From then on, loader 0 reads each chunk of loader 1, too.
+        Weight(Loader, 1, 4),
         Weight(EmbeddingWorker, 1, 2),
         Weight(Ps, 1, 2),
         Weight(EmbeddingWorker, 1, 64),

@@ -332,6 +332,12 @@ impl<C: Chunks> DataLedger<C> {
         self.rows_read
     }
 
+    /// Whether a chunk is leased and no loader has reported it.
+    #[must_use]
+    pub fn is_on_lease(&self, epoch: u32, chunk: u64) -> bool {
+        self.on_lease.contains_key(&(epoch, chunk))
+    }
+
     /// Leased chunks that no loader has reported.
     #[must_use]
     pub fn on_lease(&self) -> usize {

@@ -6,6 +6,7 @@
 //! - [`des`]: partial results of the mode whose parameter servers compute the layers with weights
 //!   of ids.
 //! - [`gba`]: the modes without a barrier, based on tokens.
+//! - [`shares`]: the shares of work that members get by their measured speed.
 //! - [`shadow`]: the mode whose dense workers train replicas, synchronised beside training.
 //! - [`switch`]: the switch from one mode to another at a global-step boundary.
 //! - [`DataLedger`]: the coordinator's account of the training data: the leased chunks, the global
@@ -29,6 +30,7 @@ mod mode;
 pub mod packing;
 mod rows;
 pub mod shadow;
+pub mod shares;
 pub mod simulate;
 mod stream_chunks;
 pub mod switch;

@@ -111,7 +111,7 @@ pub enum JobEvent {
         index: u32,
         /// The work it gets over the work of a member of usual speed, up to 1.
         share: f64,
-        /// Its time for a piece, or for a row, over the median of the other members.
+        /// Its time for a piece, a row or a batch, over the median of the other members.
         factor: f64,
     },
     /// Slots have moved between parameter servers while training continued.

@@ -241,7 +241,8 @@ metrics! {
         embedding_workers: gauge = "rectrain_coordinator_embedding_workers", "Embedding workers that hold batches.";
         dense_workers: gauge = "rectrain_coordinator_dense_workers", "Dense workers that train.";
         loaders: gauge = "rectrain_coordinator_loaders", "Loaders that lease data or whose data is not yet trained.";
-        share_changes: counter = "rectrain_coordinator_share_changes_total", "Changes of the share of work that an embedding worker or a parameter server gets by its measured speed.";
+        share_changes: counter = "rectrain_coordinator_share_changes_total", "Changes of the share of work that a loader, an embedding worker or a parameter server gets by its measured speed.";
+        chunks_read_twice: counter = "rectrain_coordinator_chunks_read_twice_total", "Chunks of data that a second loader reads, because the first one is slow or late.";
         rejoins: counter = "rectrain_coordinator_rejoins_total", "Members that died and were replaced while the others continued.";
         migrations: counter = "rectrain_coordinator_migrations_total", "Migrations of slots between parameter servers.";
         moved_slots: counter = "rectrain_coordinator_moved_slots_total", "Slots that moved to another parameter server.";

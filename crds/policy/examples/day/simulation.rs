@@ -32,7 +32,7 @@ const TAIL_SHAPE: f64 = 1.5;
 const TAIL_LIMIT: f64 = 20.0;
 const LINK: LinkSpec =
     LinkSpec { latency_seconds: 2e-4, bytes_per_second: 1.25e9, dense_bytes: 8e7, embedding_bytes_per_row: 512.0 };
-const SERVER: ServerSpec = ServerSpec { seconds_per_request: 1e-4, bytes_per_second: 1.25e9 };
+const SERVER: ServerSpec = ServerSpec { seconds_per_request: 1e-4, bytes_per_second: 1.25e9, slowness: None };
 
 /// Why a day cannot be simulated.
 #[derive(Debug, thiserror::Error)]
@@ -199,6 +199,7 @@ fn train(nodes: &[Node], mode: SimulatedMode, seed: u64) -> Result<Report, Simul
         cluster: ClusterSpec {
             workers: nodes.iter().map(worker).collect(),
             servers: vec![SERVER; SERVERS],
+            slots_move: false,
             link: LINK,
             detection_seconds: 1.0,
         },

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use rectrain_policy::{
     Action, AutoMode, ClusterLoad, Decision, DenseWorkerPolicy, EmbeddingWorkerLoad, History, LoaderLoad, LoaderPolicy,
-    Observations, PsLoad, ReplicaBounds, ReplicaCount, Replicas, Subject, Worker, decide,
+    LoaderUse, Observations, PsLoad, ReplicaBounds, ReplicaCount, Replicas, Subject, Worker, decide,
 };
 
 fn of(log: &[Decision], subject: Subject) -> Vec<&Decision> {
@@ -37,7 +37,7 @@ prop_compose! {
         attempt in prop_oneof![19 => Just(1u32), 1 => 2u32..4],
         times in (prop::option::of(number()), prop::option::of(number()), number(), prop::option::of(number())),
         ps in vec((any::<u64>(), prop::option::of(any::<u64>()), prop::option::of(number()), prop::option::of(number()), 0u32..5), 0..5),
-        queue in prop::option::of((number(), number())),
+        queue in (prop::option::of((number(), number())), prop::option::of((0.0f64..1.02, 0.0f64..1.02))),
         cluster in (prop::option::of(number()), 0u32..3, 0u32..3, 0u32..3),
         lag in prop::option::of((prop::option::of(0u32..20), number(), number(), number(), (number(), number()))),
         counts in (replicas(), replicas(), replicas(), replicas()),
@@ -59,10 +59,11 @@ prop_compose! {
             ps: ps.into_iter().map(|(bytes, limit_bytes, busy, look_ups_per_second, oom_kills)| {
                 PsLoad { bytes: bytes / 8, limit_bytes, busy, look_ups_per_second, oom_kills }
             }).collect(),
-            embedding_workers: queue.map(|(queue_wait_seconds, service_seconds)| EmbeddingWorkerLoad { queue_wait_seconds, service_seconds }),
+            embedding_workers: queue.0.map(|(queue_wait_seconds, service_seconds)| EmbeddingWorkerLoad { queue_wait_seconds, service_seconds }),
             loaders: lag.map(|(most_useful, lag_rows, arriving, read, (reading_share, waiting_share))| {
                 LoaderLoad { most_useful, lag_rows, arriving, read, reading_share: reading_share / 100.0, waiting_share: waiting_share / 100.0 }
             }),
+            loader_use: queue.1.map(|(waiting, reading)| LoaderUse { waiting, reading }),
             cluster: ClusterLoad { node_cpu: cluster.0, nodes_under_pressure: cluster.1, pending_pods: cluster.2, preemptions: cluster.3 },
             replicas: Replicas { ps: counts.0, embedding_worker: counts.1, dense_worker: counts.2, loader: counts.3 },
         })

@@ -29,7 +29,8 @@ fn simulated(workers: &[Vec<f64>], link: LinkSpec, mode: SimulatedMode) -> Repor
     };
     let cluster = ClusterSpec {
         workers: workers.iter().map(worker).collect(),
-        servers: vec![ServerSpec { seconds_per_request: 0.0, bytes_per_second: 1e18 }; 2],
+        servers: vec![ServerSpec { seconds_per_request: 0.0, bytes_per_second: 1e18, slowness: None }; 2],
+        slots_move: false,
         link,
         detection_seconds: 1.0,
     };

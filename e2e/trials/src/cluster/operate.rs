@@ -18,7 +18,7 @@ use crate::TrialError;
 
 /// A trial of the operator.
 struct Step {
-    /// Its name on the command line.
+    /// Its name on the command line: a word, or the word of a group of steps and one for the step.
     name: &'static str,
     /// Its claim.
     claim: &'static str,
@@ -36,7 +36,7 @@ const fn long(name: &'static str, run: fn(&TestCluster) -> Result<(), TrialError
     Step { name, claim, run, is_quick: false }
 }
 
-const STEPS: [Step; 36] = [
+const STEPS: [Step; 40] = [
     quick("completes", lifecycle::completes, "a job completes with the model of a run outside of the cluster"),
     quick("switches", switches::switches, "a running job switches its training mode without a restart"),
     quick("refuses", refusals::refuses, "the API server refuses invalid manifests, and says why"),
@@ -95,9 +95,25 @@ const STEPS: [Step; 36] = [
     ),
     long("follows-the-load", contention::follows_the_load, "the training mode follows the load of the nodes"),
     long(
-        "slow-members",
-        slow_members::slow_members,
-        "a slow member is named, and work moves away from a server and an embedding worker and back",
+        "slow-members server",
+        slow_members::server,
+        "a slow parameter server is named, and its slots move away and come back",
+    ),
+    long(
+        "slow-members embedding",
+        slow_members::embedding,
+        "a slow embedding worker is named, and gets fewer pieces until it recovers",
+    ),
+    long(
+        "slow-members loader",
+        slow_members::loader,
+        "a slow loader is named, and gets fewer chunks until it recovers",
+    ),
+    long("slow-members dense", slow_members::dense, "a slow dense worker is named, and its figures are printed"),
+    long(
+        "slow-members coordinator",
+        slow_members::coordinator,
+        "a job outlives a slow coordinator, and its figures are printed",
     ),
     long(
         "serves-a-model",
@@ -119,21 +135,46 @@ const STEPS: [Step; 36] = [
     long("thousand-with-pods", faked_nodes::thousand, "the operator handles a thousand jobs with pods on faked nodes"),
 ];
 
+/// Whether `name` names this step, or its group.
+fn is_named(step: &str, name: &str) -> bool {
+    step == name || step.strip_prefix(name).is_some_and(|rest| rest.starts_with(' '))
+}
+
+/// The names in the words of a command line. `slow-members server loader` has the names of two
+/// steps, and `slow-members` alone is the name of their group.
+fn names(words: &[&str]) -> Vec<String> {
+    let mut names: Vec<String> = Vec::new();
+    let mut group = "";
+    for &word in words {
+        let in_group = format!("{group} {word}");
+        if STEPS.iter().any(|step| step.name == in_group) {
+            names.retain(|name| name != group);
+            names.push(in_group);
+        } else {
+            group = word;
+            names.push(word.to_owned());
+        }
+    }
+    names
+}
+
 /// Runs all steps, or the quick ones (`--quick`), or the named ones.
 ///
 /// # Errors
 /// [`TrialError::NoStep`]; the first step that fails, with its claim.
 pub fn run(paths: &Paths, wanted: &[&str]) -> Result<(), TrialError> {
-    let is_known = |name: &str| name == "--quick" || STEPS.iter().any(|step| step.name == name);
+    let wanted = names(wanted);
+    let is_known = |name: &str| name == "--quick" || STEPS.iter().any(|step| is_named(step.name, name));
     if let Some(unknown) = wanted.iter().find(|name| !is_known(name)) {
         let steps = STEPS.map(|step| step.name).join(", ");
-        return Err(TrialError::NoStep { name: (*unknown).to_owned(), steps });
+        return Err(TrialError::NoStep { name: unknown.clone(), steps });
     }
     install(paths, &[POLL_EVERY_SECOND])?;
     let cluster = TestCluster::connect(paths)?;
     cluster.kubectl().fresh_namespace(NAMESPACE)?;
     let is_wanted = |step: &&Step| {
-        wanted.is_empty() || wanted.contains(&step.name) || (step.is_quick && wanted.contains(&"--quick"))
+        let is_quick = |name: &String| step.is_quick && name == "--quick";
+        wanted.is_empty() || wanted.iter().any(|name| is_named(step.name, name) || is_quick(name))
     };
     for step in STEPS.iter().filter(is_wanted) {
         let started = Instant::now();
@@ -153,5 +194,17 @@ mod tests {
     fn every_step_has_a_name_of_its_own() {
         let names: BTreeSet<_> = STEPS.iter().map(|step| step.name).collect();
         assert_eq!(names.len(), STEPS.len());
+    }
+
+    #[test]
+    fn steps_of_a_group_are_named_alone_or_together() {
+        assert_eq!(
+            names(&["slow-members", "server", "loader", "scales"]),
+            ["slow-members server", "slow-members loader", "scales"]
+        );
+        assert_eq!(names(&["scales", "slow-members"]), ["scales", "slow-members"]);
+        assert_eq!(names(&["server", "slow-members", "servers"]), ["server", "slow-members", "servers"]);
+        let of_group = |name| STEPS.iter().filter(|step| is_named(step.name, name)).count();
+        assert_eq!([of_group("slow-members"), of_group("slow-members dense"), of_group("slow")], [5, 1, 0]);
     }
 }

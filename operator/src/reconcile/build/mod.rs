@@ -11,7 +11,9 @@ mod stateful_set;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::{Resource, ResourceExt};
-use rectrain_crds::{AttemptReplicas, AttemptStatus, RecTrainingJob, RecTrainingJobSpec, ResolvedJob, Role};
+use rectrain_crds::{
+    AttemptReplicas, AttemptStatus, RecTrainingJob, RecTrainingJobSpec, ReplacedPod, ResolvedJob, Role,
+};
 use serde::Serialize;
 
 use crate::budget;
@@ -44,6 +46,8 @@ pub struct Plan<'a> {
     pub certificate: Option<JobCertificate>,
     /// Whether its pods should exist.
     pub has_pods: bool,
+    /// Its slow pods that were replaced. New pods avoid their nodes.
+    pub replaced_pods: Vec<ReplacedPod>,
     /// The installation.
     pub config: &'a OperatorConfig,
 }
@@ -79,7 +83,8 @@ impl<'a> Plan<'a> {
         resolved.autoscaling = None;
         let manifest_hash = manifest_hash(&spec);
         let has_pods = decision.run == Run::Go;
-        Self { job, spec, resolved, manifest_hash, attempt, replicas, certificate, has_pods, config }
+        let replaced_pods = decision.status.replaced_pods.clone();
+        Self { job, spec, resolved, manifest_hash, attempt, replicas, certificate, has_pods, replaced_pods, config }
     }
 
     /// The number of a role's pods.

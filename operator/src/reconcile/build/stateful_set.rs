@@ -26,6 +26,7 @@ use crate::names::{
 };
 use crate::quantity::value_of;
 use crate::reconcile::merge::{overlay, strategic_merge};
+use crate::replace_slow::avoided_nodes;
 
 /// Folder of the manifest.
 const FOLDER: &str = "/etc/rectrain";
@@ -79,6 +80,7 @@ fn template(plan: &Plan<'_>, role: Role) -> Result<PodTemplateSpec, serde_json::
     if let Some(bytes) = plan.attempt.ps_memory_bytes.filter(|_| role == Role::Ps) {
         raise_memory(&mut template, bytes);
     }
+    avoid(&mut template, &avoided_nodes(&plan.replaced_pods, role));
     // The operator's labels win, because it selects objects by them.
     let mut own = names::role_labels(&plan.name(), role);
     own.insert(ATTEMPT_LABEL.to_owned(), plan.attempt.number.to_string());
@@ -86,6 +88,23 @@ fn template(plan: &Plan<'_>, role: Role) -> Result<PodTemplateSpec, serde_json::
     strategic_merge(&mut labels, &json!(own));
     let metadata: ObjectMeta = serde_json::from_value(json!({"labels": labels, "annotations": annotations}))?;
     Ok(PodTemplateSpec { metadata: Some(metadata), ..serde_json::from_value(template)? })
+}
+
+/// Prefers other nodes than these, besides the user's rules. A pod still starts if no other node
+/// takes it.
+fn avoid(template: &mut Value, nodes: &[String]) {
+    if nodes.is_empty() {
+        return;
+    }
+    let is_another = |node: &String| json!({"key": "metadata.name", "operator": "NotIn", "values": [node]});
+    let fields: Vec<Value> = nodes.iter().map(is_another).collect();
+    let rule = json!({"weight": 100, "preference": {"matchFields": fields}});
+    let affinity = &mut template["spec"]["affinity"]["nodeAffinity"];
+    let rules = &mut affinity["preferredDuringSchedulingIgnoredDuringExecution"];
+    match rules.as_array_mut() {
+        Some(rules) => rules.push(rule),
+        None => *rules = json!([rule]),
+    }
 }
 
 /// Raises the container's memory limit to `bytes`, and its request in the same proportion, so that

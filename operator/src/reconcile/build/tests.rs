@@ -1,5 +1,7 @@
 //! The built objects, checked against the expectations of the cluster, the runtime and the user.
 
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use rectrain_crds::{AttemptMode, Mode, RecTrainingJobStatus, TrainingSpec, parse_manifest};
 
 use serde_json::{Value, json};
@@ -503,4 +505,33 @@ fn a_second_build_is_equal_and_another_image_changes_the_digest() {
     let differing: Vec<_> =
         first.iter().zip(&changed).filter(|(a, b)| a.hash() != b.hash()).map(|(a, _)| a.kind).collect();
     assert_eq!(differing, [Kind::StatefulSet; 5]);
+}
+
+#[test]
+fn new_pods_avoid_the_nodes_of_replaced_ones_besides_the_users_rules() {
+    let users = "affinity: {nodeAffinity: {preferredDuringSchedulingIgnoredDuringExecution: \
+                 [{weight: 1, preference: {matchExpressions: [{key: zone, operator: In, values: [a]}]}}]}}";
+    let manifest = MANIFEST.replace("priorityClassName: batch", &format!("{users}\n        priorityClassName: batch"));
+    let fixture = Fixture::new(&manifest);
+    let replaced = |role: &str, node: &str| ReplacedPod {
+        role: role.to_owned(),
+        pod: format!("clicks-{role}-1"),
+        uid: "u".to_owned(),
+        node: Some(node.to_owned()),
+        time: Time(Timestamp::UNIX_EPOCH),
+        reason: "slow".to_owned(),
+    };
+    let mut plan = fixture.plan(true);
+    plan.replaced_pods = vec![replaced("ps", "b"), replaced("ps", "a"), replaced("loader", "c")];
+    let objects = objects(&plan).expect("they are built");
+    let rules = |role| {
+        let pod = &body(&objects, Kind::StatefulSet, &names::of_role("clicks", role))["spec"]["template"]["spec"];
+        pod["affinity"]["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"].clone()
+    };
+    let is_another = |node: &str| json!({"key": "metadata.name", "operator": "NotIn", "values": [node]});
+    let rule = |nodes: &[Value]| json!({"weight": 100, "preference": {"matchFields": nodes}});
+    let of_servers = rules(Role::Ps);
+    assert_eq!((&of_servers[0]["weight"], &of_servers[1]), (&json!(1), &rule(&[is_another("a"), is_another("b")])));
+    assert_eq!(rules(Role::Loader), json!([rule(&[is_another("c")])]));
+    assert_eq!(rules(Role::DenseWorker), Value::Null);
 }

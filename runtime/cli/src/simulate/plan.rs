@@ -6,7 +6,7 @@ use rectrain_crds::{ManifestError, Mode, defaults};
 use rectrain_modes::gba::{BufferSize, BufferSizeError, Decay, LostTokens};
 use rectrain_modes::shadow::Shadow;
 use rectrain_modes::simulate::{
-    Cause, ClusterSpec, Crashes, LinkSpec, ServerSpec, Simulation, Slowness, StepTime, WorkerSpec,
+    Cause, ClusterSpec, Crashes, LinkSpec, ServerSlowness, ServerSpec, Simulation, Slowness, StepTime, WorkerSpec,
 };
 use rectrain_modes::{ModeSettings, TrainingMode};
 use rectrain_random::SplitMix64;
@@ -76,6 +76,7 @@ fn cluster(spec: &SimulationSpec, trace: Option<&Trace>, workers: u32) -> Cluste
     let mut cluster = ClusterSpec {
         workers: (0..workers as usize).map(|rank| worker(spec, trace, rank)).collect(),
         servers: servers(spec, workers),
+        slots_move: spec.servers.move_slots,
         link: LinkSpec {
             latency_seconds: spec.network.latency_seconds,
             bytes_per_second: spec.network.bytes_per_second,
@@ -117,10 +118,15 @@ fn worker(spec: &SimulationSpec, trace: Option<&Trace>, rank: usize) -> WorkerSp
 fn servers(spec: &SimulationSpec, workers: u32) -> Vec<ServerSpec> {
     let count = spec.servers.count.unwrap_or((workers / 100).clamp(2, 64));
     let server = |index: u32| {
-        let factor = spec.servers.slow.filter(|slow| index < slow.count).map_or(1.0, |slow| slow.factor);
+        let slow = spec.servers.slow.filter(|slow| index < slow.count);
         ServerSpec {
-            seconds_per_request: spec.servers.request_seconds * factor,
-            bytes_per_second: spec.servers.bytes_per_second / factor,
+            seconds_per_request: spec.servers.request_seconds,
+            bytes_per_second: spec.servers.bytes_per_second,
+            slowness: slow.map(|slow| ServerSlowness {
+                factor: slow.factor,
+                from_seconds: slow.from_seconds,
+                until_seconds: slow.until_seconds.unwrap_or(f64::INFINITY),
+            }),
         }
     };
     (0..count).map(server).collect()
@@ -243,10 +249,17 @@ mod tests {
     }
 
     #[test]
-    fn slow_servers_transfer_bytes_more_slowly_too() {
-        let runs = plan("{modes: sync, servers: {count: 3, slow: {count: 2, factor: 10}}}", None).unwrap();
-        let servers = &runs[0].cluster.servers;
-        assert!((servers[1].seconds_per_request / servers[2].seconds_per_request - 10.0).abs() < 1e-9);
-        assert!((servers[2].bytes_per_second / servers[0].bytes_per_second - 10.0).abs() < 1e-9);
+    fn the_first_servers_are_slow_for_their_time() {
+        let servers = |slow: &str| {
+            let spec = format!("{{modes: sync, servers: {{count: 3, moveSlots: true, slow: {{{slow}}}}}}}");
+            let cluster = plan(&spec, None).unwrap().remove(0).cluster;
+            assert!(cluster.slots_move);
+            let span = |slow: ServerSlowness| (slow.factor, slow.from_seconds, slow.until_seconds);
+            cluster.servers.iter().map(|server| server.slowness.map(span)).collect::<Vec<_>>()
+        };
+        let always = Some((10.0, 0.0, f64::INFINITY));
+        assert_eq!(servers("count: 2, factor: 10"), [always, always, None]);
+        assert_eq!(servers("factor: 10, fromSeconds: 3, untilSeconds: 9"), [Some((10.0, 3.0, 9.0)), None, None]);
+        assert!(!plan("{modes: sync}", None).unwrap()[0].cluster.slots_move);
     }
 }

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
+use rectrain_modes::shares::{PIECES, ShareChange, Shares};
 use rectrain_modes::{DataLedger, DataPosition, GlobalStep, JobChunks, Lease, LedgerError};
+use rectrain_policy::{LoaderUse, ReplicaCount};
 use rectrain_proto::v1;
 use serde::{Deserialize, Serialize};
 
@@ -12,7 +14,8 @@ use super::stream::Stream;
 use crate::batch_index::Chunk;
 use crate::files::FileList;
 use crate::in_flight::{InFlightChunks, Leased, Replay};
-use crate::shares::{PIECES, Shares};
+use crate::loader_pace::LoaderPace;
+use crate::loader_use::LoaderUseMeter;
 use crate::snapshot::Snapshot;
 use rectrain_protocol::Role;
 use rectrain_protocol::error::RoleError;
@@ -60,6 +63,10 @@ pub(super) struct Data {
     pub(super) round_robin: RoundRobin,
     /// The embedding workers' shares of the pieces, by their speed.
     pub(super) piece_shares: Shares,
+    /// The loaders' shares of the chunks, by their speed.
+    loader_pace: LoaderPace,
+    #[serde(skip)]
+    loader_use: LoaderUseMeter,
     pub(super) labels: Labels,
     pub(super) skipped_rows: u64,
     /// Counts of each chunk, by first batch, from the first chunk that a later run may read again.
@@ -82,6 +89,8 @@ impl Data {
             in_flight: InFlightChunks::new(plan.batches_per_chunk),
             round_robin: RoundRobin::new(plan.replicas.embedding_worker),
             piece_shares: Shares::default(),
+            loader_pace: LoaderPace::default(),
+            loader_use: LoaderUseMeter::default(),
             labels: Labels { sum, rows },
             skipped_rows: saved.map_or(0, |saved| saved.skipped_rows),
             reads: BTreeMap::new(),
@@ -123,12 +132,118 @@ impl State {
             // that chunk: the files may have changed.
             return (Lease::Finished, (0, 0));
         }
+        let (loaders, now) = (self.sharing_loaders(), Instant::now());
+        let is_over = self.total_steps().is_some_and(|total| self.data.ledger.next_batch() >= total.0);
+        if !is_over && loaders.is_some_and(|loaders| !self.data.loader_pace.may_lease(loader, loaders, now)) {
+            return (Lease::Wait, (0, 0));
+        }
         let lease = self.data.ledger.lease();
         let Lease::Chunk(chunk) = lease else { return (lease, (0, 0)) };
         let skip = self.training.skip_in_chunk(chunk.first_step.0);
         self.data.in_flight.drop_trained_before(self.settled_batches());
         self.data.in_flight.lease_to(Leased::Train { lease: chunk, skip }, loader);
+        self.data.loader_use.begins(loader, now);
+        if loaders.is_some() {
+            let number = (chunk.epoch, chunk.chunk);
+            self.data.loader_pace.leased(number, loader, chunk.max_batches, now);
+            if self.data.loader_pace.is_slow(loader) {
+                self.read_twice(number);
+            }
+        }
         (lease, skip)
+    }
+
+    /// The loaders that share the chunks by their speed; `None` if there is only one, or if they
+    /// are about to change. Loaders of a stream wait for records, and a second one could find more
+    /// of them.
+    fn sharing_loaders(&self) -> Option<u32> {
+        let loaders = &self.members.loaders;
+        (loaders.is_stable() && loaders.present() > 1 && !self.is_on_stream()).then_some(loaders.present())
+    }
+
+    /// Has a second loader read a chunk. Returns whether one is to do so.
+    fn read_twice(&mut self, chunk: (u32, u64)) -> bool {
+        let is_possible = self.data.in_flight.read_twice(chunk);
+        if is_possible {
+            self.data.loader_pace.reads_twice(chunk);
+        }
+        is_possible
+    }
+
+    /// Gives a slow loader fewer chunks, and one that has recovered as many as the others. Has a
+    /// second loader read the chunk that training waits for, if it is late. Returns whether one is
+    /// to do so.
+    pub(crate) fn share_chunks(&mut self, now: Instant) -> bool {
+        let Some(loaders) = self.sharing_loaders().filter(|_| !self.training.ended()) else {
+            self.data.loader_pace.forget();
+            return false;
+        };
+        if let Some(change) = self.data.loader_pace.decide(loaders, now) {
+            let ShareChange { member, factor, .. } = change;
+            let share = change.share();
+            self.pending_events.push(JobEvent::ShareChanged { role: Role::Loader, index: member, share, factor });
+        }
+        let trained = self.progress.samples;
+        let chunk = self.data.in_flight.first_unread();
+        let late = chunk.filter(|chunk| self.data.loader_pace.is_late(*chunk, trained, now));
+        late.is_some_and(|late| self.read_twice(late))
+    }
+
+    /// Sets the weight of a loader.
+    pub(super) fn weigh_loader(&mut self, loader: u32, weight: u32) {
+        self.data.loader_pace.set(loader, weight);
+    }
+
+    /// Notes how long a dense worker has trained, and has waited for data.
+    pub(super) fn note_loaders(&mut self, report: &v1::Progress, now: Instant) {
+        let v1::Progress { rank, step_seconds, data_wait_seconds, .. } = *report;
+        let workers = self.members.dense_workers.present().max(1);
+        self.data.loader_pace.passed(step_seconds / f64::from(workers), now);
+        self.data.loader_use.waited(rank, data_wait_seconds, step_seconds);
+    }
+
+    /// Notes that a loader has read a chunk.
+    fn note_read(&mut self, report: &v1::ChunkReport) {
+        let (chunk, now) = ((report.epoch, report.chunk), Instant::now());
+        if self.data.in_flight.first_unread() == Some(chunk) {
+            self.data.loader_pace.arrives(chunk, now);
+        }
+        self.data.loader_pace.read(chunk, report.loader, now);
+        self.data.loader_use.ends(report.loader, now);
+    }
+
+    /// The loader that training has waited for lately. `None` on a stream, whose loaders wait for
+    /// records.
+    pub(super) fn awaited_loader(&self, now: Instant) -> Option<u32> {
+        match self.members.loaders.present() {
+            _ if self.is_on_stream() => None,
+            1 => Some(0),
+            _ => self.data.loader_pace.awaited(now),
+        }
+    }
+
+    /// The loader that reads the first chunk that is not read yet. `None` on a stream.
+    pub(super) fn reading_loader(&self) -> Option<u32> {
+        let chunk = self.data.in_flight.first_unread().filter(|_| !self.is_on_stream())?;
+        match self.members.loaders.present() {
+            1 => Some(0),
+            _ => self.data.loader_pace.reader_of(chunk),
+        }
+    }
+
+    /// The use of the loaders since the last look, and their number. Their use is unknown on a
+    /// stream, whose loaders wait for records.
+    pub(crate) fn look_at_loaders(&mut self, now: Instant) -> (Option<LoaderUse>, ReplicaCount) {
+        let loaders = &self.members.loaders;
+        let count = ReplicaCount { wanted: loaders.wanted(), ready: loaders.present() };
+        let load = self.data.loader_use.look(count.ready, now);
+        (load.filter(|_| !self.is_on_stream()), count)
+    }
+
+    /// Whether another loader has read the chunk of this report before, and sends it.
+    pub(crate) fn is_sent_by_another(&self, report: &v1::ChunkReport) -> bool {
+        let is_read_twice = self.data.loader_pace.is_read_twice((report.epoch, report.chunk));
+        is_read_twice && !self.data.ledger.is_on_lease(report.epoch, report.chunk)
     }
 
     /// A loader has listed the training files. Rows are counted through all files, so a loader with
@@ -219,8 +334,9 @@ impl State {
     }
 
     pub(crate) fn chunk_report(&mut self, report: &v1::ChunkReport) -> Result<(), RoleError> {
-        if self.data.in_flight.was_read(report.epoch, report.chunk) {
-            // The loader that died, or its replacement, has reported it already.
+        self.note_read(report);
+        if self.data.in_flight.was_read(report.epoch, report.chunk) || self.is_sent_by_another(report) {
+            // The loader that died, its replacement, or a second loader has reported it already.
             return Ok(());
         }
         // A stream's records may be deleted before they are read. The next attempt tells it.
@@ -385,6 +501,57 @@ mod tests {
         let third = holders(&state, leased..leased + 256);
         assert!(third.iter().filter(|worker| **worker == 1).count() < third.len() / 20, "{third:?}");
         assert!(third.iter().filter(|worker| **worker == 2).count() > third.len() / 3, "{third:?}");
+    }
+
+    /// A job with two loaders that trains.
+    fn with_two_loaders() -> State {
+        let plan = small_plan(&["spec.data.shuffle.windowRows=120", "spec.roles.loader.replicas=2"]);
+        let mut state = State::new(&plan, None).unwrap();
+        state.training.take_calls();
+        state.training.begun().unwrap();
+        state
+    }
+
+    /// The chunk that a loader gets.
+    fn leased(state: &mut State, loader: u32) -> u64 {
+        match state.lease(loader).0 {
+            Lease::Chunk(lease) => lease.chunk,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn report(loader: u32, chunk: u64) -> v1::ChunkReport {
+        v1::ChunkReport { loader, chunk, rows: CHUNK * 24, label_sum: 3.0, ..v1::ChunkReport::default() }
+    }
+
+    #[test]
+    fn a_chunk_of_a_slow_loader_is_read_by_another_one_and_counted_once() {
+        let mut state = with_two_loaders();
+        state.weigh_loader(1, 4);
+        let chunk = leased(&mut state, 1);
+        assert_eq!(state.next_replay(1), ReplayLease::Wait, "it reads the chunk already");
+        let ReplayLease::Replay(replay) = state.next_replay(0) else { panic!("loader 0 reads it too") };
+        assert!(replay.report && replay.is_second);
+        assert!(!state.is_sent_by_another(&report(0, chunk)), "it is the first");
+        state.chunk_report(&report(0, chunk)).unwrap();
+        // All of it is trained before the slow loader has read it.
+        state.data.in_flight.drop_trained_before(u64::MAX);
+        assert!(state.is_sent_by_another(&report(1, chunk)));
+        state.chunk_report(&report(1, chunk)).unwrap();
+        assert_eq!(state.data.labels.rows, CHUNK * 24);
+        assert!(state.chunk_report(&report(1, 99)).is_err(), "it is not on lease");
+    }
+
+    #[test]
+    fn a_second_loader_reads_the_chunk_that_training_waits_for() {
+        let mut state = with_two_loaders();
+        let [late, read] = [1, 0].map(|loader| leased(&mut state, loader));
+        state.chunk_report(&report(0, read)).unwrap();
+        let begun = Instant::now();
+        let mut after = |seconds| state.share_chunks(begun + Duration::from_secs(seconds));
+        assert_eq!([0, 1, 3, 4].map(&mut after), [false, false, true, false]);
+        let ReplayLease::Replay(replay) = state.next_replay(0) else { panic!("the chunk is late") };
+        assert!(matches!(replay.leased, Leased::Train { lease, .. } if lease.chunk == late));
     }
 
     /// The position counts the rows of the files that were trained. A list of other files beside it

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use rectrain_modes::Rank;
 use rectrain_modes::migration::SlotMap;
+use rectrain_modes::shares::SLOTS;
 use rectrain_proto::{member_role, v1};
 
 use super::data::FETCHED_AGAIN;
@@ -15,7 +16,6 @@ use crate::membership::{Joined, Membership};
 use crate::refused::{DrainRefused, ResizeRefused};
 use crate::server_work::{self, ServerWork};
 use crate::servers::{self, ResizeToBegin, Servers};
-use crate::shares::SLOTS;
 use crate::snapshot::{AppliedGradients, Counted};
 use rectrain_protocol::Role;
 use rectrain_protocol::error::RoleError;
@@ -354,6 +354,7 @@ impl State {
                 self.data.piece_shares.set(member, weight);
                 self.weigh_pieces(self.members.embedding_workers.present());
             }
+            Role::Loader => self.weigh_loader(member, weight),
             _ => return Err(ResizeRefused::Number(format!("the work of {} is not shared by weights", role.plural()))),
         }
         Ok(())

@@ -6,7 +6,8 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use rectrain_crds::TableSummary;
 use rectrain_dense::metrics::{QualityWindow, WindowMetrics};
 use rectrain_kinds::{Family, RegressionAction, RegressionRule};
-use rectrain_modes::Rank;
+use rectrain_modes::gba::TokenMode;
+use rectrain_modes::{Rank, TrainingMode};
 use rectrain_proto::v1;
 use serde::{Deserialize, Serialize};
 
@@ -161,10 +162,12 @@ impl State {
         let now = Instant::now();
         self.progress.throughput.note(now, self.progress.samples);
         let ignored = self.is_on_stream().then_some(Role::Loader);
-        self.progress.slowest.record(report, ignored, now);
+        let report_with_wait = self.with_data_wait(report, now);
+        self.progress.slowest.record(&report_with_wait, ignored, now);
         self.name_slowest(now);
         self.note_pieces(report, now);
         self.share_pieces(now);
+        self.note_loaders(report, now);
         self.training.set_pace(self.samples_per_second() / self.job.data.global_batch_rows.max(1) as f64);
         if report.rank != 0 || self.progress.loss_since_event.1 == 0 {
             return Ok(None);
@@ -415,6 +418,22 @@ impl State {
         self.name_slowest(now);
     }
 
+    /// A dense worker's report, with its wait for data as time spent on the loader that training
+    /// waited for. In other modes, workers wait for batches also because of other workers.
+    fn with_data_wait(&self, report: &v1::Progress, now: Instant) -> v1::Progress {
+        let mut report = report.clone();
+        let waits_for_data_only = match self.training.mode() {
+            TrainingMode::Tokens(mode) => matches!(mode, TokenMode::Gba { .. } | TokenMode::Async),
+            mode => mode.family() == Family::Barrier,
+        };
+        let loader = self.awaited_loader(now).filter(|_| waits_for_data_only && report.data_wait_seconds > 0.0);
+        if let Some(index) = loader {
+            let (role, seconds) = (v1::Role::Loader.into(), report.data_wait_seconds);
+            report.spent.push(v1::Spent { role, index, seconds });
+        }
+        report
+    }
+
     /// Names the slowest member, or none. Each change is an event.
     fn name_slowest(&mut self, now: Instant) {
         if self.waits_for_records() {
@@ -437,7 +456,8 @@ impl State {
     /// The time without a step, while training makes none for longer than usual.
     fn no_step(&self, now: Instant) -> Option<v1::NoStep> {
         let idle = self.progress.throughput.overdue(now)?;
-        let waits_for = self.progress.slowest.waits_for(now).map(member);
+        let waits_for = self.progress.slowest.waits_for(now);
+        let waits_for = waits_for.or_else(|| Some((Role::Loader, self.reading_loader()?))).map(member);
         // Progress without rows: the slots move, a checkpoint is written, a loader skips data.
         let is_busy = self.progress.progressed.elapsed() < idle / 2;
         (!is_busy).then_some(v1::NoStep { seconds: idle.as_secs_f64(), waits_for })

@@ -75,7 +75,7 @@ impl Trainer {
                 self.report_progress()?;
                 horizon.take(self)?;
                 self.metrics.batch_wait.observe(waited.elapsed().as_secs_f64());
-                self.pace.times.passed(waited.elapsed());
+                self.pace.times.waited_for_data(waited.elapsed());
                 continue;
             };
             self.step(order, window, batch, next, &mut pushes)?;

@@ -142,7 +142,7 @@ impl<'a> Run<'a> {
         let waited = Instant::now();
         let event = self.receive()?;
         self.trainer.metrics.batch_wait.observe(waited.elapsed().as_secs_f64());
-        self.trainer.pace.times.passed(waited.elapsed());
+        self.trainer.pace.times.waited_for_data(waited.elapsed());
         match event {
             Event::Failed(error) => Err(error),
             Event::Pulled(PullReply::Wait(_)) => {

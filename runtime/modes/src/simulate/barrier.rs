@@ -2,7 +2,7 @@
 //! If a worker dies, all others stop at the step until it has restarted, because all of them train
 //! the step again.
 
-use super::timeline::{ServerQueue, Time, Timeline, WorkerSpeed, nanoseconds};
+use super::timeline::{Servers, Time, Timeline, WorkerSpeed, nanoseconds};
 use super::{Report, Simulation, SimulationError, Tally};
 use crate::barrier::StepGate;
 use crate::{GlobalStep, Rank};
@@ -44,7 +44,7 @@ struct World<'a> {
     timeline: Timeline<Event>,
     workers: Vec<Worker>,
     gates: Vec<StepGate<LookUp, ()>>,
-    queues: Vec<ServerQueue>,
+    servers: Servers,
     /// Bytes of a batch's embeddings. Their gradients have as many. Messages to and from all
     /// servers at the same time share the worker's link.
     bytes: f64,
@@ -73,7 +73,7 @@ pub(super) fn run(simulation: &Simulation, staleness: u64) -> Result<Report, Sim
         timeline: Timeline::new(simulation.seconds),
         workers: WorkerSpeed::all(cluster, simulation.seed).into_iter().map(worker).collect(),
         gates: (0..servers).map(|_| StepGate::new(n as u32, staleness, GlobalStep(0))).collect(),
-        queues: ServerQueue::all(&cluster.servers, bytes / servers as f64),
+        servers: Servers::new(cluster, bytes),
         bytes,
         reduced: 0,
         computed: 0,
@@ -104,7 +104,7 @@ impl World<'_> {
         let now = self.timeline.now;
         match event {
             Event::LookUpArrives(rank, server, step) => {
-                let served = self.queues[server].serve(now);
+                let served = self.servers.serve(server, now);
                 self.timeline.plan(served, Event::LookUpServed(rank, server, step));
             }
             Event::LookUpServed(rank, server, step) => {
@@ -113,7 +113,7 @@ impl World<'_> {
                 }
             }
             Event::PushArrives(rank, server, step) => {
-                let served = self.queues[server].serve(now);
+                let served = self.servers.serve(server, now);
                 self.timeline.plan(served, Event::PushServed(rank, server, step));
             }
             Event::PushServed(rank, server, step) => {

@@ -9,7 +9,8 @@
 //!
 //! `rectrain simulate` and tests call it. A batch takes the worker's [`StepTime`], multiplied by
 //! every [`Slowness`] of that moment. A server serves one request after the other. A message takes
-//! the link's latency and the time for its bytes.
+//! the link's latency and the time for its bytes. Slots move between servers by the coordinator's
+//! [`crate::shares`]; a move itself takes no time.
 
 mod barrier;
 mod shadow;
@@ -112,6 +113,17 @@ pub struct WorkerSpec {
     pub crashes: Option<Crashes>,
 }
 
+/// A time span in which a parameter server is slow. It affects the requests that begin in it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ServerSlowness {
+    /// Every request takes this many times as long.
+    pub factor: f64,
+    /// The span begins at this virtual time.
+    pub from_seconds: f64,
+    /// The span ends before this time; may be infinite.
+    pub until_seconds: f64,
+}
+
 /// A parameter server.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ServerSpec {
@@ -119,6 +131,16 @@ pub struct ServerSpec {
     pub seconds_per_request: f64,
     /// The rate at which it sends or receives its share of the bytes, one request after the other.
     pub bytes_per_second: f64,
+    /// When it is slow; `None` if it never is.
+    pub slowness: Option<ServerSlowness>,
+}
+
+impl ServerSpec {
+    /// The factor on the time of a request that begins at `seconds`.
+    fn slower_at(&self, seconds: f64) -> f64 {
+        let is_in = |slow: &ServerSlowness| (slow.from_seconds..slow.until_seconds).contains(&seconds);
+        self.slowness.filter(is_in).map_or(1.0, |slow| slow.factor)
+    }
 }
 
 /// The links, and the sizes of the messages.
@@ -141,6 +163,9 @@ pub struct ClusterSpec {
     pub workers: Vec<WorkerSpec>,
     /// Parameter servers.
     pub servers: Vec<ServerSpec>,
+    /// Whether slots move away from slow servers, and back ([`crate::shares`]). Otherwise all have
+    /// equal parts of the rows.
+    pub slots_move: bool,
     /// The links between workers, servers and the coordinator.
     pub link: LinkSpec,
     /// The time from a failure until the coordinator detects it.
@@ -277,6 +302,7 @@ fn validate(simulation: &Simulation) -> Result<(), SimulationError> {
     for server in &cluster.servers {
         numbers.push(("a server's seconds per request", server.seconds_per_request, 0.0));
         numbers.push(("a server's bandwidth in bytes a second", server.bytes_per_second, 1.0));
+        numbers.extend(server.slowness.map(|slow| ("a server's slowness", slow.factor, 1e-6)));
     }
     for (rank, worker) in cluster.workers.iter().enumerate() {
         step_numbers(Rank(rank as u32), &worker.step, simulation.local_rows, &mut numbers)?;

@@ -25,7 +25,8 @@ fn cluster(workers: Vec<WorkerSpec>) -> ClusterSpec {
     let servers = (workers.len() / 100).clamp(2, 8);
     ClusterSpec {
         workers,
-        servers: vec![ServerSpec { seconds_per_request: 4e-6, bytes_per_second: 1e10 }; servers],
+        servers: vec![ServerSpec { seconds_per_request: 4e-6, bytes_per_second: 1e10, slowness: None }; servers],
+        slots_move: false,
         link: LinkSpec {
             latency_seconds: 1e-4,
             bytes_per_second: 1e9,
@@ -40,7 +41,8 @@ fn cluster(workers: Vec<WorkerSpec>) -> ClusterSpec {
 fn free_network(workers: Vec<WorkerSpec>) -> ClusterSpec {
     ClusterSpec {
         workers,
-        servers: vec![ServerSpec { seconds_per_request: 0.0, bytes_per_second: 1e18 }; 2],
+        servers: vec![ServerSpec { seconds_per_request: 0.0, bytes_per_second: 1e18, slowness: None }; 2],
+        slots_move: false,
         link: LinkSpec { latency_seconds: 0.0, bytes_per_second: 1e18, dense_bytes: 0.0, embedding_bytes_per_row: 0.0 },
         detection_seconds: 1.0,
     }
@@ -342,6 +344,32 @@ pub(super) fn random_simulation(seed: u64) -> Simulation {
     Simulation { cluster, mode, local_rows: LOCAL_ROWS, seconds: 2.0, intervals: 4, seed }
 }
 
+/// Samples per second of each ten seconds of 120. Server 0 of three is slow from 30 to 80 s, and
+/// then costs about as much time as the batches.
+fn with_a_slow_server(mode: TrainingMode, slots_move: bool) -> Vec<f64> {
+    let mut cluster = cluster(vec![worker(None); 8]);
+    let usual = ServerSpec { seconds_per_request: 4e-6, bytes_per_second: 5e8, slowness: None };
+    let slowness = Some(ServerSlowness { factor: 60.0, from_seconds: 30.0, until_seconds: 80.0 });
+    cluster.servers = vec![ServerSpec { slowness, ..usual }, usual, usual];
+    cluster.slots_move = slots_move;
+    let simulation = Simulation { cluster, mode, local_rows: LOCAL_ROWS, seconds: 120.0, intervals: 12, seed: 3 };
+    simulate(&simulation).unwrap().interval_samples_per_second
+}
+
+#[test]
+fn slots_that_move_away_from_a_slow_server_restore_the_speed() {
+    for mode in [TrainingMode::Sync, gba(8), TrainingMode::Tokens(TokenMode::Async)] {
+        let [fixed, moving] = [false, true].map(|slots_move| with_a_slow_server(mode, slots_move));
+        let name = mode.name();
+        assert_eq!(fixed[..3], moving[..3], "{name}: nothing moves before");
+        let healthy = fixed[1];
+        assert!(fixed[6] < 0.7 * healthy, "{name}: {fixed:?}");
+        assert!(moving[6] > 0.85 * healthy && moving[7] > 0.85 * healthy, "{name}: {moving:?}");
+        assert!(fixed[10] > 0.95 * healthy && moving[11] > 0.95 * healthy, "{name}: {fixed:?} {moving:?}");
+        assert_eq!(moving, with_a_slow_server(mode, true), "{name}: it repeats to the bit");
+    }
+}
+
 #[test]
 fn invalid_settings_are_explained() {
     let good = Simulation {
@@ -365,5 +393,14 @@ fn invalid_settings_are_explained() {
     assert!(explain(|s| s.cluster.workers[0] = traced(&[1.0, f64::NAN, 2.0])).contains("NaN"));
     assert!(explain(|s| s.cluster.workers[0] = traced(&[1.0, -1.0])).contains("-1"));
     assert!(explain(|s| s.cluster.servers[0].bytes_per_second = 0.0).contains("server's bandwidth"));
+    let slowness = ServerSlowness { factor: 0.0, from_seconds: 0.0, until_seconds: 1.0 };
+    let error = simulate(&Simulation {
+        cluster: ClusterSpec {
+            servers: vec![ServerSpec { slowness: Some(slowness), ..good.cluster.servers[0] }],
+            ..good.cluster.clone()
+        },
+        ..good.clone()
+    });
+    assert!(error.unwrap_err().to_string().contains("server's slowness"));
     assert!(explain(|s| s.mode = TrainingMode::Tokens(TokenMode::HopBw { backups: 4 })).contains("b3"));
 }

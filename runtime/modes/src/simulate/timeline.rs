@@ -2,10 +2,15 @@
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::time::{Duration, Instant};
 
 use rectrain_random::SplitMix64;
 
 use super::{Cause, ClusterSpec, LinkSpec, ServerSpec, Slowness, StepTime, WorkerSpec};
+use crate::shares::{SLOTS, Shares};
+
+/// Nanoseconds between two decisions about the servers' shares, at least.
+const DECIDE_EVERY: Time = 1_000_000_000;
 
 /// Virtual time in nanoseconds from the start. It is a whole number, so the order of events never
 /// depends on rounding.
@@ -140,22 +145,63 @@ fn factor(slowness: &Slowness, now: f64, random: &mut SplitMix64) -> f64 {
     if (slowness.from_seconds..slowness.until_seconds).contains(&now) { factor } else { 1.0 }
 }
 
-/// A server that serves one request after the other.
-pub(super) struct ServerQueue {
-    service: Time,
-    free_at: Time,
+/// The parameter servers. Each serves one request after the other.
+pub(super) struct Servers {
+    specs: Vec<ServerSpec>,
+    free_at: Vec<Time>,
+    /// Bytes of a request to all servers together.
+    bytes: f64,
+    moving: Option<MovingSlots>,
 }
 
-impl ServerQueue {
-    /// One queue per server, for requests of `bytes`.
-    pub(super) fn all(servers: &[ServerSpec], bytes: f64) -> Vec<Self> {
-        let service = |s: &ServerSpec| nanoseconds(s.seconds_per_request + bytes / s.bytes_per_second);
-        servers.iter().map(|s| Self { service: service(s), free_at: 0 }).collect()
+/// The parts of the rows that servers have by their measured speed, as the coordinator decides.
+struct MovingSlots {
+    shares: Shares,
+    /// The virtual time 0.
+    origin: Instant,
+    decided: Time,
+}
+
+impl Servers {
+    /// The servers of a cluster. A request to all of them has `bytes`.
+    pub(super) fn new(cluster: &ClusterSpec, bytes: f64) -> Self {
+        let (specs, free_at) = (cluster.servers.clone(), vec![0; cluster.servers.len()]);
+        let moving = || MovingSlots { shares: Shares::default(), origin: Instant::now(), decided: 0 };
+        Self { specs, free_at, bytes, moving: cluster.slots_move.then(moving) }
     }
 
-    /// The time at which the server has served a request that arrives at `now`.
-    pub(super) fn serve(&mut self, now: Time) -> Time {
-        self.free_at = self.free_at.max(now) + self.service;
-        self.free_at
+    /// The time at which a server has served a request that arrives at `now`.
+    pub(super) fn serve(&mut self, server: usize, now: Time) -> Time {
+        let begins = self.free_at[server].max(now);
+        let spec = &self.specs[server];
+        let usual = spec.seconds_per_request + self.bytes_of(server) / spec.bytes_per_second;
+        let seconds = usual * spec.slower_at(begins as f64 * 1e-9);
+        self.free_at[server] = begins + nanoseconds(seconds);
+        self.follow(server, usual, seconds, now);
+        self.free_at[server]
+    }
+
+    /// A server's part of the bytes of a request.
+    fn bytes_of(&self, server: usize) -> f64 {
+        let servers = self.specs.len() as u32;
+        let Some(MovingSlots { shares, .. }) = &self.moving else { return self.bytes / f64::from(servers) };
+        let all: u32 = (0..servers).map(|server| shares.weight(server)).sum();
+        self.bytes * f64::from(shares.weight(server as u32)) / f64::from(all)
+    }
+
+    /// Measures a request, and decides about the shares once a second.
+    fn follow(&mut self, server: usize, usual: f64, seconds: f64, now: Time) {
+        let servers = self.specs.len() as u32;
+        let Some(MovingSlots { shares, origin, decided }) = &mut self.moving else { return };
+        let at = *origin + Duration::from_nanos(now);
+        // A unit of work takes a server of the usual speed a microsecond.
+        shares.record(server as u32, usual * 1e6, seconds, at);
+        if now >= *decided + DECIDE_EVERY {
+            shares.passed((now - *decided) as f64 * 1e-9, at);
+            *decided = now;
+            let members: Vec<u32> = (0..servers).collect();
+            // The new shares hold from the next request on.
+            let _change = shares.decide(&members, SLOTS, at);
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! The modes without a barrier under the virtual clock.
 
-use super::timeline::{ServerQueue, Time, Timeline, WorkerSpeed, nanoseconds};
+use super::timeline::{Servers, Time, Timeline, WorkerSpeed, nanoseconds};
 use super::{Report, Simulation, SimulationError, Tally};
 use crate::CoordinatorHalf;
 use crate::gba::{
@@ -65,7 +65,7 @@ struct World<'a> {
     known: Vec<u32>,
     workers: Vec<Worker>,
     servers: Vec<GradientServer<()>>,
-    queues: Vec<ServerQueue>,
+    requests: Servers,
     /// Bytes of a batch's parameters. Its gradients have as many. Messages to and from all servers
     /// at the same time share the worker's link.
     bytes: f64,
@@ -111,7 +111,7 @@ fn begin(simulation: &Simulation, mode: TokenMode) -> Result<World<'_>, Simulati
         known: vec![0; n],
         workers: WorkerSpeed::all(cluster, simulation.seed).into_iter().map(worker).collect(),
         servers: (0..servers).map(|_| GradientServer::new(mode, n as u32, GlobalStep(0), 0)).collect(),
-        queues: ServerQueue::all(&cluster.servers, bytes / servers as f64),
+        requests: Servers::new(cluster, bytes),
         bytes,
         tally: Tally::new(simulation),
     };
@@ -145,12 +145,12 @@ impl World<'_> {
                 self.answer(answers);
             }
             Event::PullArrives(life, server) => {
-                let served = self.queues[server.0 as usize].serve(self.timeline.now);
+                let served = self.requests.serve(server.0 as usize, self.timeline.now);
                 self.timeline.plan(served, Event::PullServed(life, server));
             }
             Event::PullServed(life, server) => self.send_parameters(life, server),
             Event::PushArrives(life, server, push) => {
-                let served = self.queues[server.0 as usize].serve(self.timeline.now);
+                let served = self.requests.serve(server.0 as usize, self.timeline.now);
                 self.timeline.plan(served, Event::PushServed(life, server, push));
             }
             Event::PushServed(life, server, push) => self.take(life, server, push)?,

@@ -23,7 +23,7 @@ use rectrain_kinds::{Compression, FollowConfig, KafkaConfig, KeyDivisor};
 use rectrain_modes::des::Substitution;
 use rectrain_modes::migration::SlotMap;
 use rectrain_modes::{EvaluationPoints, Rank, StreamParts, StreamPlan, TrainingLength, TrainingMode, share_of_batch};
-use rectrain_policy::ModePolicy;
+use rectrain_policy::{ModePolicy, Policy};
 
 pub use self::baseline::{BaselinePlan, QualityPlan};
 pub use self::checkpoint::{CheckpointPlan, PublishPlan};
@@ -55,6 +55,8 @@ pub struct JobPlan {
     pub switches: Vec<(u64, TrainingMode)>,
     /// How the coordinator chooses between `sync` and `gba`; `None` if it does not choose.
     pub auto: Option<ModePolicy>,
+    /// How the coordinator decides on the number of loaders; `None` if it does not.
+    pub loader_scaling: Option<Policy>,
     /// The divisor of a key's gradients in `gba`.
     pub key_divisor: KeyDivisor,
     /// Seed of all random numbers.

@@ -12,7 +12,7 @@ use rectrain_embedding::{RowSpec, SparseOptimizer, StoreConfig};
 use rectrain_modes::gba::{BufferSize, Decay, LostTokens};
 use rectrain_modes::shadow::Shadow;
 use rectrain_modes::{EvaluationPoints, ModeSettings, TrainingLength, TrainingMode};
-use rectrain_policy::ModePolicy;
+use rectrain_policy::{LoaderPolicy, ModePolicy, Policy, ReplicaBounds, ScalingPolicy};
 
 use super::{CheckpointPlan, JobPlan, PublishPlan, QualityPlan, Replicas, SLOTS, WarmStartPlan, life};
 use crate::error::RoleError;
@@ -50,6 +50,7 @@ impl JobPlan {
             modes: crds::Mode::ALL.map(|mode| TrainingMode::of(mode, &settings)).into(),
             switches: switches(training, &settings),
             auto: training.auto.as_ref().map(mode_policy),
+            loader_scaling: job.autoscaling.as_ref().and_then(loader_scaling),
             key_divisor: training.gba_key_divisor,
             seed: training.seed,
             global_batch_rows,
@@ -142,6 +143,24 @@ fn warm_start(job: &ResolvedJob) -> Option<WarmStartPlan> {
 
 fn replicas(job: &ResolvedJob) -> Replicas {
     Replicas::from_fn(|role| job.roles.members.get(role).map_or(1, |of_role| of_role.replicas as u32))
+}
+
+/// How the coordinator of a run decides on the number of loaders. In a cluster the operator
+/// decides.
+fn loader_scaling(given: &crds::ResolvedAutoscaling) -> Option<Policy> {
+    let crds::ResolvedLoaderScaling { bounds, catch_up_seconds, busy_target, wait_target } = given.loader?;
+    let bounds = ReplicaBounds { min: bounds.min, max: bounds.max };
+    Some(Policy {
+        loader: Some(LoaderPolicy { bounds, catch_up_seconds: f64::from(catch_up_seconds), busy_target, wait_target }),
+        scaling: ScalingPolicy {
+            recommends_only: given.mode == crds::AutoscalingMode::Recommend,
+            cool_down_seconds: u64::from(given.cool_down_seconds),
+            up_window_seconds: u64::from(given.up_window_seconds),
+            down_window_seconds: u64::from(given.down_window_seconds),
+            ..ScalingPolicy::default()
+        },
+        ..Policy::default()
+    })
 }
 
 fn mode_policy(auto: &crds::ResolvedAutoMode) -> ModePolicy {

@@ -178,8 +178,8 @@ fn members_that_leave_are_forgotten_and_a_journal_keeps_the_weights() {
     let mut role = Role::new(3, SLOTS);
     role.run(60, &[1.0, 1.0, 8.0]);
     assert_eq!(role.weights(), [EVEN, EVEN, 8]);
-    let image = rmp_serde::to_vec_named(&role.shares).unwrap();
-    let read: Shares = rmp_serde::from_slice(&image).unwrap();
+    let image = serde_json::to_vec(&role.shares).unwrap();
+    let read: Shares = serde_json::from_slice(&image).unwrap();
     assert_eq!(read.weight(2), 8);
     role.members = vec![0, 1];
     role.run(1, &[1.0; 3]);

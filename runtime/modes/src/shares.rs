@@ -23,9 +23,9 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 /// The weight of a member of usual speed.
-pub(super) const EVEN: u32 = 64;
+pub const EVEN: u32 = 64;
 /// The least weight: a 32nd of an even share.
-pub(super) const LEAST: u32 = 2;
+pub const LEAST: u32 = 2;
 /// A member is slow from this many times the usual time on.
 const SLOW_FACTOR: f64 = 2.5;
 /// A slow member costs at least this share of the time of training, at an even share of work.
@@ -49,22 +49,22 @@ const LONGEST_WAIT: Duration = Duration::from_mins(4);
 
 /// How fast the weights of a role follow the measurements.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Pace {
+pub struct Pace {
     /// Time for which a member must be slow before its weight falls. Longer than the window, so
     /// that the window has no measurement from before.
-    pub(super) slow_for: Duration,
+    pub slow_for: Duration,
     /// Time for which it must be well before its weight rises again, after its first fall.
-    pub(super) well_for: Duration,
+    pub well_for: Duration,
 }
 
 /// Work on pieces is assigned at no cost.
-pub(super) const PIECES: Pace = Pace { slow_for: Duration::from_secs(10), well_for: Duration::from_secs(15) };
+pub const PIECES: Pace = Pace { slow_for: Duration::from_secs(10), well_for: Duration::from_secs(15) };
 /// Moving slots sends their rows.
-pub(super) const SLOTS: Pace = Pace { slow_for: Duration::from_secs(10), well_for: Duration::from_secs(20) };
+pub const SLOTS: Pace = Pace { slow_for: Duration::from_secs(10), well_for: Duration::from_secs(20) };
 
 /// The weights of a role's members, by number. A member without an entry has [`EVEN`].
 #[derive(Debug, Default, Serialize, Deserialize)]
-pub(super) struct Shares {
+pub struct Shares {
     weights: BTreeMap<u32, u32>,
     #[serde(skip)]
     window: VecDeque<Part>,
@@ -95,35 +95,35 @@ struct Trend {
 
 /// A change of a member's weight.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct ShareChange {
-    pub(super) member: u32,
-    pub(super) weight: u32,
+pub struct ShareChange {
+    pub member: u32,
+    pub weight: u32,
     /// The member's time over the median time of the others.
-    pub(super) factor: f64,
+    pub factor: f64,
 }
 
 impl ShareChange {
     /// The member's work over the work of a member of usual speed.
-    pub(super) fn share(&self) -> f64 {
+    pub fn share(&self) -> f64 {
         f64::from(self.weight) / f64::from(EVEN)
     }
 }
 
 impl Shares {
     /// Records work of a member: units, and seconds of work on them.
-    pub(super) fn record(&mut self, member: u32, units: f64, seconds: f64, now: Instant) {
+    pub fn record(&mut self, member: u32, units: f64, seconds: f64, now: Instant) {
         let (all_units, all_seconds) = self.part(now).work.entry(member).or_default();
         *all_units += units;
         *all_seconds += seconds;
     }
 
     /// Records that training has gone on for `seconds`. Members' times are compared with them.
-    pub(super) fn passed(&mut self, seconds: f64, now: Instant) {
+    pub fn passed(&mut self, seconds: f64, now: Instant) {
         self.part(now).seconds += seconds;
     }
 
     /// Forgets the measurements. Call it while an earlier change is not in force yet.
-    pub(super) fn forget(&mut self) {
+    pub fn forget(&mut self) {
         self.window.clear();
         for trend in self.trends.values_mut() {
             (trend.falls_since, trend.rises_since) = (None, None);
@@ -131,19 +131,19 @@ impl Shares {
     }
 
     /// The weight of a member.
-    pub(super) fn weight(&self, member: u32) -> u32 {
+    pub fn weight(&self, member: u32) -> u32 {
         self.weights.get(&member).copied().unwrap_or(EVEN)
     }
 
     /// Whether a member has another weight than the rest.
-    pub(super) fn is_uneven(&self) -> bool {
+    pub fn is_uneven(&self) -> bool {
         !self.weights.is_empty()
     }
 
     /// Decides at `now` about the present members. Call it at least every few seconds; more often
     /// than once a second changes nothing. At most one weight changes; the caller brings it into
     /// force.
-    pub(super) fn decide(&mut self, members: &[u32], pace: Pace, now: Instant) -> Option<ShareChange> {
+    pub fn decide(&mut self, members: &[u32], pace: Pace, now: Instant) -> Option<ShareChange> {
         if self.decided.is_some_and(|before| now.saturating_duration_since(before) < DECIDE_EVERY) {
             return None;
         }
@@ -227,7 +227,7 @@ impl Shares {
     }
 
     /// Sets the weight of a member.
-    pub(super) fn set(&mut self, member: u32, weight: u32) {
+    pub fn set(&mut self, member: u32, weight: u32) {
         match weight.clamp(LEAST, EVEN) {
             EVEN => self.weights.remove(&member),
             weight => self.weights.insert(member, weight),
