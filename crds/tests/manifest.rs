@@ -849,7 +849,7 @@ fn an_unknown_kind_is_answered_with_every_kind() {
 
 /// Overrides of BASE, the field of the only error and a part of its sentence. No single field shows
 /// these errors.
-const BAD_JOBS: [(&[&str], &str, &str); 74] = [
+const BAD_JOBS: [(&[&str], &str, &str); 75] = [
     (
         &["spec.training.mode=bmuf"],
         "spec.training.mode",

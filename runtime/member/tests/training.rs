@@ -286,7 +286,7 @@ fn clicks_on_items(file: &Path, rows: Range<u64>) {
     for row in rows {
         let item = |place: u64| (mix(4 * row + place) % 300).to_string();
         let items: Vec<String> = (0..=row % 4).map(item).collect();
-        writeln!(text, "{},{},{}", u64::from(mix(!row) % 4 == 0), mix(row) % 50, items.join("|")).unwrap();
+        writeln!(text, "{},{},{}", u64::from(mix(!row).is_multiple_of(4)), mix(row) % 50, items.join("|")).unwrap();
     }
     std::fs::write(file, text).unwrap();
 }

@@ -184,6 +184,7 @@ mod tests {
             running_auc: None,
             stream: None,
             window: None,
+            baseline: None,
         };
         let resumed = |batches| JobEvent::Resumed { checkpoint: "c".to_owned(), step: batches, batches, rows: 0 };
         let mut account = Account::default();
