@@ -8,7 +8,7 @@ use crate::examples::KIND_FIELDS;
 use crate::{FieldPath, Segment};
 
 /// Parts of `spec`, as YAML.
-pub const FIELD_EXAMPLES: [&str; 34] = [
+pub const FIELD_EXAMPLES: [&str; 35] = [
     "\
 model:
   kind: dlrm
@@ -179,6 +179,9 @@ roles:
 ",
     "\
 faultTolerance: {maxRestarts: 10, stallSeconds: 600}
+",
+    "\
+faultTolerance: {replaceSlow: {afterSeconds: 600, perHour: 2}}
 ",
     "\
 data:

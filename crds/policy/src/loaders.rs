@@ -79,7 +79,7 @@ mod tests {
         wait_target: 0.1,
     };
 
-    /// Two loaders, each of which can read 1,000 rows per second.
+    /// Two loaders. Each can read 1,000 rows per second.
     const LOAD: LoaderLoad = LoaderLoad {
         most_useful: None,
         lag_rows: 0.0,

@@ -255,8 +255,8 @@ impl DenseWorkerPolicy {
     }
 }
 
-/// Loaders: scaled by the rows of a stream that wait, or by the time that dense workers wait for data
-/// that ends.
+/// Loaders: scaled by the rows of a stream that wait, or by the time that dense workers wait for
+/// data that ends.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct LoaderPolicy {

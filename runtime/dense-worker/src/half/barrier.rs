@@ -1,7 +1,7 @@
 //! Trains with a barrier in each step (`sync`, `hybrid`, `des`). A step fetches embeddings, sends
 //! their gradients, sums the dense gradients over all dense workers, and applies one update. The
-//! worker requests the embeddings of later steps ahead of time. The parameter servers reply when the
-//! mode's staleness allows it.
+//! worker requests the embeddings of later steps ahead of time. The parameter servers reply when
+//! the mode's staleness allows it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

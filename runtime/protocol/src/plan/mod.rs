@@ -240,8 +240,8 @@ impl JobPlan {
         self.modes.iter().copied().find(|mode| mode.name() == name)
     }
 
-    /// The substitution of the model's layers with weights of ids, for the mode `des`. `None` if the
-    /// model has none.
+    /// The substitution of the model's layers with weights of ids, for the mode `des`. `None` if
+    /// the model has none.
     #[must_use]
     pub fn substitution(&self) -> Option<Substitution> {
         // Models with a substitution have one width.
