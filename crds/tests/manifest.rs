@@ -1464,7 +1464,7 @@ fn files_of(expressions: &[&str]) -> FilePlan {
 fn an_error_that_an_override_causes_names_the_override() {
     let error =
         load(BASE, "base.yaml", &sets(&["spec.training.seed=1", "spec.training.mode=bmuf"])).unwrap_err().to_string();
-    assert!(error.starts_with("--set spec.training.mode=bmuf: spec.training.mode: this version"), "{error}");
+    assert!(error.starts_with("--set spec.training.mode=bmuf: spec.training.mode: `bmuf` is an algorithm"), "{error}");
     let error = load(BASE, "base.yaml", &sets(&["spec.training.mode"])).unwrap_err().to_string();
     assert!(error.starts_with("--set spec.training.mode: expected `spec.training.mode=VALUE`"), "{error}");
     let error =
