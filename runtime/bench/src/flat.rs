@@ -11,12 +11,13 @@ use comfy_table::Table;
 use rectrain_embedding::{FeatureKey, Missing, Store, StoreError};
 use serde::Serialize;
 
+use crate::error::BenchError;
+use crate::figures::{median, table};
 use crate::memory::{self, Memory};
 use crate::store::{GROUP, StoreArgs, check, config, draw, fill, join, refuse_shared_memory};
 use crate::timing::Clock;
 use crate::unique::Unique;
 use crate::zipf::{Random, Zipf};
-use crate::{BenchError, median, table};
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct FlatArgs {

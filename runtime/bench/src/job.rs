@@ -10,7 +10,8 @@ use comfy_table::Table;
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::{BenchError, median, table};
+use crate::error::BenchError;
+use crate::figures::{median, table};
 
 /// The most combinations of one command. The limit only catches typing errors.
 const MOST_RUNS: usize = 10_000;

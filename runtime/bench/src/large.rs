@@ -22,8 +22,9 @@ use rectrain_embedding::{
 use rectrain_storage::Directory;
 use serde::Serialize;
 
+use crate::error::BenchError;
+use crate::figures::table;
 use crate::zipf::key;
-use crate::{BenchError, table};
 
 /// Keys of one request. All have the same number of updates.
 const CHUNK: u64 = 8_192;

@@ -7,6 +7,8 @@
 // A print macro panics when its pipe closes.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
+mod error;
+mod figures;
 mod flat;
 mod job;
 mod large;
@@ -21,6 +23,7 @@ mod unique;
 mod wire;
 mod zipf;
 
+pub use error::BenchError;
 pub use flat::{FlatArgs, FlatFigures, bench_flat};
 pub use job::{JobArgs, JobFigures, RunFigures, bench_job};
 pub use large::{LargeArgs, LargeFigures, bench_large};
@@ -34,11 +37,7 @@ pub use wire::{WireArgs, WireFigures, bench_wire};
 
 use std::io::{ErrorKind, Write};
 
-use comfy_table::{CellAlignment, Table, presets};
-use rectrain_checkpoint::CheckpointError;
-use rectrain_dense::DenseError;
-use rectrain_embedding::StoreError;
-use rectrain_wire::WireError;
+use comfy_table::Table;
 use serde::Serialize;
 
 /// The benchmarks, as subcommands.
@@ -63,45 +62,6 @@ pub enum Bench {
     Job(JobArgs),
     /// Put `rectrain serve` under load: the saturating rate, latencies below it, and their floor
     Serve(ServeArgs),
-}
-
-/// The failure of a benchmark.
-#[derive(Debug, thiserror::Error)]
-pub enum BenchError {
-    #[error("--{argument} {found}: expected {expected}")]
-    Argument { argument: &'static str, found: String, expected: &'static str },
-    #[error("the store refused a request of the benchmark: {0}")]
-    Store(#[from] StoreError),
-    #[error(transparent)]
-    Dense(#[from] DenseError),
-    #[error("the wire failed on loopback: {0}")]
-    Wire(#[from] WireError),
-    #[error("the table's checkpoint failed: {0}")]
-    Checkpoint(#[source] Box<CheckpointError>),
-    #[error("the table is wrong: {0}")]
-    Wrong(String),
-    #[error("loopback or a thread failed: {0}")]
-    Io(#[from] std::io::Error),
-    #[error("cannot write the figures as JSON: {0}")]
-    Json(#[from] serde_json::Error),
-    #[error("a part of the benchmark ended early: {0}")]
-    Ended(String),
-    #[error("cannot run {program}: {source}; build it first with `cargo build --release`")]
-    NoRectrain { program: String, source: std::io::Error },
-}
-
-impl From<CheckpointError> for BenchError {
-    fn from(error: CheckpointError) -> Self {
-        Self::Checkpoint(Box::new(error))
-    }
-}
-
-impl BenchError {
-    /// True if the arguments are wrong, so that other arguments would help.
-    #[must_use]
-    pub fn is_user_error(&self) -> bool {
-        matches!(self, Self::Argument { .. } | Self::Dense(DenseError::NoGpu { .. } | DenseError::NoBf16 { .. }))
-    }
 }
 
 /// Runs a benchmark and prints a table, and with `--json` a line of JSON after it.
@@ -160,20 +120,4 @@ fn print(table: &Table, json: Option<&impl Serialize>) -> Result<(), BenchError>
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
         written => Ok(written?),
     }
-}
-
-/// A table with these columns; all but the first hold numbers and align right.
-fn table(header: &[&str]) -> Table {
-    let mut table = Table::new();
-    table.load_preset(presets::UTF8_FULL_CONDENSED).set_header(header);
-    for column in table.column_iter_mut().skip(1) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    table
-}
-
-/// The median of the values, or 0 if there are none.
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or_default()
 }

@@ -10,7 +10,7 @@ use rectrain_embedding::{
 };
 use serde::Serialize;
 
-use crate::median;
+use crate::figures::median;
 use crate::store::{GROUP, StoreArgs, config};
 use crate::timing::Clock;
 use crate::zipf::key;

@@ -12,10 +12,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use comfy_table::Table;
 use serde::Serialize;
 
+use crate::error::BenchError;
+use crate::figures::{median, table};
 use crate::store::{StoreArgs, check, join, refuse_shared_memory};
 use crate::timing::{Clock, Took, longest, timed};
 use crate::zipf::{Random, Zipf, key};
-use crate::{BenchError, median, table};
 
 /// The average size of the store's index.
 const INDEX_BYTES_PER_ROW: f64 = 7.4;

@@ -19,10 +19,11 @@ use rectrain_embedding::{
 };
 use serde::Serialize;
 
+use crate::error::BenchError;
+use crate::figures::table;
 use crate::store::join;
 use crate::timing::timed;
 use crate::zipf::{Random, Zipf, key};
-use crate::{BenchError, table};
 
 const GROUP: GroupId = GroupId(0);
 /// Seconds of event time between two batches.

@@ -19,9 +19,10 @@ use rectrain_dense::{
 };
 use serde::Serialize;
 
+use crate::error::BenchError;
+use crate::figures::{median, table};
 use crate::timing::page_faults;
 use crate::zipf::Random;
-use crate::{BenchError, median, table};
 
 const FEATURES: usize = 26;
 const DIM: usize = 16;

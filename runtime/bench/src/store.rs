@@ -39,11 +39,12 @@ use rectrain_embedding::{
 };
 use serde::Serialize;
 
+use crate::error::BenchError;
+use crate::figures::{median, table};
 use crate::managed::{ManagedBatch, ManagedFigures, ManagedStore};
 use crate::timing::{Clock, Took, longest, timed};
 use crate::unique::Unique;
 use crate::zipf::{Random, Zipf, key};
-use crate::{BenchError, median, table};
 
 pub(crate) const GROUP: GroupId = GroupId(0);
 

@@ -23,7 +23,8 @@ use rectrain_wire::{
 use serde::Serialize;
 use tokio::runtime::{Builder, Runtime};
 
-use crate::{BenchError, median, table};
+use crate::error::BenchError;
+use crate::figures::{median, table};
 
 const SMALL: u16 = 1;
 const LARGE: u16 = 2;

@@ -5,8 +5,9 @@ use std::time::Instant;
 
 use rectrain_gemm::{Finish, Kernel, Left, Matrix, Right, Start, product};
 
+use crate::error::BenchError;
+use crate::figures::median;
 use crate::zipf::Random;
-use crate::{BenchError, median};
 
 /// Measured passes. The first ones warm the caches.
 const PASSES: usize = 101;

@@ -28,8 +28,9 @@ use self::floor::{floor_seconds, layers};
 use self::load::{Outcomes, Requests, closed, open, poisson};
 use self::requests::{Draw, inputs};
 use self::target::Target;
+use crate::error::BenchError;
+use crate::figures::{median, table};
 use crate::zipf::Random;
-use crate::{BenchError, median, table};
 
 /// Distinct requests, which are sent in turns.
 const DISTINCT: usize = 512;

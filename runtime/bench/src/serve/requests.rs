@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::ServeArgs;
-use crate::BenchError;
+use crate::error::BenchError;
 use crate::zipf::{Random, Zipf};
 
 /// An input of a model.

@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use serde_json::Value;
 
 use super::connection::{Connection, get};
-use crate::BenchError;
+use crate::error::BenchError;
 use crate::job::rectrain;
 
 /// A model that a server answers for.
