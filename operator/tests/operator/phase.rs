@@ -297,6 +297,7 @@ fn pod(role: Role, attempt: u32) -> PodFacts {
         job_uid: None,
         is_terminating: false,
         is_ready: true,
+        ready_since: None,
         ip: None,
         node: None,
         pull_secrets: Vec::new(),
