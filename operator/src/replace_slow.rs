@@ -104,6 +104,13 @@ pub fn avoided_nodes(replaced: &[ReplacedPod], role: Role) -> Vec<String> {
     nodes
 }
 
+/// Whether a pod ends, or is still there that is to be replaced. No other pod is replaced then: its
+/// rows may move to this one.
+#[must_use]
+pub fn is_under_way(pods: &[PodFacts], replaced: &[ReplacedPod]) -> bool {
+    pods.iter().any(|pod| pod.is_terminating || replaced.iter().any(|replaced| replaced.uid == pod.uid))
+}
+
 /// The pods that were to be replaced and still run.
 pub fn to_delete<'a>(
     pods: &'a [PodFacts],
@@ -209,6 +216,14 @@ mod tests {
         assert_eq!(avoided_nodes(&all, Role::Loader), [""; 0]);
         all[0].node = None;
         assert_eq!(avoided_nodes(&all, Role::Ps), ["node-4", "node-9"]);
+    }
+
+    #[test]
+    fn a_replacement_is_under_way_until_its_pod_is_gone() {
+        let mut pods = vec![pod("j-ps-1", 9, "a"), pod("j-ps-2", 8, "a")];
+        assert!(is_under_way(&pods, &[replaced("j-ps-1", 9)]) && !is_under_way(&pods, &[replaced("j-ps-1", 4)]));
+        pods[1].is_terminating = true;
+        assert!(is_under_way(&pods, &[]));
     }
 
     #[test]
