@@ -262,8 +262,9 @@ impl StreamChunks {
     pub fn found(&mut self, loader: u32, states: &[PartitionState]) -> Result<Vec<Lost>, StreamError> {
         let is_first = !self.is_known;
         let mut lost = if is_first { self.drop_deleted(states) } else { Vec::new() };
+        let starts = is_first && !self.is_of_files();
         for state in states {
-            let part = self.partitions.entry(state.part).or_insert_with(|| Partition::new(state, is_first));
+            let part = self.partitions.entry(state.part).or_insert_with(|| Partition::new(state, starts));
             if state.end < part.next {
                 let reports = self.short_reports.entry((state.part, loader)).or_default();
                 *reports += 1;
@@ -507,8 +508,8 @@ impl StreamChunks {
 impl Partition {
     /// A partition that no checkpoint has. One that is added while the job trains is read from its
     /// first record.
-    fn new(state: &PartitionState, is_first: bool) -> Self {
-        let next = if is_first { state.start.max(state.begin) } else { state.begin };
+    fn new(state: &PartitionState, starts: bool) -> Self {
+        let next = if starts { state.start } else { state.begin };
         Self { next, end: state.end.max(next), aged_end: 0, on_lease: None, has_row: false, stop: None }
     }
 }
@@ -673,6 +674,16 @@ mod tests {
         assert_eq!((chunks.lost_records(), chunks.found(0, &[gone])), (3, Ok(vec![])));
         let shrunk = StreamError::Shrunk { part: PartId(0), end: 4, next: 5 };
         assert_eq!(StreamChunks::resume(PLAN, &place).found(0, &[state(0, 4)]), Err(shrunk));
+    }
+
+    #[test]
+    fn records_between_the_start_and_the_first_one_are_lost() {
+        let committed = PartitionState { begin: 8, start: 5, ..state(0, 20) };
+        let lost = Lost { part: PartId(0), from: 5, until: 8 };
+        assert_eq!(StreamChunks::new(PLAN).found(0, &[committed]), Err(StreamError::Lost(lost)));
+        let mut chunks = StreamChunks::new(StreamPlan { lost_records: LostRecords::Skip, ..PLAN });
+        assert_eq!(chunks.found(0, &[committed, PartitionState { start: 7, ..state(1, 9) }]), Ok(vec![lost]));
+        assert_eq!((chunks.lost_records(), chunks.waiting()), (3, 14));
     }
 
     #[test]
