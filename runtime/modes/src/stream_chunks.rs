@@ -262,8 +262,10 @@ impl StreamChunks {
     pub fn found(&mut self, loader: u32, states: &[PartitionState]) -> Result<Vec<Lost>, StreamError> {
         let is_first = !self.is_known;
         let mut lost = if is_first { self.drop_deleted(states) } else { Vec::new() };
-        let starts = is_first && !self.is_of_files();
+        let known: BTreeSet<u32> = self.partitions.keys().map(|part| topic_of(*part)).collect();
+        let has_start = is_first && !self.is_of_files();
         for state in states {
+            let starts = has_start && !known.contains(&topic_of(state.part));
             let part = self.partitions.entry(state.part).or_insert_with(|| Partition::new(state, starts));
             if state.end < part.next {
                 let reports = self.short_reports.entry((state.part, loader)).or_default();
@@ -505,9 +507,14 @@ impl StreamChunks {
     }
 }
 
+/// The number of a partition's topic.
+fn topic_of(part: PartId) -> u32 {
+    part.topic_and_partition().0
+}
+
 impl Partition {
-    /// A partition that no checkpoint has. One that is added while the job trains is read from its
-    /// first record.
+    /// A partition that no checkpoint has. It begins at its start if its topic is new to the job.
+    /// A partition that a known topic has gained is read from its first record.
     fn new(state: &PartitionState, starts: bool) -> Self {
         let next = if starts { state.start } else { state.begin };
         Self { next, end: state.end.max(next), aged_end: 0, on_lease: None, has_row: false, stop: None }
@@ -684,6 +691,19 @@ mod tests {
         let mut chunks = StreamChunks::new(StreamPlan { lost_records: LostRecords::Skip, ..PLAN });
         assert_eq!(chunks.found(0, &[committed, PartitionState { start: 7, ..state(1, 9) }]), Ok(vec![lost]));
         assert_eq!((chunks.lost_records(), chunks.waiting()), (3, 14));
+    }
+
+    #[test]
+    fn a_gained_partition_is_read_from_its_first_record_in_a_resumed_run() {
+        let place =
+            StreamPlace { partitions: vec![PartitionPlace { part: PartId(0), next: 5 }], ..StreamPlace::default() };
+        let mut chunks = StreamChunks::resume(PLAN, &place);
+        let part = PartId::of_partition(1, 0);
+        let latest = |part| PartitionState { part, start: 9, ..state(0, 9) };
+        chunks.found(0, &[latest(PartId(0)), latest(PartId(1)), latest(part)]).unwrap();
+        let positions: Vec<_> = chunks.positions().collect();
+        let expected = [(0, 5), (1, 0), (part.0, 9)].map(|(part, next)| (Position::new(part, next), 9));
+        assert_eq!(positions, expected);
     }
 
     #[test]
