@@ -224,6 +224,12 @@ impl InFlightChunks {
         true
     }
 
+    /// Whether `loader` may not have sent all of a chunk of the training data.
+    pub(super) fn has_chunk_of(&self, loader: u32) -> bool {
+        let is_of_training = |leased: &Leased| matches!(leased, Leased::Train { .. });
+        self.chunks.values().any(|chunk| is_of_training(&chunk.leased) && chunk.loaders.contains(&loader))
+    }
+
     /// The number of loaders needed so that every loader stays that may not have sent all of a
     /// chunk.
     pub(super) fn loaders_needed(&self) -> u32 {

@@ -134,7 +134,7 @@ impl State {
         }
         let (loaders, now) = (self.sharing_loaders(), Instant::now());
         let is_over = self.total_steps().is_some_and(|total| self.data.ledger.next_batch() >= total.0);
-        if !is_over && loaders.is_some_and(|loaders| !self.data.loader_pace.may_lease(loader, loaders, now)) {
+        if !is_over && loaders.is_some_and(|loaders| !self.may_lease(loader, loaders, now)) {
             return (Lease::Wait, (0, 0));
         }
         let lease = self.data.ledger.lease();
@@ -151,6 +151,16 @@ impl State {
             }
         }
         (lease, skip)
+    }
+
+    /// Whether `loader`, one of so many, may have the next chunk now. A slow one must wait until its
+    /// last chunk is trained. Another loader sends its chunks, so nothing else would hold it back,
+    /// and the other loader would have to keep them all.
+    fn may_lease(&mut self, loader: u32, loaders: u32, now: Instant) -> bool {
+        let trained = self.settled_batches();
+        self.data.in_flight.drop_trained_before(trained);
+        let is_ahead = self.data.loader_pace.is_slow(loader) && self.data.in_flight.has_chunk_of(loader);
+        !is_ahead && self.data.loader_pace.may_lease(loader, loaders, now)
     }
 
     /// The loaders that share the chunks by their speed; `None` if there is only one, or if they
@@ -540,6 +550,23 @@ mod tests {
         state.chunk_report(&report(1, chunk)).unwrap();
         assert_eq!(state.data.labels.rows, CHUNK * 24);
         assert!(state.chunk_report(&report(1, 99)).is_err(), "it is not on lease");
+    }
+
+    #[test]
+    fn a_slow_loader_gets_no_chunk_before_its_last_one_is_trained() {
+        let mut state = with_two_loaders();
+        state.weigh_loader(1, 4);
+        let chunk = leased(&mut state, 1);
+        let ReplayLease::Replay(_) = state.next_replay(0) else { panic!("loader 0 reads it too") };
+        for loader in [0, 1] {
+            state.chunk_report(&report(loader, chunk)).unwrap();
+        }
+        // Training stands still, so no other loader leases a chunk.
+        let later = Instant::now() + Duration::from_secs(60);
+        assert!(!state.may_lease(1, 2, later), "loader 0 keeps its chunk");
+        assert!(state.may_lease(0, 2, later));
+        state.data.in_flight.drop_trained_before(u64::MAX);
+        assert!(state.may_lease(1, 2, later));
     }
 
     #[test]
