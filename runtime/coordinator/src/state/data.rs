@@ -142,9 +142,9 @@ impl State {
         let skip = self.training.skip_in_chunk(chunk.first_step.0);
         self.data.in_flight.drop_trained_before(self.settled_batches());
         self.data.in_flight.lease_to(Leased::Train { lease: chunk, skip }, loader);
-        self.data.loader_use.begins(loader, now);
+        let number = (chunk.epoch, chunk.chunk);
+        self.data.loader_use.begins(loader, number, now);
         if loaders.is_some() {
-            let number = (chunk.epoch, chunk.chunk);
             self.data.loader_pace.leased(number, loader, chunk.max_batches, now);
             if self.data.loader_pace.is_slow(loader) {
                 self.read_twice(number);
@@ -219,7 +219,7 @@ impl State {
             self.data.loader_pace.arrives(chunk, now);
         }
         self.data.loader_pace.read(chunk, report.loader, now);
-        self.data.loader_use.ends(report.loader, now);
+        self.data.loader_use.ends(report.loader, chunk, now);
     }
 
     /// The loader that training has waited for lately. `None` on a stream, whose loaders wait for
