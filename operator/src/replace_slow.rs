@@ -104,7 +104,7 @@ pub fn avoided_nodes(replaced: &[ReplacedPod], role: Role) -> Vec<String> {
     nodes
 }
 
-/// Whether a pod ends, or is still there that is to be replaced. No other pod is replaced then: its
+/// Whether a pod ends, or one is still there that is to be replaced. Then no other is replaced: its
 /// rows may move to this one.
 #[must_use]
 pub fn is_under_way(pods: &[PodFacts], replaced: &[ReplacedPod]) -> bool {

@@ -32,7 +32,7 @@ impl Commits {
     }
 
     /// Makes the wanted commits until it is dropped. `make` returns whether a commit is over: it is
-    /// not attempted again then. Of those wanted during an attempt, only the last one counts.
+    /// not attempted again then. Of the ones wanted meanwhile, the last one counts.
     ///
     /// # Errors
     /// An error of `make`.
