@@ -224,10 +224,13 @@ impl InFlightChunks {
         true
     }
 
-    /// Whether `loader` may not have sent all of a chunk of the training data.
-    pub(super) fn has_chunk_of(&self, loader: u32) -> bool {
-        let is_of_training = |leased: &Leased| matches!(leased, Leased::Train { .. });
-        self.chunks.values().any(|chunk| is_of_training(&chunk.leased) && chunk.loaders.contains(&loader))
+    /// The chunks of `loader` in the training data that have batches from `batch` on.
+    pub(super) fn chunks_of(&self, loader: u32, batch: u64) -> usize {
+        let reaches = |leased: &Leased| match leased {
+            Leased::Train { lease, .. } => lease.first_step.0 + lease.max_batches > batch,
+            Leased::Evaluation { .. } => false,
+        };
+        self.chunks.values().filter(|chunk| chunk.loaders.contains(&loader) && reaches(&chunk.leased)).count()
     }
 
     /// The number of loaders needed so that every loader stays that may not have sent all of a

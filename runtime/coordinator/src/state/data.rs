@@ -25,6 +25,9 @@ use rectrain_protocol::round_robin::RoundRobin;
 
 /// Batches before the settled ones that a replaced member may fetch again, at most.
 pub(super) const FETCHED_AGAIN: u64 = 64;
+/// Chunks of a slow loader that are not trained, at most. The last batches of one may be trained
+/// together with the next one.
+const MOST_AHEAD: usize = 2;
 
 /// The reply to a loader that asks for a chunk to replay.
 #[derive(Debug, PartialEq, Eq)]
@@ -153,14 +156,13 @@ impl State {
         (lease, skip)
     }
 
-    /// Whether `loader`, one of so many, may have the next chunk now. A slow one must wait until its
-    /// last chunk is trained. Another loader sends its chunks, so nothing else would hold it back,
-    /// and the other loader would have to keep them all.
-    fn may_lease(&mut self, loader: u32, loaders: u32, now: Instant) -> bool {
-        let trained = self.settled_batches();
-        self.data.in_flight.drop_trained_before(trained);
-        let is_ahead = self.data.loader_pace.is_slow(loader) && self.data.in_flight.has_chunk_of(loader);
-        !is_ahead && self.data.loader_pace.may_lease(loader, loaders, now)
+    /// Whether `loader`, one of so many, may have the next chunk now. A slow one must not be far
+    /// ahead of training. Another loader sends its chunks, so nothing else would hold it back, and
+    /// the other loader would have to keep them all.
+    fn may_lease(&self, loader: u32, loaders: u32, now: Instant) -> bool {
+        let pace = &self.data.loader_pace;
+        let is_ahead = || self.data.in_flight.chunks_of(loader, self.step()) >= MOST_AHEAD;
+        pace.may_lease(loader, loaders, now) && !(pace.is_slow(loader) && is_ahead())
     }
 
     /// The loaders that share the chunks by their speed; `None` if there is only one, or if they
@@ -553,20 +555,18 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_loader_gets_no_chunk_before_its_last_one_is_trained() {
+    fn a_slow_loader_is_not_far_ahead_of_training() {
         let mut state = with_two_loaders();
-        state.weigh_loader(1, 4);
-        let chunk = leased(&mut state, 1);
-        let ReplayLease::Replay(_) = state.next_replay(0) else { panic!("loader 0 reads it too") };
-        for loader in [0, 1] {
-            state.chunk_report(&report(loader, chunk)).unwrap();
+        for _ in 0..MOST_AHEAD {
+            leased(&mut state, 1);
         }
+        state.weigh_loader(1, 4);
         // Training stands still, so no other loader leases a chunk.
         let later = Instant::now() + Duration::from_secs(60);
-        assert!(!state.may_lease(1, 2, later), "loader 0 keeps its chunk");
+        assert!(!state.may_lease(1, 2, later), "loader 0 would keep a further one");
         assert!(state.may_lease(0, 2, later));
-        state.data.in_flight.drop_trained_before(u64::MAX);
-        assert!(state.may_lease(1, 2, later));
+        state.progress.ranks.iter_mut().for_each(|rank| rank.steps_done = CHUNK);
+        assert!(state.may_lease(1, 2, later), "its first one is trained");
     }
 
     #[test]
