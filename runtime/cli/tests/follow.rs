@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use binary::{folder_with, training};
 use children::children_of;
-use common::{events, rectrain};
+use common::{events, refusal_of_job, run_job, summary};
 use rectrain_storage::Directory;
 use serde_json::Value;
 use servers::BUCKET;
@@ -61,25 +61,12 @@ fn put(folder: &Path, name: &str, text: &str) {
 }
 
 fn run(folder: &Path, sets: &[&str]) -> Vec<Value> {
-    let sets = sets.iter().flat_map(|set| ["--set", set]);
-    events(&rectrain(folder, &["run", "job.yaml", "--json"].into_iter().chain(sets).collect::<Vec<_>>()))
-}
-
-fn summary(events: &[Value]) -> &Value {
-    events.last().unwrap()
+    events(&run_job(folder, sets))
 }
 
 fn warnings(events: &[Value]) -> Vec<&str> {
     let warnings = events.iter().filter(|event| event["event"] == "warning");
     warnings.filter_map(|event| event["message"].as_str()).collect()
-}
-
-/// The error of a run that fails because of its settings or data.
-fn refusal(folder: &Path, sets: &[&str]) -> String {
-    let sets = sets.iter().flat_map(|set| ["--set", set]);
-    let output = rectrain(folder, &["run", "job.yaml"].into_iter().chain(sets).collect::<Vec<_>>());
-    assert_eq!(output.status.code(), Some(2), "{output:?}");
-    String::from_utf8(output.stderr).unwrap()
 }
 
 #[test]
@@ -121,7 +108,8 @@ fn each_run_trains_the_files_that_came_since_the_last_one() {
     let told = warnings(&last).join("\n");
     assert!(told.contains("in/a.csv came late"), "{told}");
     assert!(told.contains("in/b.csv changed after it was read"), "{told}");
-    let message = refusal(folder.path(), &[&saved[..], &["spec.data.train.follow.paths={in/[a-c].csv}"]].concat());
+    let message =
+        refusal_of_job(folder.path(), &[&saved[..], &["spec.data.train.follow.paths={in/[a-c].csv}"]].concat());
     assert!(message.contains("spec.data.train.follow.paths was in/*.csv, and is in/[a-c].csv"), "{message}");
 }
 
@@ -130,12 +118,12 @@ fn a_directory_counts_once_it_is_whole_and_a_bad_row_is_named_or_skipped() {
     let folder = folder_with(JOB);
     put(folder.path(), "a.csv", &text(1, 2));
     let whole = "spec.data.train.follow.wholeDirectories=true";
-    let message = refusal(folder.path(), &[FOLLOW, whole]);
+    let message = refusal_of_job(folder.path(), &[FOLLOW, whole]);
     assert!(message.contains("no file with rows came"), "{message}");
     put(folder.path(), "_SUCCESS", "");
     assert_eq!(summary(&run(folder.path(), &[FOLLOW, whole]))["samples"], 2 * BATCH);
     put(folder.path(), "b.csv", &format!("{}1,u1,i1,old\n1,u1,i1,3\n", text(2, 1)));
-    let message = refusal(folder.path(), &[FOLLOW]);
+    let message = refusal_of_job(folder.path(), &[FOLLOW]);
     assert!(message.contains("in/b.csv") && message.contains("line 18"), "{message}");
     let skipping = run(folder.path(), &[FOLLOW, "spec.data.badRows.action=skip"]);
     let figures = ["samples", "skippedRows"].map(|figure| summary(&skipping)[figure].as_u64().unwrap() as usize);

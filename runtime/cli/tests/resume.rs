@@ -9,11 +9,11 @@ mod common;
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use children::children_of;
-use common::{events, rectrain};
+use common::{events, run_job};
 
 /// Trains 10 of the 25 steps of an epoch.
 const FIRST: &[&str] = &["spec.training.steps=10"];
@@ -52,11 +52,6 @@ fn write(folder: &Path, name: &str, users: std::ops::Range<u32>) {
     std::fs::write(folder.join("d").join(name), text).unwrap();
 }
 
-fn run(folder: &Path, sets: &[&str]) -> Output {
-    let sets = sets.iter().flat_map(|set| ["--set", set]);
-    rectrain(folder, &["run", "job.yaml", "--json"].into_iter().chain(sets).collect::<Vec<_>>())
-}
-
 fn checkpoints(folder: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(folder.join("checkpoints")).unwrap();
     let mut names: Vec<String> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
@@ -67,7 +62,7 @@ fn checkpoints(folder: &Path) -> Vec<String> {
 /// Resumes and expects a refusal: exit code 2 within seconds, no step, and these words.
 fn refused(folder: &Path, sets: &[&str], words: &[&str]) {
     let (before, started) = (checkpoints(folder), Instant::now());
-    let output = run(folder, sets);
+    let output = run_job(folder, sets);
     let message = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{sets:?}: {message}");
     assert!(started.elapsed() < Duration::from_secs(10), "{sets:?}: {message}");
@@ -81,7 +76,7 @@ fn refused(folder: &Path, sets: &[&str], words: &[&str]) {
 #[test]
 fn other_meanings_of_rows_and_labels_are_refused_at_resume() {
     let folder = folder();
-    events(&run(folder.path(), FIRST));
+    events(&run_job(folder.path(), FIRST));
     for (change, field, saved, wanted) in [
         ("spec.features.label.name=other", "spec.features.label.name", "\"label\"", "\"other\""),
         (
@@ -99,21 +94,21 @@ fn other_meanings_of_rows_and_labels_are_refused_at_resume() {
         refused(folder.path(), &[change], &[field, saved, wanted, "undo that change"]);
     }
     // The length of training and the learning rate may change.
-    let after = events(&run(folder.path(), &["spec.training.optimizer.sparse.learningRate=0.5"]));
+    let after = events(&run_job(folder.path(), &["spec.training.optimizer.sparse.learningRate=0.5"]));
     assert_eq!(after.last().unwrap()["samples"], 200);
 }
 
 #[test]
 fn a_second_run_in_a_path_is_told_how_to_go_on() {
     let folder = folder();
-    events(&run(folder.path(), FIRST));
+    events(&run_job(folder.path(), FIRST));
     let (none, other) = ("spec.checkpoint.resume=none", "spec.model.kind=dnn");
     let start = "to train from the start, set another path, or save none with --set spec.checkpoint=null";
     refused(folder.path(), &[none], &["set spec.checkpoint.resume to `latest` to resume from it; ", start]);
     let kinds = "spec.model.kind is `\"lr\"` in the checkpoint and `\"dnn\"` in the job";
     refused(folder.path(), &[none, other], &[kinds, "so this job cannot resume from it", start]);
     refused(folder.path(), &[other], &[kinds, "undo that change"]);
-    assert!(run(folder.path(), &["spec.checkpoint=null"]).status.success());
+    assert!(run_job(folder.path(), &["spec.checkpoint=null"]).status.success());
 }
 
 /// Positions count good rows if bad ones are skipped.
@@ -121,17 +116,17 @@ fn a_second_run_in_a_path_is_told_how_to_go_on() {
 fn bad_rows_may_be_skipped_from_a_resume_on_but_not_read_again() {
     let folder = folder();
     let skip = "spec.data.badRows.action=skip";
-    events(&run(folder.path(), FIRST));
-    events(&run(folder.path(), &["spec.training.steps=12", skip]));
+    events(&run_job(folder.path(), FIRST));
+    events(&run_job(folder.path(), &["spec.training.steps=12", skip]));
     refused(folder.path(), &["spec.data.badRows.action=fail"], &["spec.data.badRows", "skip"]);
-    assert_eq!(events(&run(folder.path(), &[skip])).last().unwrap()["samples"], 200);
+    assert_eq!(events(&run_job(folder.path(), &[skip])).last().unwrap()["samples"], 200);
 }
 
 #[test]
 fn other_files_within_an_epoch_are_refused_before_the_first_step() {
     let folder = folder();
     let files = |name: &str| folder.path().join("d").join(name);
-    events(&run(folder.path(), FIRST));
+    events(&run_job(folder.path(), FIRST));
     let restore = || {
         std::fs::remove_dir_all(folder.path().join("d")).unwrap();
         std::fs::create_dir(folder.path().join("d")).unwrap();
@@ -159,7 +154,7 @@ fn other_files_within_an_epoch_are_refused_before_the_first_step() {
     std::fs::create_dir(folder.path().join("d")).unwrap();
     // Written again, the files have another time of modification and their content.
     restore();
-    let after = events(&run(folder.path(), &[]));
+    let after = events(&run_job(folder.path(), &[]));
     let summary = after.last().unwrap();
     assert_eq!((&summary["samples"], &summary["steps"]), (&200.into(), &25.into()));
 }
@@ -167,19 +162,19 @@ fn other_files_within_an_epoch_are_refused_before_the_first_step() {
 #[test]
 fn files_may_move_to_another_folder() {
     let folder = folder();
-    events(&run(folder.path(), FIRST));
+    events(&run_job(folder.path(), FIRST));
     std::fs::rename(folder.path().join("d"), folder.path().join("e")).unwrap();
-    let after = events(&run(folder.path(), &["spec.data.train.paths={e/*.csv}"]));
+    let after = events(&run_job(folder.path(), &["spec.data.train.paths={e/*.csv}"]));
     assert_eq!(after.last().unwrap()["samples"], 200);
 }
 
 #[test]
 fn other_files_may_follow_at_the_end_of_an_epoch() {
     let folder = folder();
-    events(&run(folder.path(), &[]));
+    events(&run_job(folder.path(), &[]));
     std::fs::remove_file(folder.path().join("d/b.csv")).unwrap();
     write(folder.path(), "d.csv", 200..330);
-    let after = run(folder.path(), &["spec.training.epochs=3"]);
+    let after = run_job(folder.path(), &["spec.training.epochs=3"]);
     let all = String::from_utf8_lossy(&after.stdout).into_owned();
     assert!(all.contains("epoch 1 begins on other files"), "{all}");
     let after = events(&after);
@@ -189,8 +184,8 @@ fn other_files_may_follow_at_the_end_of_an_epoch() {
     assert_eq!(summary["steps"], 25 + 2 * 29);
     // Within the third epoch, the files of that epoch count.
     write(folder.path(), "e.csv", 400..410);
-    events(&run(folder.path(), &["spec.training.epochs=4"]));
-    let last = events(&run(folder.path(), &["spec.training.epochs=4"]));
+    events(&run_job(folder.path(), &["spec.training.epochs=4"]));
+    let last = events(&run_job(folder.path(), &["spec.training.epochs=4"]));
     assert_eq!(last.last().unwrap()["samples"], 660 + 240);
 }
 

@@ -8,7 +8,7 @@ mod common;
 use std::path::Path;
 use std::process::Output;
 
-use common::{events, rectrain};
+use common::{events, run_job};
 
 const JOB: &str = "
 apiVersion: rectrain.dev/v1alpha1
@@ -23,8 +23,7 @@ spec:
 
 fn run(folder: &Path, job: &str, sets: &[&str]) -> Output {
     std::fs::write(folder.join("job.yaml"), job).unwrap();
-    let sets = sets.iter().flat_map(|set| ["--set", set]);
-    rectrain(folder, &["run", "job.yaml", "--json"].into_iter().chain(sets).collect::<Vec<_>>())
+    run_job(folder, sets)
 }
 
 /// The summary of a run on these rows.

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use binary::{folder_with, training};
 use children::children_of;
-use common::{events, rectrain};
+use common::{events, refusal_of_job, run_job, summary};
 use rectrain_harness::kafka::Broker;
 use rectrain_kafka::{Client, FetchFrom, KafkaError, NewRecord, Record, Security};
 use serde_json::Value;
@@ -116,20 +116,7 @@ fn from_topic(broker: &Broker, topic: &str) -> String {
 }
 
 fn run(folder: &Path, sets: &[&str]) -> Vec<Value> {
-    let sets = sets.iter().flat_map(|set| ["--set", set]);
-    events(&rectrain(folder, &["run", "job.yaml", "--json"].into_iter().chain(sets).collect::<Vec<_>>()))
-}
-
-fn summary(events: &[Value]) -> &Value {
-    events.last().unwrap()
-}
-
-/// The error of a run that fails because of its settings or data.
-fn refusal(folder: &Path, sets: &[&str]) -> String {
-    let sets = sets.iter().flat_map(|set| ["--set", set]);
-    let output = rectrain(folder, &["run", "job.yaml"].into_iter().chain(sets).collect::<Vec<_>>());
-    assert_eq!(output.status.code(), Some(2), "{output:?}");
-    String::from_utf8(output.stderr).unwrap()
+    events(&run_job(folder, sets))
 }
 
 #[test]
@@ -223,7 +210,7 @@ fn a_run_that_resumes_may_have_its_first_model_beside_it() {
     run(folder.path(), &[&saved[..], &["spec.training.steps=20"]].concat());
     let field = "spec.training.quality.baseline.from";
     let (missing, frozen) = (format!("{field}=model@19"), format!("{field}=model@20"));
-    let message = refusal(folder.path(), &[&saved[..], &[&*missing]].concat());
+    let message = refusal_of_job(folder.path(), &[&saved[..], &[&*missing]].concat());
     assert!(message.contains("there is no finished checkpoint model@19"), "{message}");
     let beside = run(folder.path(), &[&saved[..], &[&*frozen]].concat());
     let last = beside.iter().rfind(|event| event["event"] == "progress").unwrap();
@@ -277,10 +264,10 @@ fn records_that_are_no_rows_are_named_or_skipped() {
     }
     produce(&broker.address, "bad", &[good, vec!["also none".to_owned(); 3]]);
     let topic = from_topic(&broker, "bad");
-    let message = refusal(folder.path(), &[&topic]);
+    let message = refusal_of_job(folder.path(), &[&topic]);
     assert!(message.contains("topic bad, partition 1, offset 0: expected a JSON object"), "{message}");
     let letters = "spec.data.train.kafka.deadLetterTopic=dead";
-    let message = refusal(folder.path(), &[&topic, "spec.data.badRows.action=skip", letters]);
+    let message = refusal_of_job(folder.path(), &[&topic, "spec.data.badRows.action=skip", letters]);
     assert!(message.contains("there is no topic `dead`"), "{message}");
     produce(&broker.address, "dead", &[vec![]]);
     let skipping = run(folder.path(), &[&topic, "spec.data.badRows.action=skip", letters]);
@@ -310,12 +297,12 @@ fn topics_and_brokers_that_are_not_there_are_named() {
     let Some(broker) = Broker::shared_for_test() else { return };
     let folder = folder_with(JOB);
     produce(&broker.address, "empty", &[vec![]]);
-    let message = refusal(folder.path(), &[&from_topic(&broker, "absent")]);
+    let message = refusal_of_job(folder.path(), &[&from_topic(&broker, "absent")]);
     assert!(message.contains("there is no topic `absent`"), "{message}");
-    let message = refusal(folder.path(), &[&from_topic(&broker, "empty")]);
+    let message = refusal_of_job(folder.path(), &[&from_topic(&broker, "empty")]);
     assert!(message.contains("the topics have no rows"), "{message}");
     let sasl = "spec.data.train.kafka.security.sasl=scramSha512";
-    let message = refusal(folder.path(), &[&from_topic(&broker, "empty"), sasl]);
+    let message = refusal_of_job(folder.path(), &[&from_topic(&broker, "empty"), sasl]);
     assert!(message.contains("KAFKA_USERNAME is not set"), "{message}");
 }
 

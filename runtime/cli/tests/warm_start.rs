@@ -9,9 +9,8 @@ mod common;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::Output;
 
-use common::{events, rectrain};
+use common::{events, rectrain, run_job};
 use serde_json::Value;
 
 /// Rows of a day: six global batches.
@@ -55,11 +54,6 @@ fn write(folder: &Path, name: &str, rows: std::ops::Range<u32>) {
     std::fs::write(folder.join("d").join(name), text).unwrap();
 }
 
-fn run(folder: &Path, sets: &[&str]) -> Output {
-    let sets = sets.iter().flat_map(|set| ["--set", set]);
-    rectrain(folder, &["run", "job.yaml", "--json"].into_iter().chain(sets).collect::<Vec<_>>())
-}
-
 /// The settings of the night after `day`: its data, its path, and the model that it begins with.
 fn night(day: u32, from: Option<u32>) -> Vec<String> {
     let mut sets = vec![format!("spec.data.train.paths={{d/day{day}.csv}}"), format!("spec.checkpoint.path=m/{day}")];
@@ -69,7 +63,7 @@ fn night(day: u32, from: Option<u32>) -> Vec<String> {
 
 fn train(folder: &Path, sets: &[String], more: &[&str]) -> Vec<Value> {
     let all: Vec<&str> = sets.iter().map(String::as_str).chain(more.iter().copied()).collect();
-    events(&run(folder, &all))
+    events(&run_job(folder, &all))
 }
 
 fn find<'e>(events: &'e [Value], name: &str) -> &'e Value {
@@ -98,7 +92,7 @@ fn contents(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
 
 /// A run that must end before its first step, with exit code 2 and these words.
 fn refused(folder: &Path, sets: &[&str], words: &[&str]) {
-    let output = run(folder, sets);
+    let output = run_job(folder, sets);
     let message = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{sets:?}: {message}");
     for word in words {
@@ -114,7 +108,7 @@ fn seven_nights_equal_one_run_over_all_days() {
     let days: Vec<String> = (1..=7).map(|day| format!("d/day{day}.csv")).collect();
     let all = format!("spec.data.train.paths={{{}}}", days.join(","));
     let each_day = format!("spec.training.evaluation.every=steps,spec.training.evaluation.steps={STEPS}");
-    let one = events(&run(folder.path(), &[&all, &each_day]));
+    let one = events(&run_job(folder.path(), &[&all, &each_day]));
     let auc_at = |step: u64| {
         let is_it = |event: &&Value| event["event"] == "evaluation" && event["step"] == step;
         one.iter().find(is_it).unwrap_or_else(|| panic!("no evaluation at {step}: {one:#?}"))["test"]["auc"].clone()
@@ -272,7 +266,7 @@ fn a_model_that_does_not_fit_is_refused_with_all_differences() {
 fn nights_with_ftrl_for_first_order_weights_equal_one_run() {
     let folder = folder();
     let ftrl = "spec.training.optimizer.firstOrder.kind=ftrl,spec.training.optimizer.firstOrder.l1=0.001";
-    let both = events(&run(folder.path(), &["spec.data.train.paths={d/day1.csv,d/day2.csv}", ftrl]));
+    let both = events(&run_job(folder.path(), &["spec.data.train.paths={d/day1.csv,d/day2.csv}", ftrl]));
     train(folder.path(), &night(1, None), &[ftrl]);
     let second = train(folder.path(), &night(2, Some(1)), &[ftrl]);
     assert_eq!(last(&second)["parametersSha256"], last(&both)["parametersSha256"]);
@@ -300,7 +294,7 @@ fn a_checkpoint_that_is_not_there_is_refused() {
     std::os::unix::fs::symlink(folder.path().join("m/2"), folder.path().join("two")).unwrap();
     let linked = "spec.checkpoint.path=m/2,spec.checkpoint.from=two@latest";
     refused(folder.path(), &[linked], &["are the same folder", "spec.checkpoint.resume to `latest`"]);
-    let whole = events(&run(folder.path(), &["spec.checkpoint.from=link@6", "spec.data.train.paths={d/day2.csv}"]));
+    let whole = events(&run_job(folder.path(), &["spec.checkpoint.from=link@6", "spec.data.train.paths={d/day2.csv}"]));
     assert_eq!(find(&whole, "started")["from"]["step"], 6);
 }
 
@@ -327,7 +321,7 @@ fn a_damaged_checkpoint_is_refused() {
     // A damaged manifest: `latest` means the checkpoint before, with a warning.
     flip("manifest");
     refused(folder.path(), &["spec.checkpoint.from=m/1@6"], &["manifest.json"]);
-    let older = events(&run(folder.path(), &["spec.checkpoint.from=m/1@latest"]));
+    let older = events(&run_job(folder.path(), &["spec.checkpoint.from=m/1@latest"]));
     assert_eq!(find(&older, "started")["from"]["step"], 3);
     assert!(format!("{older:?}").contains("spec.checkpoint.from skips the newer checkpoint step-000000000006"));
 }
@@ -339,7 +333,7 @@ fn a_resume_on_other_files_names_the_way_out() {
     let resume = "spec.checkpoint.path=m/1,spec.checkpoint.resume=latest";
     let words = ["d/day1.csv was removed", "trained all of its data", "set spec.checkpoint.from to m/1@6"];
     refused(folder.path(), &[resume, "spec.data.train.paths={d/day2.csv}"], &words);
-    let again = events(&run(folder.path(), &[resume]));
+    let again = events(&run_job(folder.path(), &[resume]));
     let text = format!("{again:?}");
     assert!(text.contains("nothing is left to train") && text.contains("set spec.checkpoint.from to m/1@6"), "{text}");
 }
