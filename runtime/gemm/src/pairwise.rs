@@ -325,6 +325,7 @@ fn gradient_of<const FUSED: bool>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tests::values;
 
     /// Whether a vector leads, the other vectors, their dimension, and the samples.
     const SHAPES: [(bool, usize, usize, usize); 10] = [
@@ -339,18 +340,6 @@ mod tests {
         (true, 3, 8, 0),
         (true, 15, 33, 1),
     ];
-
-    /// Pseudo-random values from −1 to 1.
-    fn values(count: usize, seed: u64) -> Vec<f32> {
-        let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-        let mut next = || {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            (state >> 40) as f32 / (1 << 23) as f32 - 1.0
-        };
-        (0..count).map(|_| next()).collect()
-    }
 
     struct Case {
         pairwise: Pairwise,

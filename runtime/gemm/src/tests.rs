@@ -38,7 +38,7 @@ fn bf16_kernels() -> Vec<Kernel> {
 }
 
 /// Pseudo-random values from −1 to 1. bf16 cannot represent most of them.
-fn values(count: usize, seed: u64) -> Vec<f32> {
+pub(crate) fn values(count: usize, seed: u64) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut next = || {
         state ^= state << 13;
