@@ -2,36 +2,11 @@
 //! valid.
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
+mod base;
+
+use base::{BASE, merge};
 use rectrain_crds::{FIELD_EXAMPLES, explain, field_paths, load};
 use serde_json::Value;
-
-/// A whole manifest; the examples are laid over its `spec`.
-const BASE: &str = "\
-apiVersion: rectrain.dev/v1alpha1
-kind: RecTrainingJob
-metadata: {name: base}
-spec:
-  model: {kind: dnn}
-  features:
-    sparse: [{name: user}, {name: item}]
-    dense: [{name: age}]
-  data:
-    train: {paths: [train.csv]}
-    test: {paths: [test.csv]}
-";
-
-/// Lays `over` over `under`. Objects are merged, except `data`, whose sources exclude each other.
-fn merge(under: &mut Value, over: &Value) {
-    match (under, over) {
-        (Value::Object(under), Value::Object(over)) => {
-            for (name, value) in over {
-                let field = under.entry(name).or_insert(Value::Null);
-                if name == "data" { *field = value.clone() } else { merge(field, value) }
-            }
-        }
-        (under, over) => *under = over.clone(),
-    }
-}
 
 /// Whether there is a value at a path, in any entry of the lists on its way.
 fn has(value: &Value, path: &[&str]) -> bool {
@@ -46,7 +21,13 @@ fn has(value: &Value, path: &[&str]) -> bool {
 fn every_example_of_a_field_is_valid() {
     for example in FIELD_EXAMPLES {
         let mut manifest: Value = serde_yaml::from_str(BASE).unwrap();
-        merge(&mut manifest["spec"], &serde_yaml::from_str(example).unwrap());
+        let spec = &mut manifest["spec"];
+        let mut example: Value = serde_yaml::from_str(example).unwrap();
+        // Sources exclude each other, so an example's data replaces the base's.
+        if let Some(data) = example.as_object_mut().unwrap().remove("data") {
+            spec["data"] = data;
+        }
+        merge(spec, &example);
         let text = serde_yaml::to_string(&manifest).unwrap();
         load(&text, "example.yaml", &[]).unwrap_or_else(|error| panic!("{error}\n{text}"));
     }

@@ -1,25 +1,13 @@
 //! Every kind that a manifest can name has a documentation, a valid example and a test of its own.
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
+mod base;
+
 use std::path::{Path, PathBuf};
 
+use base::{BASE, merge};
 use rectrain_crds::{KIND_FIELDS, KIND_SETS, KindField, ModeSpec, crd, explain, load};
 use serde_json::Value;
-
-/// A whole manifest; the examples are laid over its `spec`.
-const BASE: &str = "\
-apiVersion: rectrain.dev/v1alpha1
-kind: RecTrainingJob
-metadata: {name: base}
-spec:
-  model: {kind: dnn}
-  features:
-    sparse: [{name: user}, {name: item}]
-    dense: [{name: age}]
-  data:
-    train: {paths: [train.csv]}
-    test: {paths: [test.csv]}
-";
 
 /// A test of the behaviour of a kind: the field, the kind, and the test as `file::function`.
 type KindTest = (&'static str, &'static str, &'static str);
@@ -150,18 +138,6 @@ fn every_enum_of_kinds_is_listed() {
     fields.sort_unstable();
     assert_eq!(declared, sets, "KIND_SETS lacks an enum of crds/kinds");
     assert_eq!(declared, fields, "KIND_FIELDS lacks an enum of crds/kinds");
-}
-
-/// Lays `over` over `under`: objects are merged, everything else is replaced.
-fn merge(under: &mut Value, over: &Value) {
-    match (under, over) {
-        (Value::Object(under), Value::Object(over)) => {
-            for (name, value) in over {
-                merge(under.entry(name).or_insert(Value::Null), value);
-            }
-        }
-        (under, over) => *under = over.clone(),
-    }
 }
 
 /// The values at a path, in every entry of the lists on its way.
