@@ -78,17 +78,27 @@ pub fn decide(facts: Facts<'_>) -> Result<Decision, serde_json::Error> {
         None => None,
     };
     let finding = finding(facts, &choice, plans, objects.as_deref().unwrap_or_default());
-    let status = status(facts, &choice, &finding, replicas);
+    let wanted = plans.map_or(replicas, |(plan, canary)| plan.replicas + canary.map_or(0, |canary| canary.replicas));
+    let status = status(facts, &choice, &finding, wanted);
     Ok(Decision { status, objects, look_again: look_again(facts.server, &choice) })
 }
 
 /// The plans of the servers and of the canary, if there is a model.
 fn plans<'a>(facts: Facts<'a>, choice: &'a Choice, replicas: u32) -> Option<(Plan<'a>, Option<Plan<'a>>)> {
     let target = choice.target.as_ref().ok()?;
-    let (part, others) = build::divided(facts.server, replicas);
+    let part = build::canary_servers(facts.server, replicas);
+    let others = others(facts, replicas, part);
     let plan = Plan { server: facts.server, target, replicas: others, is_canary: false, config: facts.config };
     let canary = choice.canary.as_ref().map(|target| Plan { target, replicas: part, is_canary: true, ..plan });
     Some((plan, canary))
+}
+
+/// The number of the servers beside a canary of `part` servers. One of them ends for each server of
+/// the canary that answers. So they all go on while the canary loads its model, and if it never
+/// answers. A server of the canary that fails for a moment brings none of them back.
+fn others(facts: Facts<'_>, replicas: u32, part: u32) -> u32 {
+    let wanted = replicas - part.min(answering(facts.canary));
+    deployed(facts.deployment).map_or(wanted, |deployed| wanted.min(deployed)).max(replicas - part)
 }
 
 fn look_again(server: &RecModelServer, choice: &Choice) -> Duration {
@@ -99,6 +109,11 @@ fn look_again(server: &RecModelServer, choice: &Choice) -> Duration {
 /// The number of pods in a Deployment's spec.
 fn deployed(deployment: Option<&Value>) -> Option<u32> {
     deployment.and_then(|deployment| count(&deployment["spec"]["replicas"]))
+}
+
+/// The number of pods of a Deployment that answer requests.
+fn answering(deployment: Option<&Value>) -> u32 {
+    deployment.and_then(|deployment| count(&deployment["status"]["availableReplicas"])).unwrap_or(0)
 }
 
 fn count(value: &Value) -> Option<u32> {
@@ -194,7 +209,7 @@ fn no_model(facts: Facts<'_>, missing: Missing) -> Finding {
     Finding::new(phase, reason, message)
 }
 
-fn status(facts: Facts<'_>, choice: &Choice, finding: &Finding, replicas: u32) -> RecModelServerStatus {
+fn status(facts: Facts<'_>, choice: &Choice, finding: &Finding, wanted: u32) -> RecModelServerStatus {
     let before = facts.server.status.clone().unwrap_or_default();
     let generation = facts.server.metadata.generation;
     let ready = facts.pods.iter().filter(|pod| pod.is_ready).count();
@@ -204,7 +219,7 @@ fn status(facts: Facts<'_>, choice: &Choice, finding: &Finding, replicas: u32) -
         conditions: conditions(&before.conditions, finding, generation, facts.now),
         observed_generation: generation,
         versions: versions(facts.pods),
-        replicas: Some(ServerCount::new(u32::try_from(ready).unwrap_or(u32::MAX), replicas)),
+        replicas: Some(ServerCount::new(u32::try_from(ready).unwrap_or(u32::MAX), wanted)),
         ..before.clone()
     };
     // A model that is missing for a while is not forgotten.
