@@ -158,6 +158,13 @@ impl Servers {
         }
     }
 
+    /// The step in the metric of the servers that answer.
+    fn served_step(&self) -> String {
+        let text = self.operator.metrics.encode().unwrap();
+        let line = text.lines().find(|line| line.starts_with("rectrain_operator_server_served_step{"));
+        line.and_then(|line| line.split(' ').next_back()).expect("a served step").to_owned()
+    }
+
     fn writes(&self) -> usize {
         self.api.lock().log.iter().filter(|call| !call.starts_with("GET")).count()
     }
@@ -510,6 +517,29 @@ async fn each_server_of_a_canary_that_answers_replaces_one_of_the_others() {
         (&servers.deployment()["spec"]["replicas"], &canary(&servers)["spec"]["replicas"]),
         (&json!(4), &json!(1))
     );
+}
+
+/// A pod of the canary answers.
+fn a_pod_of_the_canary_answers(servers: &Servers) {
+    let mut metadata = canary(servers)["spec"]["template"]["metadata"].clone();
+    metadata["name"] = json!("answers-canary-0");
+    let ready = json!({"conditions": [{"type": "Ready", "status": "True"}]});
+    servers.api.lock().create("pods", json!({"metadata": metadata, "status": ready}));
+}
+
+#[tokio::test]
+async fn servers_of_the_canarys_step_are_stale_unless_they_are_the_canary() {
+    let servers = with_canary().await;
+    servers.rolls_out();
+    // A part of the servers keeps the earlier model.
+    servers.edit(|spec| (spec["version"], spec["canary"]["step"]) = (json!(900), json!(800)));
+    servers.settle().await;
+    a_pod_of_the_canary_answers(&servers);
+    servers.settle().await;
+    assert_eq!(servers.served_step(), "800", "no server has changed yet");
+    servers.rolls_out();
+    servers.settle().await;
+    assert_eq!(servers.served_step(), "900", "only the canary has the earlier model");
 }
 
 #[tokio::test]
