@@ -443,6 +443,17 @@ async fn with_canary() -> Servers {
     servers
 }
 
+/// Servers that gain a canary, and lose it again.
+pub async fn with_and_without_a_canary() -> Servers {
+    let servers = with_canary().await;
+    servers.edit(|spec| {
+        spec.as_object_mut().unwrap().remove("canary");
+    });
+    servers.settle().await;
+    assert!(servers.api.lock().get("deployments", CANARY).is_none());
+    servers
+}
+
 fn canary(servers: &Servers) -> Value {
     servers.api.lock().get("deployments", CANARY).cloned().expect("a canary")
 }

@@ -14,7 +14,7 @@ use rectrain_harness::waiting::eventually;
 use rectrain_harness::{HarnessError, not_yet};
 use serde_json::{Value, json};
 
-use super::serving::gains_and_loses_an_autoscaler;
+use super::serving::{gains_and_loses_a_canary, gains_and_loses_an_autoscaler};
 use crate::TrialError;
 use crate::cluster::support::TestCluster;
 use crate::cluster::support::power::without_power;
@@ -49,6 +49,7 @@ pub(in crate::cluster) fn needs_its_rights(cluster: &TestCluster) -> Result<(), 
     }
     becomes_invalid(jobs)?;
     gains_and_loses_an_autoscaler(jobs)?;
+    gains_and_loses_a_canary(jobs)?;
     let granted = granted(jobs)?;
     eventually(PATIENCE, "the use of each right", || {
         let used = used(paths)?;

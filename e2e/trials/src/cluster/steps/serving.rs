@@ -138,3 +138,23 @@ pub(super) fn gains_and_loses_an_autoscaler(jobs: &Jobs) -> Result<(), HarnessEr
     until(None)?;
     jobs.within(&["delete", "recmodelserver", name, "--timeout=120s"]).map(drop)
 }
+
+/// Servers gain a canary, and lose it. They need no model for that.
+pub(super) fn gains_and_loses_a_canary(jobs: &Jobs) -> Result<(), HarnessError> {
+    let name = "tried";
+    let spec = json!({"model": {"path": "/tmp/none"}, "version": 1, "replicas": 2, "canary": {"step": 2}});
+    jobs.apply(&server(name, &spec))?;
+    let until = |is_wanted: bool| {
+        let awaited = if is_wanted { "a canary" } else { "the end of the canary" };
+        eventually(ROLLOUT, awaited, || {
+            let all = jobs.get("deployments")?;
+            let mut deployments = all["items"].as_array().into_iter().flatten();
+            let is_there = deployments.any(|deployment| deployment["metadata"]["name"] == "tried-canary");
+            if is_there == is_wanted { Ok(()) } else { Err(not_yet(format!("it is there: {is_there}"))) }
+        })
+    };
+    until(true)?;
+    patch(jobs, name, &json!({"spec": {"canary": null}}))?;
+    until(false)?;
+    jobs.within(&["delete", "recmodelserver", name, "--timeout=120s"]).map(drop)
+}
