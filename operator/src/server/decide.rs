@@ -78,7 +78,8 @@ pub fn decide(facts: Facts<'_>) -> Result<Decision, serde_json::Error> {
         None => None,
     };
     let finding = finding(facts, &choice, plans, objects.as_deref().unwrap_or_default());
-    let status = status(facts, &choice, &finding, replicas);
+    let wanted = plans.map_or(replicas, |(plan, canary)| plan.replicas + canary.map_or(0, |canary| canary.replicas));
+    let status = status(facts, &choice, &finding, wanted);
     Ok(Decision { status, objects, look_again: look_again(facts.server, &choice) })
 }
 
@@ -208,7 +209,7 @@ fn no_model(facts: Facts<'_>, missing: Missing) -> Finding {
     Finding::new(phase, reason, message)
 }
 
-fn status(facts: Facts<'_>, choice: &Choice, finding: &Finding, replicas: u32) -> RecModelServerStatus {
+fn status(facts: Facts<'_>, choice: &Choice, finding: &Finding, wanted: u32) -> RecModelServerStatus {
     let before = facts.server.status.clone().unwrap_or_default();
     let generation = facts.server.metadata.generation;
     let ready = facts.pods.iter().filter(|pod| pod.is_ready).count();
@@ -218,7 +219,7 @@ fn status(facts: Facts<'_>, choice: &Choice, finding: &Finding, replicas: u32) -
         conditions: conditions(&before.conditions, finding, generation, facts.now),
         observed_generation: generation,
         versions: versions(facts.pods),
-        replicas: Some(ServerCount::new(u32::try_from(ready).unwrap_or(u32::MAX), replicas)),
+        replicas: Some(ServerCount::new(u32::try_from(ready).unwrap_or(u32::MAX), wanted)),
         ..before.clone()
     };
     // A model that is missing for a while is not forgotten.
