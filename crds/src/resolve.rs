@@ -462,11 +462,11 @@ fn stream_test(data: &DataSpec, schema: &Schema, errors: &mut Errors) -> FilePla
 }
 
 fn record_format(given: &KafkaSpec, schema: &Schema, path: &FieldPath, errors: &mut Errors) -> RecordFormat {
+    let registry = || given.schema_registry.clone().unwrap_or_default();
     match given.format {
         RecordFormatSpec::Json => return RecordFormat::Json,
-        RecordFormatSpec::Avro => {
-            return RecordFormat::Avro { registry: given.schema_registry.clone().unwrap_or_default() };
-        }
+        RecordFormatSpec::Avro => return RecordFormat::Avro { registry: registry() },
+        RecordFormatSpec::Protobuf => return RecordFormat::Protobuf { registry: registry() },
         RecordFormatSpec::Csv => {}
     }
     let mut found = Errors::default();

@@ -1609,6 +1609,10 @@ const RULES: &[(&[&str], &[&str])] = &[
         &[KAFKA, "spec.data.train.kafka.format=avro"],
         &[KAFKA, "spec.data.train.kafka.format=avro,spec.data.train.kafka.schemaRegistry=http://registry:8081"],
     ),
+    (
+        &[KAFKA, "spec.data.train.kafka.format=protobuf"],
+        &[KAFKA, "spec.data.train.kafka.format=protobuf,spec.data.train.kafka.schemaRegistry=http://registry:8081"],
+    ),
     (&[KAFKA, "spec.data.train.kafka.csv.columns={label,user,item,age}"], &[KAFKA]),
     (
         &[KAFKA, "spec.data.train.kafka.security.sasl=plain"],
