@@ -882,6 +882,10 @@ fn training(spec: &RecTrainingJobSpec, errors: &mut Errors) -> ResolvedTraining 
         embedding_value_type: given.embedding_value_type.unwrap_or_default(),
         precision: given.precision.unwrap_or_default(),
         compression: given.compression.unwrap_or_default(),
+        loss: match given.late_labels {
+            None => LossKind::BinaryCrossEntropy,
+            Some(LateLabelsSpec::FakeNegativeWeighted) => LossKind::FakeNegativeWeighted,
+        },
         evaluation: evaluation(given.evaluation.as_ref()),
         quality: quality(&given.quality.clone().unwrap_or_default(), errors),
         divergence_factor: given.divergence_factor.unwrap_or(d::DIVERGENCE_FACTOR),
