@@ -57,6 +57,12 @@ fn json((label, user, item, age): &Row) -> String {
 
 /// A topic with these values in each partition.
 fn produce(address: &str, topic: &str, partitions: &[Vec<String>]) {
+    let records = |values: &Vec<String>| values.iter().map(|value| record(value)).collect::<Vec<_>>();
+    produce_records(address, topic, &partitions.iter().map(records).collect::<Vec<_>>());
+}
+
+/// A topic with these records in each partition.
+fn produce_records(address: &str, topic: &str, partitions: &[Vec<NewRecord>]) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let client = Client::new(vec![address.to_owned()], Security::default());
@@ -64,8 +70,7 @@ fn produce(address: &str, topic: &str, partitions: &[Vec<String>]) {
             Ok(()) | Err(KafkaError::Broker { .. }) => {}
             Err(error) => panic!("{error}"),
         }
-        for (partition, values) in (0..).zip(partitions) {
-            let records: Vec<NewRecord> = values.iter().map(|value| record(value)).collect();
+        for (partition, records) in (0..).zip(partitions) {
             for records in records.chunks(1_000) {
                 while let Err(error) = client.produce(topic, partition, records).await {
                     assert!(error.is_transient(), "{error}");
@@ -256,6 +261,43 @@ fn offsets_are_committed_for_a_group_and_another_job_begins_there() {
     // A group that has committed nothing begins at the first record.
     let other = next.replace("group=trainers", "group=others");
     assert_eq!(summary(&run(folder.path(), &[&other]))["samples"], count(&early) + count(&all));
+}
+
+/// The file and the topic have the rows around the boundary both. The file is trained up to it, and
+/// the topic from it on.
+#[test]
+fn history_and_then_a_stream_train_each_row_once() {
+    const START: usize = 1_700_000_000;
+    let Some(broker) = Broker::shared_for_test() else { return };
+    let folder = folder_with(JOB);
+    let (boundary, all) = (12 * BATCH, 20 * BATCH);
+    let mut history = "label,user,item,age,at\n".to_owned();
+    for number in 0..boundary + 5 {
+        let (label, user, item, age) = row(number);
+        writeln!(history, "{label},{user},{item},{age},{}", START + number).unwrap();
+    }
+    std::fs::write(folder.path().join("history.csv"), history).unwrap();
+    let of_topic =
+        |number: usize| NewRecord { timestamp: 1_000 * (START + number) as i64, ..record(&json(&row(number))) };
+    produce_records(&broker.address, "history", &[(boundary - 7..all).map(of_topic).collect()]);
+    write_rows(folder.path(), &[(0..all).map(row).collect()]);
+    let one = run(folder.path(), &[]);
+    let moment = START + boundary;
+    let by_time = format!(
+        "spec.data.train=null,spec.data.source.paths={{history.csv}},spec.data.split.time.column=at,\
+         spec.data.split.time.testFrom={moment}"
+    );
+    let first = run(folder.path(), &[&by_time, "spec.checkpoint.path=history"]);
+    assert_eq!(summary(&first)["trainedRows"], boundary);
+    assert_eq!(summary(&first)["test"]["samples"], 5, "the rows from the boundary on");
+    let onwards = format!(
+        "{},spec.data.train.kafka.start=timestamp,spec.data.train.kafka.startTimestamp={moment}000,\
+         spec.checkpoint.path=stream,spec.checkpoint.from=history@latest",
+        from_topic(&broker, "history")
+    );
+    let second = run(folder.path(), &[&onwards]);
+    assert_eq!(summary(&second)["trainedRows"], all - boundary);
+    assert_eq!(summary(&second)["parametersSha256"], summary(&one)["parametersSha256"]);
 }
 
 /// The offsets that a group has committed, by partition.
