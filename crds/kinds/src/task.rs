@@ -9,8 +9,8 @@ named! {
         /// Binary cross-entropy on a logit, for labels from 0 to 1.
         #[default]
         BinaryCrossEntropy = "binaryCrossEntropy",
-        /// The fake negative weighted cross-entropy (Ktena et al. 2019), for labels from 0 to 1 that
-        /// come after their rows.
+        /// The fake negative weighted cross-entropy (Ktena et al. 2019), for labels from 0 to 1
+        /// that come after their rows.
         FakeNegativeWeighted = "fakeNegativeWeighted",
     }
 }

@@ -210,7 +210,7 @@ fn avro((label, user, item, age): &Row) -> Vec<u8> {
     [&[0, 0, 0, 0, 0, 2 * *label as u8][..], &user, &item, &[2 * *age as u8]].concat()
 }
 
-/// A click in Protobuf's encoding, which leaves out what is 0. Its message is the first one.
+/// A click in Protobuf's encoding, which leaves out zeros. Its message is the first one.
 fn protobuf((label, user, item, age): &Row) -> Vec<u8> {
     let number = |tag: u8, number: u32| if number == 0 { Vec::new() } else { vec![tag, number as u8] };
     let text = |tag: u8, text: &str| [&[tag][..], &sized(text.len(), text)].concat();

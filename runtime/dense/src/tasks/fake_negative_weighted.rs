@@ -6,14 +6,14 @@ use super::binary_cross_entropy::{cross_entropy, sigmoid};
 use super::{Loss, SampleLoss};
 use crate::metrics::Metric;
 
-/// −y (1+⟦p⟧) ln p − (1−y) (1−⟦p⟧) (1+⟦p⟧) ln(1−p) for labels y from 0 to 1 and p = σ(x), which is
-/// the prediction (Ktena et al. 2019, "fake negative weighted"). ⟦p⟧ is p as a constant: the
-/// derivative does not see it.
+/// −y (1+⟦p⟧) ln p − (1−y) (1−⟦p⟧) (1+⟦p⟧) ln(1−p) for labels y from 0 to 1 (Ktena et al. 2019, "fake
+/// negative weighted"). The prediction is p = σ(x). ⟦p⟧ is p as a constant: the derivative does not
+/// see it.
 ///
-/// Each row comes with the label 0 first, and once more with the label 1 if it is positive. So among
-/// the rows of a positive probability P, the share P / (1+P) has the label 1. The weights are
-/// the ratios of the true frequencies to these: 1+P, and (1−P) (1+P). The model's own p stands for
-/// P. The mean derivative is (1−p²) (p−P) / (1+P), which is 0 at p = P only.
+/// Each row comes with the label 0 first, and once more with the label 1 if it is positive. So of
+/// the records of rows with the positive probability P, the share P / (1+P) has the label 1. The
+/// weights are the ratios of the true frequencies to these: 1+P, and (1−P) (1+P). The model's own p
+/// stands for P. The mean derivative is (1−p²) (p−P) / (1+P), which is 0 at p = P only.
 #[derive(Debug, Clone, Copy)]
 pub struct FakeNegativeWeighted;
 
@@ -86,13 +86,13 @@ mod tests {
     }
 
     #[test]
-    fn the_mean_derivative_over_fake_negatives_is_zero_at_the_true_probability() {
+    fn the_mean_derivative_is_zero_at_the_true_probability() {
         for truth in [0.01, 0.2, 0.5, 0.9] {
             for p in [0.05, 0.2, 0.5, 0.8, truth] {
                 let logit = f64::ln(p / (1.0 - p));
                 let [negative, positive] =
                     [0.0, 1.0].map(|label| FakeNegativeWeighted.evaluate(logit, label).derivative);
-                // A row comes once as a negative, and with the probability `truth` as a positive too.
+                // A row comes as a negative, and with the probability `truth` as a positive too.
                 let mean = (negative + truth * positive) / (1.0 + truth);
                 let expected = (1.0 - p * p) * (p - truth) / (1.0 + truth);
                 assert!((mean - expected).abs() < 1e-12, "{truth} {p}: {mean} {expected}");
@@ -100,8 +100,8 @@ mod tests {
         }
     }
 
-    /// The prediction of a model with one logit, after descent along the gradients of ten rows that
-    /// came as negatives, three of which came again as positives.
+    /// The prediction of a model with one logit, after descent along gradients. Ten rows came as
+    /// negatives, and three of them again as positives.
     fn learned(loss: impl Loss + 'static) -> f64 {
         let tasks = Tasks::single(loss);
         let labels = [[0.0; 10].as_slice(), &[1.0; 3]].concat();

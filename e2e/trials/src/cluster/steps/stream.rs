@@ -1,6 +1,6 @@
-//! A job on a Kafka topic, with TLS and SASL from a Secret: the broker is killed under it, a burst
-//! of rows gives it more loaders, and it is suspended while rows arrive. No row may be lost, and
-//! none trained twice.
+//! A job on a Kafka topic, with TLS and SASL from a Secret. The broker is killed under it. A burst
+//! of rows gives it more loaders. It is suspended while rows arrive. No row may be lost, and none
+//! trained twice.
 //!
 //! Each row has a number of its own, as the id of two features. `once` keeps a row for every id
 //! that was trained. `twice` admits an id at its second sighting, and its counts are in checkpoints

@@ -1,6 +1,6 @@
-//! Avro records in the wire format of a schema registry. Behind the number of the schema, a value has
-//! the record in Avro's binary encoding (Avro 1.12). The fields of the record become cells by their
-//! names. Pure: the caller fetches schemas.
+//! Avro records in the wire format of a schema registry. Behind the number of the schema, a value
+//! has the record in Avro's binary encoding (Avro 1.12). The fields of the record become cells by
+//! their names. Pure: the caller fetches schemas.
 
 use std::collections::HashMap;
 
