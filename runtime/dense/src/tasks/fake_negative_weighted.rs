@@ -6,9 +6,9 @@ use super::binary_cross_entropy::{cross_entropy, sigmoid};
 use super::{Loss, SampleLoss};
 use crate::metrics::Metric;
 
-/// −y (1+⟦p⟧) ln p − (1−y) (1−⟦p⟧) (1+⟦p⟧) ln(1−p) for labels y from 0 to 1 (Ktena et al. 2019, "fake
-/// negative weighted"). The prediction is p = σ(x). ⟦p⟧ is p as a constant: the derivative does not
-/// see it.
+/// −y (1+⟦p⟧) ln p − (1−y) (1−⟦p⟧) (1+⟦p⟧) ln(1−p) for labels y from 0 to 1 (Ktena et al. 2019,
+/// "fake negative weighted"). The prediction is p = σ(x). ⟦p⟧ is p as a constant: the derivative
+/// does not see it.
 ///
 /// Each row comes with the label 0 first, and once more with the label 1 if it is positive. So of
 /// the records of rows with the positive probability P, the share P / (1+P) has the label 1. The
