@@ -83,9 +83,9 @@ pub(in crate::cluster) fn lag(cluster: &TestCluster) -> Result<(), TrialError> {
 
 /// The job is suspended while rows wait and arrive, and goes on behind the rows of its checkpoint.
 pub(in crate::cluster) fn suspended(cluster: &TestCluster) -> Result<(), TrialError> {
-    object_store::start(&cluster.paths, NAMESPACE)?;
-    object_store::make_bucket(cluster.kubectl(), NAMESPACE)?;
     in_trial(cluster, "stream-suspended", |trial| {
+        object_store::start(&cluster.paths, NAMESPACE)?;
+        object_store::make_bucket(cluster.kubectl(), NAMESPACE)?;
         let (jobs, name) = (trial.jobs, trial.name);
         trial.submit(&with_checkpoints(&trial.job(), name, EVERY))?;
         trial.write(MANY)?;
