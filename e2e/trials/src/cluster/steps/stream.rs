@@ -30,8 +30,9 @@ use crate::error::unmet;
 const FEW: u64 = 50_000;
 /// Rows that keep a loader busy for a while.
 const MANY: u64 = 400_000;
-/// The rows that a burst keeps waiting, so that a decision sees them throughout its window.
-const WAITING: u64 = 300_000;
+/// The rows that a burst keeps waiting: more than two loaders read within `catchUpSeconds`. So a
+/// decision sees the need throughout its window.
+const WAITING: u64 = 1_000_000;
 /// The most rows of a part. Each takes some 100 bytes of a parameter server.
 const MOST: u64 = 6_000_000;
 /// How long the rows of a part may take to be trained.
@@ -42,8 +43,11 @@ const DECIDED: Duration = Duration::from_secs(150);
 const LATE: Duration = Duration::from_secs(5);
 /// How long the job is suspended.
 const SUSPENDED: Duration = Duration::from_secs(60);
+/// Rows of a global batch. They are many, so that a loader spends its time on reading, and not on
+/// handing batches over.
+const BATCH: u64 = 10_000;
 /// Global steps between two checkpoints.
-const EVERY: u64 = 100;
+const EVERY: u64 = 10;
 
 /// The broker is killed while rows wait, and while none wait. The job goes on without a restart.
 pub(in crate::cluster) fn broker(cluster: &TestCluster) -> Result<(), TrialError> {
@@ -175,7 +179,7 @@ impl Trial<'_> {
                 "bootstrapServers": [ADDRESS], "topics": [self.name], "format": "json", "lingerMillis": 1_000,
                 "security": {"tls": true, "sasl": "scramSha512", "secretName": SECRET},
             }}},
-            "training": {"globalBatchSize": 1_000},
+            "training": {"globalBatchSize": BATCH},
             "roles": {
                 "ps": {"replicas": 1}, "embeddingWorker": {"replicas": 1}, "denseWorker": {"replicas": 1},
                 "loader": with_limits(&json!({"cpu": "50m"})),
