@@ -135,6 +135,7 @@ data:
       deadLetterTopic: clicks-bad
       group: clicks-trainer
   badRows: {action: skip}
+checkpoint: {path: 'gs://models/clicks', everySeconds: 300}
 ",
     "\
 training:

@@ -37,6 +37,7 @@ pub(crate) fn resolve(job: &RecTrainingJob) -> Result<ResolvedJob, Vec<FieldErro
     substitutions(&resolved, &mut errors);
     slices(spec, &resolved, &mut errors);
     pauses(&resolved, &mut errors);
+    commits(&resolved, &mut errors);
     check_budget(&resolved, &mut errors);
     if errors.0.is_empty() { Ok(resolved) } else { Err(errors.0) }
 }
@@ -933,6 +934,17 @@ fn pauses(job: &ResolvedJob, errors: &mut Errors) {
         errors.add(
             at("spec.training.quality.onRegression.action"),
             "only a job on a stream can pause: train from spec.data.train.kafka or spec.data.train.follow, or choose `alert`",
+        );
+    }
+}
+
+/// Offsets are committed with checkpoints. A job that begins at a group's offsets may leave them.
+fn commits(job: &ResolvedJob, errors: &mut Errors) {
+    let DataSource::Stream(StreamSource { kafka, .. }) = &job.data.source else { return };
+    if kafka.group.is_some() && kafka.start != StreamStart::Committed && job.checkpoint.is_none() {
+        errors.add(
+            at("spec.data.train.kafka.group"),
+            "offsets are committed with checkpoints, and there are none: give spec.checkpoint.path, or remove `group`",
         );
     }
 }

@@ -30,7 +30,7 @@ impl For {
 }
 
 /// A test compares this table with the rules of the types.
-const KINDS: [Kinds; 3] = [
+const KINDS: [Kinds; 4] = [
     Kinds {
         object: "spec.model",
         default: None,
@@ -56,19 +56,18 @@ const KINDS: [Kinds; 3] = [
             ("epsilon", For::AllBut(&["sgd"])),
         ],
     },
-    Kinds {
-        object: "spec.training.optimizer.sparse",
-        default: Some("adam"),
-        settings: &[
-            ("beta1", For::Only(&["adam"])),
-            ("beta2", For::Only(&["adam"])),
-            ("epsilon", For::AllBut(&["sgd", "ftrl"])),
-            ("initialAccumulator", For::Only(&["adaGrad", "rowWiseAdaGrad"])),
-            ("beta", For::Only(&["ftrl"])),
-            ("l1", For::Only(&["ftrl"])),
-            ("l2", For::Only(&["ftrl"])),
-        ],
-    },
+    Kinds { object: "spec.training.optimizer.sparse", default: Some("adam"), settings: &OF_ROW_OPTIMIZERS },
+    Kinds { object: "spec.training.optimizer.firstOrder", default: Some("adam"), settings: &OF_ROW_OPTIMIZERS },
+];
+
+const OF_ROW_OPTIMIZERS: [(&str, For); 7] = [
+    ("beta1", For::Only(&["adam"])),
+    ("beta2", For::Only(&["adam"])),
+    ("epsilon", For::AllBut(&["sgd", "ftrl"])),
+    ("initialAccumulator", For::Only(&["adaGrad", "rowWiseAdaGrad"])),
+    ("beta", For::Only(&["ftrl"])),
+    ("l1", For::Only(&["ftrl"])),
+    ("l2", For::Only(&["ftrl"])),
 ];
 
 /// Removes the settings of other kinds from a manifest whose `overridden` paths come from the
@@ -103,13 +102,18 @@ mod tests {
     use crate::examples::KIND_FIELDS;
     use crate::{Override, SetKind, load};
 
+    const FILE: &str = "apiVersion: rectrain.dev/v1alpha1\nkind: RecTrainingJob\nmetadata: {name: t}\nspec:\n  \
+                        model: {kind: dnn, embeddingDim: 8, hidden: [8], dropout: 0.5}\n  \
+                        features: {sparse: [{name: C1}], dense: [{name: I1}]}\n  data: {synthetic: {}}\n";
+
     fn loaded(sets: &[&str]) -> Result<Vec<String>, String> {
-        const FILE: &str = "apiVersion: rectrain.dev/v1alpha1\nkind: RecTrainingJob\nmetadata: {name: t}\nspec:\n  \
-                            model: {kind: dnn, embeddingDim: 8, hidden: [8], dropout: 0.5}\n  \
-                            features: {sparse: [{name: C1}], dense: [{name: I1}]}\n  data: {synthetic: {}}\n";
+        loaded_from(FILE, sets)
+    }
+
+    fn loaded_from(file: &str, sets: &[&str]) -> Result<Vec<String>, String> {
         let overrides: Vec<Override> =
             sets.iter().map(|set| Override { kind: SetKind::Infer, expression: (*set).to_string() }).collect();
-        load(FILE, "t.yaml", &overrides).map(|manifest| manifest.set_aside).map_err(|error| error.to_string())
+        load(file, "t.yaml", &overrides).map(|manifest| manifest.set_aside).map_err(|error| error.to_string())
     }
 
     #[test]
@@ -129,6 +133,15 @@ mod tests {
         assert!(loaded(&["spec.model.crossLayers=2"]).is_err());
     }
 
+    #[test]
+    fn the_optimizer_of_first_order_weights_is_compared_by_its_kind_too() {
+        let file = FILE.replace("kind: dnn", "kind: deepfm")
+            + "  training: {optimizer: {firstOrder: {kind: ftrl, l1: 0.001, learningRate: 0.1}}}\n";
+        let field = "spec.training.optimizer.firstOrder";
+        let note = format!("{field}.l1 is set aside: it is no setting of {field}.kind=sgd");
+        assert_eq!(loaded_from(&file, &[&format!("{field}.kind=sgd")]).unwrap(), [note]);
+    }
+
     /// Each kind refuses the settings that the table says it refuses, and takes all others.
     #[test]
     fn the_table_agrees_with_the_rules() {
@@ -139,11 +152,15 @@ mod tests {
             _ => "0.5",
         };
         for Kinds { object, settings, .. } in KINDS {
-            let field = KIND_FIELDS.iter().find(|field| field.field == format!("{object}.kind")).unwrap();
+            // First-order weights take the kinds of rows, in a model that has them.
+            let is_first_order = object.ends_with(".firstOrder");
+            let kinds = if is_first_order { "spec.training.optimizer.sparse" } else { object };
+            let file = if is_first_order { FILE.replace("kind: dnn", "kind: deepfm") } else { FILE.to_owned() };
+            let field = KIND_FIELDS.iter().find(|field| field.field == format!("{kinds}.kind")).unwrap();
             for kind in field.examples.iter().map(|example| example.kind) {
                 for (setting, taken) in settings {
                     let sets = [format!("{object}.kind={kind}"), format!("{object}.{setting}={}", value(setting))];
-                    let result = loaded(&sets.each_ref().map(String::as_str));
+                    let result = loaded_from(&file, &sets.each_ref().map(String::as_str));
                     assert_eq!(result.is_ok(), taken.takes(kind), "{sets:?}: {result:?}");
                 }
             }

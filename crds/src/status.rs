@@ -391,7 +391,7 @@ pub struct WindowStatus {
     /// Mean prediction over mean label, rounded to four decimals.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub calibration: Option<f64>,
-    /// Rows.
+    /// Rows of the window.
     pub rows: u64,
 }
 

@@ -121,6 +121,16 @@ fn late_labels_choose_the_loss() {
 }
 
 #[test]
+fn offsets_for_a_group_need_checkpoints_unless_the_job_begins_at_them() {
+    let field = "spec.data.train.kafka.group";
+    let group = format!("{field}=trainers");
+    refused(&[KAFKA, &group], field, "give spec.checkpoint.path, or remove `group`");
+    for valid in ["spec.checkpoint.path=/ck", "spec.data.train.kafka.start=committed"] {
+        resolve(&[KAFKA, &group, valid]);
+    }
+}
+
+#[test]
 fn a_baseline_names_a_step_and_a_pause_needs_a_stream() {
     let from = "spec.training.quality.baseline.from";
     let quality = resolve(&[&format!("{from}=/ck@40")]).training.quality;

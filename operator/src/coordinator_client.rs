@@ -278,7 +278,8 @@ fn stream(lag: &v1::StreamLag) -> StreamStatus {
     }
 }
 
-/// `None` before the first prediction.
+/// `None` before the first prediction, unless training is held: a replaced coordinator has seen no
+/// prediction, and holds it all the same.
 fn quality(reported: &v1::Quality) -> Option<QualityStatus> {
     let window = |of: &v1::WindowQuality| {
         let rounded = |value: Option<f64>| value.map(|value| (value * 1e4).round() / 1e4);
@@ -289,8 +290,9 @@ fn quality(reported: &v1::Quality) -> Option<QualityStatus> {
             rows: of.rows,
         }
     };
-    Some(QualityStatus {
-        window: reported.window.as_ref().map(window)?,
+    let latest = reported.window.as_ref().map(window);
+    (latest.is_some() || reported.is_held).then(|| QualityStatus {
+        window: latest.unwrap_or_default(),
         baseline: reported.baseline.as_ref().map(window),
         has_fallen: reported.has_fallen,
         is_held: reported.is_held,
@@ -453,7 +455,9 @@ mod tests {
     #[test]
     fn a_report_has_the_quality_after_the_first_prediction() {
         let reported = |quality| report(&v1::JobStatus { quality: Some(quality), ..v1::JobStatus::default() }).quality;
-        assert_eq!(reported(v1::Quality { is_held: true, ..v1::Quality::default() }), None);
+        assert_eq!(reported(v1::Quality::default()), None);
+        let held = reported(v1::Quality { is_held: true, ..v1::Quality::default() });
+        assert_eq!(held.as_deref(), Some(&QualityStatus { is_held: true, ..QualityStatus::default() }));
         let window = |auc| Some(v1::WindowQuality { auc: Some(auc), rows: 9, ..v1::WindowQuality::default() });
         let (window, baseline) = (window(0.712_345), window(0.6));
         let found = reported(v1::Quality { window, baseline, has_fallen: true, is_held: true });

@@ -432,26 +432,22 @@ impl OperatorMetrics {
         self.forget_look(job);
     }
 
-    /// A RecModelServer was reconciled. `follows` says whether it takes newer checkpoints.
-    pub fn saw_server(&self, server: &JobName, status: &RecModelServerStatus, follows: bool) {
+    /// A RecModelServer was reconciled. `served` is the lowest step among its servers that answer,
+    /// without the canary. `follows` says whether it takes newer checkpoints.
+    pub fn saw_server(&self, server: &JobName, status: &RecModelServerStatus, served: Option<u64>, follows: bool) {
         let step = |checkpoint: &Option<CheckpointStatus>| checkpoint.as_ref().map(|known| known.step as f64);
         let families = self.families();
         let replicas = status.replicas.as_ref();
         set_or_remove(&families.servers, server, replicas.map(|count| f64::from(count.wanted)));
         set_or_remove(&families.ready_servers, server, replicas.map(|count| f64::from(count.ready)));
         set_or_remove(&families.server_steps, server, step(&status.checkpoint));
-        // The canary's step may be below the others' for as long as the user likes.
-        let canary = status.canary.as_ref().filter(|canary| status.checkpoint.as_ref() != Some(*canary));
-        let is_canary = |step: Option<u64>| step.is_some() && step == canary.map(|canary| canary.step);
-        let answering = status.versions.iter().filter(|version| version.ready > 0 && !is_canary(version.step));
-        let served = answering.filter_map(|version| version.step).min().map(|step| step as f64);
-        set_or_remove(&families.server_served_steps, server, served);
+        set_or_remove(&families.server_served_steps, server, served.map(|step| step as f64));
         set_or_remove(&families.server_latest_steps, server, step(&status.latest).filter(|_| follows));
     }
 
     /// Forgets a RecModelServer that is gone.
     pub fn forget_server(&self, server: &JobName) {
-        self.saw_server(server, &RecModelServerStatus::default(), false);
+        self.saw_server(server, &RecModelServerStatus::default(), None, false);
     }
 
     /// All metrics in Prometheus' text format.
@@ -524,7 +520,7 @@ mod tests {
         metrics.saw_job(&j(), JobSnapshot::new(&training(), 10));
         metrics.predicted(&j(), Some(0.25));
         metrics.crowded(&j(), Some(0.5));
-        metrics.saw_server(&j(), &served(), true);
+        metrics.saw_server(&j(), &served(), Some(700), true);
         let text = metrics.encode().expect("they are served");
         for (name, kind, help) in REFERENCE {
             assert!(text.contains(&format!("# TYPE {name} {kind}")), "{name}");
@@ -538,11 +534,6 @@ mod tests {
             checkpoint: checkpoint(800),
             latest: checkpoint(900),
             replicas: Some(rectrain_crds::ServerCount::new(1, 2)),
-            versions: vec![
-                rectrain_crds::VersionStatus { step: Some(800), replicas: 1, ready: 1 },
-                rectrain_crds::VersionStatus { step: Some(700), replicas: 1, ready: 1 },
-                rectrain_crds::VersionStatus { step: Some(600), replicas: 1, ready: 0 },
-            ],
             ..RecModelServerStatus::default()
         }
     }
@@ -550,20 +541,15 @@ mod tests {
     #[test]
     fn the_status_of_servers_is_served_until_they_are_gone() {
         let metrics = OperatorMetrics::new().expect("they register");
-        metrics.saw_server(&j(), &served(), false);
+        metrics.saw_server(&j(), &served(), Some(700), false);
         let text = metrics.encode().expect("they are served");
         assert!(text.contains("rectrain_operator_server_ready_replicas{"), "{text}");
         let step = text.lines().find(|line| line.starts_with("rectrain_operator_server_served_step{"));
         assert!(step.is_some_and(|line| line.ends_with("} 700")), "{step:?}");
         assert!(!text.contains("rectrain_operator_server_latest_step{"), "a pinned model is not stale: {text}");
-        metrics.saw_server(&j(), &served(), true);
+        metrics.saw_server(&j(), &served(), Some(700), true);
         let text = metrics.encode().expect("they are served");
         assert!(text.contains("rectrain_operator_server_latest_step{"), "{text}");
-        let canary = Some(CheckpointStatus { name: String::new(), step: 700 });
-        metrics.saw_server(&j(), &RecModelServerStatus { canary, ..served() }, true);
-        let text = metrics.encode().expect("they are served");
-        let step = text.lines().find(|line| line.starts_with("rectrain_operator_server_served_step{"));
-        assert!(step.is_some_and(|line| line.ends_with("} 800")), "an older canary is not stale: {step:?}");
         metrics.forget_server(&j());
         assert!(!metrics.encode().expect("they are served").contains("rectrain_operator_server_"));
     }
@@ -574,7 +560,7 @@ mod tests {
         metrics.saw_job(&j(), JobSnapshot::new(&training(), 10));
         metrics.predicted(&j(), Some(0.25));
         metrics.crowded(&j(), Some(0.5));
-        metrics.saw_server(&j(), &served(), true);
+        metrics.saw_server(&j(), &served(), Some(700), true);
         let text = metrics.encode().expect("they are served");
         for line in [
             "jobs{phase=\"Training\"} 1",

@@ -29,6 +29,8 @@ pub struct PodFacts {
     pub finalizers: Vec<String>,
     /// Whether it is ready.
     pub is_ready: bool,
+    /// Since when it is ready.
+    pub ready_since: Option<Timestamp>,
     /// Its address, once it has one.
     pub ip: Option<String>,
     /// Its node.
@@ -123,6 +125,7 @@ impl PodFacts {
         let own = containers.iter().find(|container| container.name == CONTAINER);
         let conditions = status.and_then(|s| s.conditions.as_deref()).unwrap_or_default();
         let condition = |kind: &str| conditions.iter().find(|condition| condition.type_ == kind);
+        let ready = condition("Ready").filter(|c| c.status == "True");
         let unschedulable =
             condition("PodScheduled").filter(|c| c.status == "False" && c.reason.as_deref() == Some("Unschedulable"));
         let evicted = status.filter(|s| s.phase.as_deref() == Some("Failed") && s.reason.is_some()).map(|s| {
@@ -137,7 +140,8 @@ impl PodFacts {
             is_terminating: pod.metadata.deletion_timestamp.is_some(),
             terminates_by: pod.metadata.deletion_timestamp.as_ref().map(|time| time.0),
             finalizers: pod.metadata.finalizers.clone().unwrap_or_default(),
-            is_ready: condition("Ready").is_some_and(|c| c.status == "True"),
+            is_ready: ready.is_some(),
+            ready_since: ready.and_then(|c| Some(c.last_transition_time.as_ref()?.0)),
             ip: status.and_then(|s| s.pod_ip.clone()),
             node: pod.spec.as_ref().and_then(|spec| spec.node_name.clone()),
             pull_secrets: pod.spec.as_ref().map(pull_secrets).unwrap_or_default(),
@@ -198,6 +202,7 @@ impl PodFacts {
             terminates_by: None,
             finalizers: Vec::new(),
             is_ready: true,
+            ready_since: None,
             ip: None,
             node: None,
             pull_secrets: Vec::new(),

@@ -57,10 +57,10 @@ pub fn decide(
 ) -> Option<ReplacedPod> {
     let Slow { slowest, pod, .. } = slow;
     let after = SignedDuration::from_secs(i64::from(settings.after_seconds));
-    // The replacement of a slow pod has its name, and is not as old.
-    let replaced = earlier.iter().filter(|earlier| earlier.pod == pod.name).map(|earlier| earlier.time.0).max();
-    let since = slowest.since.as_ref()?.0;
-    let since = replaced.map_or(since, |replaced| replaced.max(since));
+    // The replacement of a slow pod has its name, and is not as old. Nor is a pod that came late:
+    // training waited for its member before, so the member is named.
+    let replaced = earlier.iter().filter(|earlier| earlier.pod == pod.name).map(|earlier| earlier.time.0);
+    let since = replaced.chain(pod.ready_since).fold(slowest.since.as_ref()?.0, Timestamp::max);
     let in_hour = earlier.iter().filter(|earlier| now.duration_since(earlier.time.0) < SignedDuration::from_hours(1));
     let is_due = now.duration_since(since) >= after && slowest.share >= LEAST_SHARE;
     let is_allowed = in_hour.count() < settings.per_hour as usize && earlier.len() < MOST;
@@ -102,6 +102,13 @@ pub fn avoided_nodes(replaced: &[ReplacedPod], role: Role) -> Vec<String> {
     nodes.sort_unstable();
     nodes.dedup();
     nodes
+}
+
+/// Whether a pod ends, or one is still there that is to be replaced. Then no other is replaced: its
+/// rows may move to this one.
+#[must_use]
+pub fn is_under_way(pods: &[PodFacts], replaced: &[ReplacedPod]) -> bool {
+    pods.iter().any(|pod| pod.is_terminating || replaced.iter().any(|replaced| replaced.uid == pod.uid))
 }
 
 /// The pods that were to be replaced and still run.
@@ -178,6 +185,9 @@ mod tests {
         assert!(!is_replaced(|slowest, _| slowest.since = None, &[], 9000));
         assert!(!is_replaced(|_, pod| pod.is_terminating = true, &[], 9000));
         assert!(!is_replaced(|_, pod| pod.name = "j-ps-2".to_owned(), &[], 9000));
+        // Its pod has waited for a node. Training waited for its member meanwhile.
+        let came = |seconds| move |_: &mut SlowestStatus, pod: &mut PodFacts| pod.ready_since = Some(at(seconds));
+        assert!(!is_replaced(came(8401), &[], 9000) && is_replaced(came(8400), &[], 9000));
         let (slowest, pod) = (slowest("j-ps-1", 0), pod("j-ps-1", 7, "a"));
         let is_spared = |role, members| {
             decide(SETTINGS, &Slow { role, slowest: &slowest, pod: &pod, members }, &[], at(9000)).is_some()
@@ -206,6 +216,14 @@ mod tests {
         assert_eq!(avoided_nodes(&all, Role::Loader), [""; 0]);
         all[0].node = None;
         assert_eq!(avoided_nodes(&all, Role::Ps), ["node-4", "node-9"]);
+    }
+
+    #[test]
+    fn a_replacement_is_under_way_until_its_pod_is_gone() {
+        let mut pods = vec![pod("j-ps-1", 9, "a"), pod("j-ps-2", 8, "a")];
+        assert!(is_under_way(&pods, &[replaced("j-ps-1", 9)]) && !is_under_way(&pods, &[replaced("j-ps-1", 4)]));
+        pods[1].is_terminating = true;
+        assert!(is_under_way(&pods, &[]));
     }
 
     #[test]

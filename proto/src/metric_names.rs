@@ -35,13 +35,15 @@ pub const DENSE_WORKER_SAMPLES_TOTAL: &str = "rectrain_dense_worker_samples_tota
 
 /// Histogram of a loader: seconds to read and parse a chunk of data.
 pub const LOADER_READ_SECONDS: &str = "rectrain_loader_read_seconds";
+/// Histogram of a loader: seconds in which the frozen model predicts a chunk of data.
+pub const LOADER_PREDICT_SECONDS: &str = "rectrain_loader_predict_seconds";
 /// Histogram of a loader: seconds until the embedding workers have accepted a global batch.
 pub const LOADER_ACCEPT_SECONDS: &str = "rectrain_loader_accept_seconds";
 /// Counter of a loader: rows read.
 pub const LOADER_ROWS_TOTAL: &str = "rectrain_loader_rows_total";
 
 /// Every name of this module.
-pub const ALL: [&str; 16] = [
+pub const ALL: [&str; 17] = [
     PS_BYTES,
     PS_LOOKUP_SECONDS,
     PS_UPDATE_SECONDS,
@@ -56,6 +58,7 @@ pub const ALL: [&str; 16] = [
     DENSE_WORKER_ALL_REDUCE_SECONDS,
     DENSE_WORKER_SAMPLES_TOTAL,
     LOADER_READ_SECONDS,
+    LOADER_PREDICT_SECONDS,
     LOADER_ACCEPT_SECONDS,
     LOADER_ROWS_TOTAL,
 ];

@@ -184,7 +184,7 @@ pub struct PartitionState {
     pub end: u64,
     /// Such an offset that was found at least `linger_millis` ago.
     pub aged_end: u64,
-    /// Where a job begins that has no checkpoint.
+    /// Where a job begins that has no checkpoint. The records before `begin` are lost then.
     pub start: u64,
 }
 

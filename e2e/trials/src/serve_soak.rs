@@ -173,7 +173,7 @@ impl Outcomes {
 impl Load {
     /// Sends the request of a place, and checks the answer.
     fn send(&self, place: usize, arrival: Instant, outcomes: &mut Outcomes) {
-        let request = place % self.requests.len();
+        let request = request_of(place, self.requests.len(), self.endpoints.len());
         let attempt =
             |attempt: usize| self.endpoints[(place + attempt) % self.endpoints.len()].infer(&self.requests[request]);
         let answer = match attempt(0) {
@@ -221,6 +221,13 @@ impl Load {
             self.send(place, arrival, &mut outcomes);
         }
     }
+}
+
+/// The request of a place. Place after place goes to the next server, so each request goes to all
+/// servers before the next one does. Answers of different servers are then compared, whatever their
+/// number.
+fn request_of(place: usize, requests: usize, servers: usize) -> usize {
+    place / servers % requests
 }
 
 /// Whether an answer equals the first one of its version to this request. Remembers a first one.
@@ -396,10 +403,21 @@ fn judge(report: &Value) -> Result<(), TrialError> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use super::*;
 
     fn answer(version: u64, probability: f64) -> Answer {
         Answer { version, probabilities: vec![0.5, probability] }
+    }
+
+    #[test]
+    fn every_server_gets_every_request() {
+        for servers in 2..=9 {
+            let pairs: HashSet<_> =
+                (0..8 * servers).map(|place| (request_of(place, 8, servers), place % servers)).collect();
+            assert_eq!(pairs.len(), 8 * servers, "{servers} servers");
+        }
     }
 
     #[test]

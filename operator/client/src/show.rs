@@ -115,7 +115,9 @@ fn results(summary: &JobSummary) -> Vec<(&'static str, String)> {
 
 /// The quality on new rows, beside the frozen model's.
 fn new_rows(quality: &QualityStatus) -> Option<String> {
-    let auc = quality.window.auc?;
+    let Some(auc) = quality.window.auc else {
+        return quality.is_held.then(|| "the quality has fallen, and training waits".to_owned());
+    };
     let frozen = quality.baseline.and_then(|baseline| baseline.auc);
     let frozen = frozen.map_or_else(String::new, |frozen| format!(", frozen {frozen:.4}"));
     let state = match (quality.is_held, quality.has_fallen) {
@@ -171,6 +173,14 @@ mod tests {
         ] {
             assert!(text.contains(line), "{line}: {text}");
         }
+    }
+
+    #[test]
+    fn a_job_that_is_held_says_so_without_a_prediction() {
+        let text = render(&job(
+            json!({"phase": "Training", "quality": {"window": {"rows": 0}, "hasFallen": false, "isHeld": true}}),
+        ));
+        assert!(text.contains("new rows     the quality has fallen, and training waits"), "{text}");
     }
 
     #[test]

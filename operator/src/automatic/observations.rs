@@ -148,8 +148,7 @@ impl<'a> JobLook<'a> {
             return None;
         }
         let waiting = self.of_role(Role::DenseWorker).filter_map(waiting_for_data).reduce(f64::min)?;
-        let reading = |delta: &MetricsDelta| delta.busy_share(&[metric_names::LOADER_READ_SECONDS]);
-        let mut reading: Vec<f64> = self.of_role(Role::Loader).filter_map(reading).collect();
+        let mut reading: Vec<f64> = self.of_role(Role::Loader).filter_map(reading_share).collect();
         reading.sort_by(f64::total_cmp);
         // The lower median: a slow loader does not count.
         let median = *reading.get(reading.len().checked_sub(1)? / 2)?;
@@ -195,10 +194,18 @@ impl LoaderTimes {
     fn of(delta: &MetricsDelta) -> Option<Self> {
         Some(Self {
             rows_per_second: delta.rate_of(&[metric_names::LOADER_ROWS_TOTAL])?,
-            reading: delta.busy_share(&[metric_names::LOADER_READ_SECONDS])?,
+            reading: reading_share(delta)?,
             waiting: delta.busy_share(&[metric_names::LOADER_ACCEPT_SECONDS])?,
         })
     }
+}
+
+/// The share of the time that a loader reads, or predicts what it has read with a frozen model.
+/// `None` if its process is new.
+fn reading_share(delta: &MetricsDelta) -> Option<f64> {
+    let read = delta.busy_share(&[metric_names::LOADER_READ_SECONDS])?;
+    // A loader of an earlier version has no such metric.
+    Some(read + delta.busy_share(&[metric_names::LOADER_PREDICT_SECONDS]).unwrap_or(0.0))
 }
 
 /// The share of the time that a dense worker waits for data. `None` without a step.
@@ -377,7 +384,8 @@ mod tests {
     fn the_loaders_of_a_stream_are_measured_with_its_lag() {
         let loader = delta(&[
             ("rectrain_loader_rows_total{replica=\"0\"}", 1_000.0),
-            ("rectrain_loader_read_seconds_sum{replica=\"0\"}", 2.5),
+            ("rectrain_loader_read_seconds_sum{replica=\"0\"}", 2.0),
+            ("rectrain_loader_predict_seconds_sum{replica=\"0\"}", 0.5),
             ("rectrain_loader_accept_seconds_sum{replica=\"0\"}", 1.0),
         ]);
         let seen = observe(Mode::Sync, &Deltas::from([((Role::Loader, 0), loader)]));

@@ -148,7 +148,6 @@ impl<'a> Draft<'a> {
         }
         self.forgive_restarts(phase);
         self.note_automatic(phase);
-        self.note_replacement(phase);
         let (run, problem) = match unchanged {
             Some(Unchanged::UntilSaved) => return self.wait_for_checkpoint(phase),
             Some(Unchanged::UntilCorrected(problem)) => (Run::AsIs, Some(problem)),
@@ -159,6 +158,7 @@ impl<'a> Draft<'a> {
             Some(Unchanged::WhileContested(problem)) => (Run::AsIs, Some(problem)),
             None => (Run::Go, None),
         };
+        self.note_replacement(phase, run);
         self.keep_running(pods, Look { phase, restarts: restarts.of_containers, problem, run })
     }
 

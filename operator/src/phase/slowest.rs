@@ -4,6 +4,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use rectrain_crds::{Phase, Role, SlowestStatus};
 
+use super::decision::Run;
 use super::draft::Draft;
 use super::progress::rounded;
 use crate::coordinator_view::{NoStep, SlowMember};
@@ -38,11 +39,14 @@ impl Draft<'_> {
     }
 
     /// Notes the replacement of a pod that stays slow. It is carried out once it is in the status.
-    pub(super) fn note_replacement(&mut self, phase: Phase) {
+    pub(super) fn note_replacement(&mut self, phase: Phase, run: Run) {
         self.status.replaced_pods = replace_slow::remembered(&self.before.replaced_pods, self.facts.now);
-        // The rows of a pod need members that can take them.
-        if phase == Phase::Training
+        // The rows of a pod need members that can take them. A pod that ends counts as ready.
+        if run == Run::Go
+            && phase == Phase::Training
+            && self.live_report().is_some()
             && self.all_ready()
+            && !replace_slow::is_under_way(self.facts.pods, &self.status.replaced_pods)
             && let Some(settings) = self.facts.verdict.ok().and_then(|resolved| resolved.fault_tolerance.replace_slow)
             && let Some(slow) = self.slow_member()
             && let Some(replaced) = replace_slow::decide(settings, &slow, &self.status.replaced_pods, self.facts.now)

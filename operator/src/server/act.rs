@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use rectrain_crds::{RecModelServer, RecModelServerStatus, ServerPhase};
 
 use super::decide::{Decision, Facts, Obstacle, decide};
-use super::observe::{Observed, observe};
+use super::observe::{Observed, observe, served_step};
 use crate::config::OperatorConfig;
 use crate::events::{Announcement, Announcer};
 use crate::metrics::OperatorMetrics;
@@ -78,7 +78,7 @@ pub async fn reconcile(name: &JobName, context: &ServerContext) -> Result<Action
     })?;
     Box::pin(write_status(context, name, &observed.server, &decision.status)).await?;
     let follows = observed.server.spec.pinned().is_none();
-    context.metrics.saw_server(name, &decision.status, follows);
+    context.metrics.saw_server(name, &decision.status, served_step(&observed.pods), follows);
     let done = Box::pin(act(context, name, &observed, &decision)).await;
     next(context, name, obstacle, done, decision.look_again)
 }

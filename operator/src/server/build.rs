@@ -46,14 +46,13 @@ pub fn replicas(server: &RecModelServer, deployed: Option<u32>) -> u32 {
     }
 }
 
-/// The number of servers of the canary, and of the others. A canary leaves one of the others.
+/// The number of servers of the canary. It leaves one of the others.
 #[must_use]
-pub fn divided(server: &RecModelServer, replicas: u32) -> (u32, u32) {
-    let Some(canary) = &server.spec.canary else { return (0, replicas) };
+pub fn canary_servers(server: &RecModelServer, replicas: u32) -> u32 {
+    let Some(canary) = &server.spec.canary else { return 0 };
     let percent = u64::from(canary.percent.unwrap_or(defaults::CANARY_PERCENT));
     let part = (u64::from(replicas) * percent).div_ceil(100);
-    let part = u32::try_from(part).unwrap_or(u32::MAX).min(replicas.saturating_sub(1));
-    (part, replicas - part)
+    u32::try_from(part).unwrap_or(u32::MAX).min(replicas.saturating_sub(1))
 }
 
 fn least(scaling: &ServerAutoscalingSpec) -> u32 {

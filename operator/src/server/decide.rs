@@ -85,10 +85,19 @@ pub fn decide(facts: Facts<'_>) -> Result<Decision, serde_json::Error> {
 /// The plans of the servers and of the canary, if there is a model.
 fn plans<'a>(facts: Facts<'a>, choice: &'a Choice, replicas: u32) -> Option<(Plan<'a>, Option<Plan<'a>>)> {
     let target = choice.target.as_ref().ok()?;
-    let (part, others) = build::divided(facts.server, replicas);
+    let part = build::canary_servers(facts.server, replicas);
+    let others = others(facts, replicas, part);
     let plan = Plan { server: facts.server, target, replicas: others, is_canary: false, config: facts.config };
     let canary = choice.canary.as_ref().map(|target| Plan { target, replicas: part, is_canary: true, ..plan });
     Some((plan, canary))
+}
+
+/// The number of the servers beside a canary of `part` servers. One of them ends for each server of
+/// the canary that answers. So they all go on while the canary loads its model, and if it never
+/// answers. A server of the canary that fails for a moment brings none of them back.
+fn others(facts: Facts<'_>, replicas: u32, part: u32) -> u32 {
+    let wanted = replicas - part.min(answering(facts.canary));
+    deployed(facts.deployment).map_or(wanted, |deployed| wanted.min(deployed)).max(replicas - part)
 }
 
 fn look_again(server: &RecModelServer, choice: &Choice) -> Duration {
@@ -99,6 +108,11 @@ fn look_again(server: &RecModelServer, choice: &Choice) -> Duration {
 /// The number of pods in a Deployment's spec.
 fn deployed(deployment: Option<&Value>) -> Option<u32> {
     deployment.and_then(|deployment| count(&deployment["spec"]["replicas"]))
+}
+
+/// The number of pods of a Deployment that answer requests.
+fn answering(deployment: Option<&Value>) -> u32 {
+    deployment.and_then(|deployment| count(&deployment["status"]["availableReplicas"])).unwrap_or(0)
 }
 
 fn count(value: &Value) -> Option<u32> {

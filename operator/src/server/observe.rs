@@ -5,7 +5,7 @@ use kube::api::{Api, DynamicObject, ListParams};
 use kube::{Client, ResourceExt};
 use rectrain_crds::{RecModelServer, RecTrainingJob};
 
-use crate::names::{self, JobName, SERVER_LABEL, SERVER_UID_LABEL, STEP_LABEL};
+use crate::names::{self, CANARY_LABEL, JobName, SERVER_LABEL, SERVER_UID_LABEL, STEP_LABEL};
 use crate::objects::{Kind, Owned};
 use crate::reconcile::error::ReconcileError;
 
@@ -27,6 +27,8 @@ pub struct ServerPod {
     pub step: Option<u64>,
     /// Whether it answers requests.
     pub is_ready: bool,
+    /// Whether it belongs to the canary.
+    pub is_canary: bool,
 }
 
 impl ServerPod {
@@ -40,8 +42,18 @@ impl ServerPod {
         }
         let conditions = pod.status.iter().filter_map(|status| status.conditions.as_ref()).flatten();
         let mut ready = conditions.filter(|condition| condition.type_ == "Ready" && condition.status == "True");
-        Some(Self { step: label(STEP_LABEL).and_then(|step| step.parse().ok()), is_ready: ready.next().is_some() })
+        Some(Self {
+            step: label(STEP_LABEL).and_then(|step| step.parse().ok()),
+            is_ready: ready.next().is_some(),
+            is_canary: label(CANARY_LABEL).is_some(),
+        })
     }
+}
+
+/// The lowest global step among the servers that answer, without the canary's.
+#[must_use]
+pub fn served_step(pods: &[ServerPod]) -> Option<u64> {
+    pods.iter().filter(|pod| pod.is_ready && !pod.is_canary).filter_map(|pod| pod.step).min()
 }
 
 /// Everything about a `RecModelServer`.

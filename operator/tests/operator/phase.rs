@@ -291,12 +291,13 @@ fn edit_manifest(job: &mut RecTrainingJob, edit: Happening) {
 fn pod(role: Role, attempt: u32) -> PodFacts {
     PodFacts {
         name: format!("clicks-{}-0", role.name()),
-        uid: format!("uid-of-attempt-{attempt}"),
+        uid: format!("uid-of-{}-{attempt}", role.name()),
         role,
         attempt,
         job_uid: None,
         is_terminating: false,
         is_ready: true,
+        ready_since: None,
         ip: None,
         node: None,
         pull_secrets: Vec::new(),
@@ -675,16 +676,10 @@ fn a_stall_and_a_slow_member_are_in_the_status() {
 
 #[test]
 fn a_pod_that_stays_slow_is_replaced_as_often_as_the_manifest_allows() {
-    let mut history = training(7);
-    let since_seconds = u64::try_from(history.now).unwrap();
-    let member = SlowMember { role: Role::Loader, index: 0, share: 0.5, since_seconds };
-    history.happens(&reported(CoordinatorView::Live(Report { slowest: Some(Box::new(member)), ..at(8) })));
+    let mut history = with_a_slow_loader();
     history.happens(&Happening::Time(700));
     assert_eq!(history.advance().replaced_pods, [], "the manifest does not ask for it");
-    history.edit(|job| {
-        let given = job.spec.fault_tolerance.get_or_insert_default();
-        given.replace_slow = Some(ReplaceSlowSpec::default());
-    });
+    history.edit(replace_slow);
     let (decision, _) = history.decide();
     let [replaced] = &decision.status.replaced_pods[..] else { panic!("{:?}", decision.status.replaced_pods) };
     assert_eq!((replaced.pod.as_str(), replaced.role.as_str()), ("clicks-loader-0", "loader"));
@@ -694,9 +689,57 @@ fn a_pod_that_stays_slow_is_replaced_as_often_as_the_manifest_allows() {
     history.advance();
     // Its replacement has the same name. The default is two in an hour.
     for (seconds, count) in [(599, 1), (1, 2), (900, 2), (2100, 3)] {
-        history.happens(&Happening::Time(seconds));
+        come_anew(&mut history, seconds);
         assert_eq!(history.advance().replaced_pods.len(), count, "after {seconds} s more");
     }
+}
+
+#[test]
+fn a_slow_pod_is_replaced_only_while_no_other_pod_ends() {
+    let mut history = with_a_slow_loader();
+    history.edit(replace_slow);
+    history.happens(&Happening::Time(700));
+    // Its rows still move, and the StatefulSet still counts it as ready.
+    history.pods[2].is_terminating = true;
+    assert_eq!(history.advance().replaced_pods, []);
+    history.pods[2].is_terminating = false;
+    let report = std::mem::replace(&mut history.coordinator, CoordinatorView::Silent);
+    assert_eq!(history.advance().replaced_pods, [], "the report is old");
+    history.coordinator = report;
+    let replaced = history.advance().replaced_pods;
+    assert_eq!(replaced.iter().map(|replaced| replaced.pod.as_str()).collect::<Vec<_>>(), ["clicks-loader-0"]);
+    // Its deletion is refused for an hour, and another member is slow.
+    history.coordinator = slow(Role::EmbeddingWorker, history.now);
+    history.happens(&Happening::Time(3600));
+    assert_eq!(history.advance().replaced_pods.len(), 1);
+    come_anew(&mut history, 1);
+    assert_eq!(history.advance().replaced_pods.len(), 2);
+}
+
+/// The report of a member that is slow since a time.
+fn slow(role: Role, since: i64) -> CoordinatorView {
+    let since_seconds = u64::try_from(since).unwrap();
+    let member = SlowMember { role, index: 0, share: 0.5, since_seconds };
+    CoordinatorView::Live(Report { slowest: Some(Box::new(member)), ..at(8) })
+}
+
+/// A job that trains, with a loader that is slow from now on.
+fn with_a_slow_loader() -> History {
+    let mut history = training(7);
+    history.coordinator = slow(Role::Loader, history.now);
+    history
+}
+
+fn replace_slow(job: &mut RecTrainingJob) {
+    let given = job.spec.fault_tolerance.get_or_insert_default();
+    given.replace_slow = Some(ReplaceSlowSpec::default());
+}
+
+/// After so many seconds, new pods of the same names are there.
+fn come_anew(history: &mut History, seconds: i64) {
+    history.happens(&Happening::Time(seconds));
+    let now = history.now;
+    history.pods.iter_mut().for_each(|pod| pod.uid = format!("{}-{now}", pod.name));
 }
 
 #[test]

@@ -158,6 +158,13 @@ impl Servers {
         }
     }
 
+    /// The step in the metric of the servers that answer.
+    fn served_step(&self) -> String {
+        let text = self.operator.metrics.encode().unwrap();
+        let line = text.lines().find(|line| line.starts_with("rectrain_operator_server_served_step{"));
+        line.and_then(|line| line.split(' ').next_back()).expect("a served step").to_owned()
+    }
+
     fn writes(&self) -> usize {
         self.api.lock().log.iter().filter(|call| !call.starts_with("GET")).count()
     }
@@ -440,12 +447,18 @@ fn canary(servers: &Servers) -> Value {
     servers.api.lock().get("deployments", CANARY).cloned().expect("a canary")
 }
 
+/// So many servers of the canary answer.
+fn canary_answers(servers: &Servers, available: u32) {
+    servers.api.lock().get_mut("deployments", CANARY).unwrap()["status"] =
+        json!({"replicas": 2, "updatedReplicas": 2, "availableReplicas": available, "observedGeneration": 1});
+}
+
 #[tokio::test]
 async fn a_canary_has_its_part_of_the_servers_until_it_is_taken() {
     let servers = with_canary().await;
     let (deployment, spec) = (servers.deployment(), canary(&servers)["spec"].clone());
-    // A quarter of five, rounded up.
-    assert_eq!((&deployment["spec"]["replicas"], &spec["replicas"]), (&json!(3), &json!(2)));
+    // A quarter of five, rounded up. The others go on until these answer.
+    assert_eq!((&deployment["spec"]["replicas"], &spec["replicas"]), (&json!(5), &json!(2)));
     assert_eq!(servers.model(), "s3://ads/clicks/step-000000000800");
     let container = &spec["template"]["spec"]["containers"][0];
     assert_eq!(container["args"][1], "s3://ads/clicks/step-000000000900-delta");
@@ -462,8 +475,10 @@ async fn a_canary_has_its_part_of_the_servers_until_it_is_taken() {
     servers.rolls_out();
     servers.settle().await;
     assert!(servers.condition("Progressing").unwrap().1.contains("servers of the canary"));
-    servers.api.lock().get_mut("deployments", CANARY).unwrap()["status"] =
-        json!({"replicas": 2, "updatedReplicas": 2, "availableReplicas": 2, "observedGeneration": 1});
+    canary_answers(&servers, 2);
+    servers.settle().await;
+    assert_eq!(servers.deployment()["spec"]["replicas"], 3);
+    servers.rolls_out();
     servers.settle().await;
     assert_eq!(servers.status().phase, Some(ServerPhase::Ready));
 
@@ -483,6 +498,49 @@ async fn a_canary_has_its_part_of_the_servers_until_it_is_taken() {
 }
 
 #[tokio::test]
+async fn each_server_of_a_canary_that_answers_replaces_one_of_the_others() {
+    let servers = with_canary().await;
+    servers.rolls_out();
+    // A server of the canary that fails for a moment starts no other one.
+    for (answering, others) in [(0, 5), (1, 4), (0, 4), (2, 3), (1, 3)] {
+        canary_answers(&servers, answering);
+        servers.settle().await;
+        assert_eq!(servers.deployment()["spec"]["replicas"], others, "{answering} of the canary answer");
+        assert_eq!(canary(&servers)["spec"]["replicas"], 2);
+    }
+    // One of them is superfluous.
+    servers.edit(|spec| spec["canary"]["percent"] = json!(20));
+    servers.settle().await;
+    assert_eq!(
+        (&servers.deployment()["spec"]["replicas"], &canary(&servers)["spec"]["replicas"]),
+        (&json!(4), &json!(1))
+    );
+}
+
+/// A pod of the canary answers.
+fn a_pod_of_the_canary_answers(servers: &Servers) {
+    let mut metadata = canary(servers)["spec"]["template"]["metadata"].clone();
+    metadata["name"] = json!("answers-canary-0");
+    let ready = json!({"conditions": [{"type": "Ready", "status": "True"}]});
+    servers.api.lock().create("pods", json!({"metadata": metadata, "status": ready}));
+}
+
+#[tokio::test]
+async fn servers_of_the_canarys_step_are_stale_unless_they_are_the_canary() {
+    let servers = with_canary().await;
+    servers.rolls_out();
+    // A part of the servers keeps the earlier model.
+    servers.edit(|spec| (spec["version"], spec["canary"]["step"]) = (json!(900), json!(800)));
+    servers.settle().await;
+    a_pod_of_the_canary_answers(&servers);
+    servers.settle().await;
+    assert_eq!(servers.served_step(), "800", "no server has changed yet");
+    servers.rolls_out();
+    servers.settle().await;
+    assert_eq!(servers.served_step(), "900", "only the canary has the earlier model");
+}
+
+#[tokio::test]
 async fn a_canary_that_does_not_start_is_named() {
     let servers = with_canary().await;
     servers.rolls_out();
@@ -494,6 +552,7 @@ async fn a_canary_that_does_not_start_is_named() {
     let (reason, message) = servers.condition("Degraded").unwrap();
     assert!(reason == "RolloutStuck" && message.contains("servers of the canary have"), "{message}");
     assert!(message.contains("remove spec.canary"), "{message}");
+    assert_eq!(servers.deployment()["spec"]["replicas"], 5, "all of the others go on");
 }
 
 #[tokio::test]

@@ -112,7 +112,9 @@ fn shown(name: &str, status: &v1::JobStatus) -> String {
 /// The quality on rows before they were learned, beside the frozen model's.
 fn new_rows(status: &v1::JobStatus) -> Option<String> {
     let quality = status.quality.as_ref()?;
-    let auc = quality.window.as_ref()?.auc?;
+    let Some(auc) = quality.window.as_ref().and_then(|window| window.auc) else {
+        return quality.is_held.then(|| "the quality has fallen, and training waits".to_owned());
+    };
     let frozen = quality.baseline.as_ref().and_then(|baseline| baseline.auc);
     let frozen = frozen.map_or_else(String::new, |frozen| format!(", frozen {frozen:.4}"));
     let state = match (quality.is_held, quality.has_fallen) {
@@ -199,6 +201,9 @@ mod tests {
         let quality = v1::Quality { window: of(0.7), ..v1::Quality::default() };
         let shown = |quality| new_rows(&v1::JobStatus { quality: Some(quality), ..v1::JobStatus::default() });
         assert_eq!(shown(v1::Quality::default()), None);
+        // A replaced coordinator has seen no prediction.
+        let replaced = v1::Quality { is_held: true, ..v1::Quality::default() };
+        assert_eq!(shown(replaced).as_deref(), Some("the quality has fallen, and training waits"));
         assert_eq!(shown(quality).as_deref(), Some("AUC 0.7000"));
         let held = v1::Quality { baseline: of(0.65), has_fallen: true, is_held: true, window: of(0.7) };
         assert_eq!(shown(held).as_deref(), Some("AUC 0.7000, frozen 0.6500; it has fallen, and training waits"));

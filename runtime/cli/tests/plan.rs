@@ -134,6 +134,26 @@ fn the_servers_of_a_model_are_those_of_the_formulas() {
 }
 
 #[test]
+fn a_request_reads_rows_of_all_features_alike() {
+    let folder = folder();
+    let arguments = [&["plan", "serving", "job.yaml", "--json"], &IDS[..], &LOAD].concat();
+    let wide = ["--set", "spec.features.sparse[0].dim=12", "--changed-rows-per-second", "1000000"];
+    let output = rectrain(folder.path(), &[&arguments[..], &wide].concat());
+    assert!(output.status.success(), "{output:?}");
+    let plan: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let (users, items) = (1_000_000_000.0 * 56.0, 10_000_000.0 * 24.0);
+    assert_eq!(plan["bytes"].as_f64(), Some(users + items));
+    // 10,000 requests of 200 rows of 56 bytes and 200 of 24. Nearly all rows are the users', and so
+    // are the changed ones, which two copies take.
+    let read = 10_000.0 * 200.0 * (56.0 + 24.0);
+    let changed = 2.0 * 1e6 * (users + items) / 1.01e9;
+    let deployment = &plan["deployments"][2];
+    assert_eq!(deployment["storage"], 2);
+    let network = deployment["network"].as_f64().unwrap();
+    assert!((network - (read + changed) / 2.5e9).abs() < 1e-9, "{network}");
+}
+
+#[test]
 fn bad_inputs_of_a_plan_for_serving_are_refused() {
     let folder = folder();
     let cases: [(&[&str], &str); 5] = [

@@ -224,6 +224,15 @@ impl InFlightChunks {
         true
     }
 
+    /// The chunks of `loader` in the training data that have batches from `batch` on.
+    pub(super) fn chunks_of(&self, loader: u32, batch: u64) -> usize {
+        let reaches = |leased: &Leased| match leased {
+            Leased::Train { lease, .. } => lease.first_step.0 + lease.max_batches > batch,
+            Leased::Evaluation { .. } => false,
+        };
+        self.chunks.values().filter(|chunk| chunk.loaders.contains(&loader) && reaches(&chunk.leased)).count()
+    }
+
     /// The number of loaders needed so that every loader stays that may not have sent all of a
     /// chunk.
     pub(super) fn loaders_needed(&self) -> u32 {

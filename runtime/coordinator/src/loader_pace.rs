@@ -281,9 +281,9 @@ mod tests {
         pace.set(0, 2);
         assert!(pace.may_lease(1, 2, now), "none is faster");
         pace.set(0, EVEN);
-        (1..16).for_each(|chunk| pace.leased((0, chunk), 0, BATCHES, now));
-        assert!(pace.may_lease(1, 2, now), "one of sixteen");
-        pace.leased((0, 16), 1, BATCHES, now);
+        (1..17).for_each(|chunk| pace.leased((0, chunk), 0, BATCHES, now));
+        assert!(pace.may_lease(1, 2, now), "one for sixteen");
+        pace.leased((0, 17), 1, BATCHES, now);
         assert!(!pace.may_lease(1, 2, now));
     }
 

@@ -6,12 +6,14 @@ use std::time::Instant;
 
 use rectrain_policy::LoaderUse;
 
+use crate::loader_pace::ChunkNumber;
+
 /// The use of the loaders since the last look.
 #[derive(Debug, Default)]
 pub(super) struct LoaderUseMeter {
     since: Option<Instant>,
-    /// By loader: when it began to read.
-    reading: BTreeMap<u32, Instant>,
+    /// By loader: the chunk that it has leased and reads, and since when.
+    reading: BTreeMap<u32, (ChunkNumber, Instant)>,
     /// By loader: seconds of reads that have ended.
     read: BTreeMap<u32, f64>,
     /// By rank: seconds of waiting for data, and seconds of steps with that wait.
@@ -19,14 +21,16 @@ pub(super) struct LoaderUseMeter {
 }
 
 impl LoaderUseMeter {
-    /// A loader begins to read a chunk.
-    pub(super) fn begins(&mut self, loader: u32, now: Instant) {
-        self.reading.insert(loader, now);
+    /// A loader begins to read a chunk that it has leased.
+    pub(super) fn begins(&mut self, loader: u32, chunk: ChunkNumber, now: Instant) {
+        self.reading.insert(loader, (chunk, now));
     }
 
-    /// A loader has read its chunk.
-    pub(super) fn ends(&mut self, loader: u32, now: Instant) {
-        if let Some(begun) = self.reading.remove(&loader) {
+    /// A loader has read a chunk. It may have read another loader's beside its own.
+    pub(super) fn ends(&mut self, loader: u32, chunk: ChunkNumber, now: Instant) {
+        let own = self.reading.get(&loader).copied().filter(|(own, _)| *own == chunk);
+        if let Some((_, begun)) = own {
+            self.reading.remove(&loader);
             *self.read.entry(loader).or_default() += self.seconds_of_look(begun, now);
         }
     }
@@ -54,7 +58,7 @@ impl LoaderUseMeter {
         let waiting = steps.map(|(wait, steps)| wait / steps).reduce(f64::min)?;
         let share = |loader: u32| {
             let ended = self.read.get(&loader).copied().unwrap_or(0.0);
-            let present = self.reading.get(&loader).map_or(0.0, |begun| self.seconds_of_look(*begun, now));
+            let present = self.reading.get(&loader).map_or(0.0, |(_, begun)| self.seconds_of_look(*begun, now));
             (ended + present) / seconds
         };
         let mut reading: Vec<f64> = (0..loaders).map(share).collect();
@@ -86,10 +90,12 @@ mod tests {
         assert_eq!(meter.look(2, at(0)), None, "the first look");
         assert_eq!(meter.look(2, at(10)), None, "no step");
         // Loader 0 reads from 8 to 14 and from 18 on; loader 1 all the time.
-        meter.begins(0, at(8));
-        meter.begins(1, at(10));
-        meter.ends(0, at(14));
-        meter.begins(0, at(18));
+        meter.begins(0, (0, 0), at(8));
+        meter.begins(1, (0, 1), at(10));
+        meter.ends(0, (0, 0), at(14));
+        meter.begins(0, (0, 2), at(18));
+        // It reads the chunk of loader 1, too.
+        meter.ends(0, (0, 1), at(19));
         meter.waited(0, 3.0, 4.0);
         meter.waited(1, 1.0, 2.0);
         meter.waited(1, 0.0, 2.0);
@@ -98,7 +104,7 @@ mod tests {
             assert!((load.waiting - waiting).abs() < 1e-9 && (load.reading - reading).abs() < 1e-9, "{load:?}");
         };
         close(meter.look(2, at(20)), 0.25, 0.6);
-        meter.ends(0, at(23));
+        meter.ends(0, (0, 2), at(23));
         meter.waited(1, 0.0, 2.0);
         close(meter.look(1, at(30)), 0.0, 0.3);
         meter.waited(1, 5.0, 2.0);

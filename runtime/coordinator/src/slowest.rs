@@ -164,8 +164,7 @@ impl Slowest {
     /// Decides at `now`, which is `now_seconds` since 1970. Call it at least every few seconds.
     pub(super) fn decide(&mut self, setting: &Setting, now: Instant, now_seconds: u64) -> Option<Change> {
         self.enter(setting);
-        let oldest = now.checked_sub(PART * PARTS as u32);
-        self.window.retain(|part| oldest.is_none_or(|oldest| part.begun >= oldest));
+        self.drop_old_parts(now);
         let has_gone = |(role, index): MemberId| {
             // The numbers of parameter servers have gaps.
             role != Role::Ps && setting.members.get(&role).is_some_and(|count| index >= *count)
@@ -181,6 +180,22 @@ impl Slowest {
             Some(named) => self.follow(named, &slow, now, now_seconds),
             None => self.name_after_a_while(slow.first().copied(), now, now_seconds),
         }
+    }
+
+    /// Training waits for rows, which is the fault of no member. Once no step was measured for a
+    /// whole window, no member is named.
+    pub(super) fn rest(&mut self, now: Instant) -> Option<Change> {
+        self.drop_old_parts(now);
+        if !self.window.is_empty() {
+            return None;
+        }
+        (self.rising, self.recovering) = (None, None);
+        self.named.take().map(|named| Change::Recovered(named.member))
+    }
+
+    fn drop_old_parts(&mut self, now: Instant) {
+        let oldest = now.checked_sub(PART * PARTS as u32);
+        self.window.retain(|part| oldest.is_none_or(|oldest| part.begun >= oldest));
     }
 
     /// The named member.

@@ -7,6 +7,7 @@
 //! predicted again.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 use rectrain_data::Batch;
 use rectrain_dense::metrics::WindowPart;
@@ -57,11 +58,13 @@ impl Loader {
         mut content: Content,
     ) -> Result<(Option<Box<Predictor>>, Content), RoleError> {
         let Some(rows) = content.rows.take() else { return Ok((Some(predictor), content)) };
+        let started = Instant::now();
         let predicting = blocking("predictions of the frozen model", move || {
             let part = predictions(&mut predictor, &rows);
             (predictor, rows, part)
         });
         let (predictor, rows, part) = predicting.await?;
+        self.metrics.predict.observe(started.elapsed().as_secs_f64());
         content.rows = Some(rows);
         match part {
             Ok(part) => {

@@ -4,9 +4,11 @@
 //!
 //! Four loops run concurrently. One passes over the training data, and one over the test data for
 //! evaluations. The third sends pieces of dead processes again ([`repeats`]). The fourth watches a
-//! stream ([`watch`]), or follows paths ([`listing`]).
+//! stream ([`watch`]), or follows paths ([`listing`]). Beside them, offsets are committed
+//! ([`commits`]).
 
 mod baseline;
+mod commits;
 mod datasets;
 mod followed;
 mod lease;
@@ -18,7 +20,6 @@ mod send;
 mod watch;
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::Instant;
 
 use rectrain_data::{Dataset, Fingerprint, ReadPlan};
@@ -32,6 +33,7 @@ use rectrain_protocol::metrics::LoaderMetrics;
 use rectrain_protocol::plan::JobPlan;
 use tokio::sync::{OnceCell, mpsc};
 
+use self::commits::Commits;
 use self::datasets::Datasets;
 use self::followed::FollowedReader;
 use self::lease::{Lease, Pass};
@@ -60,8 +62,8 @@ pub struct Loader {
     datasets: Datasets,
     /// Set once the coordinator has accepted the list of training files.
     files_accepted: OnceCell<()>,
-    /// The number of the last commit of offsets; 0: none.
-    committed: AtomicU64,
+    /// The offsets for a consumer group.
+    commits: Commits,
 }
 
 impl Loader {
@@ -75,7 +77,7 @@ impl Loader {
             metrics,
             datasets: Datasets::default(),
             files_accepted: OnceCell::new(),
-            committed: AtomicU64::new(0),
+            commits: Commits::new(),
         }
     }
 
@@ -89,17 +91,21 @@ impl Loader {
         let evaluating = Box::pin(self.load(Pass::Evaluation));
         let repeating = Box::pin(self.repeat_lost_pieces());
         let probing = Box::pin(self.probe_test_data());
-        let working = futures::future::try_join4(training, evaluating, repeating, probing);
-        // The stream is watched for as long as there is work.
-        let worked = tokio::select! {
-            worked = working => worked.map(|_| ()),
-            Err(error) = Box::pin(self.watch_stream()) => Err(error),
-            Err(error) = Box::pin(self.follow_paths()) => Err(error),
+        let all = futures::future::try_join4(training, evaluating, repeating, probing);
+        let working = async {
+            // The stream is watched for as long as there is work.
+            tokio::select! {
+                worked = all => worked.map(|_| ())?,
+                Err(error) = Box::pin(self.watch_stream()) => return Err(error),
+                Err(error) = Box::pin(self.follow_paths()) => return Err(error),
+            }
+            self.commit_last().await;
+            Ok(())
         };
-        if worked.is_ok() {
-            Box::pin(self.commit_last()).await;
+        tokio::select! {
+            worked = Box::pin(working) => worked,
+            Err(error) = Box::pin(self.commit_offsets()) => Err(error),
         }
-        worked
     }
 
     /// Reads the chunks of a pass and sends them. Reads one chunk ahead.

@@ -3,7 +3,6 @@
 //!
 //! Every loader watches, so the loss of a loader costs nothing. Reports are idempotent.
 
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rectrain_data::{DataError, Dataset, PartId, PartitionFound, Probe, Segment};
@@ -78,7 +77,7 @@ impl Loader {
         loop {
             let (known, _) = self.peers.coordinator.call(found, Vec::new(), CALL_DEADLINE).await?;
             if let Some(commit) = known.commit {
-                self.commit(dataset, commit).await?;
+                self.commits.want(commit);
             }
             if known.probes.is_empty() {
                 return Ok(());
@@ -90,22 +89,28 @@ impl Loader {
 
     /// A report without findings.
     fn found(&self) -> v1::StreamFound {
-        let committed = self.committed.load(Ordering::Relaxed);
+        let committed = self.commits.made();
         v1::StreamFound { loader: self.index, committed, ..v1::StreamFound::default() }
     }
 
-    /// Commits offsets for the consumer group. Training does not depend on it. If no broker answers
-    /// it is tried again with the next report, and after a refusal with the next checkpoint.
-    async fn commit(&self, dataset: &Dataset, commit: v1::Commit) -> Result<(), RoleError> {
-        let v1::Commit { number, offsets } = commit;
-        let offsets: Vec<(PartId, u64)> = offsets.iter().map(|of| (PartId(of.part), of.offset)).collect();
-        let dataset = dataset.clone();
+    /// Commits offsets for the consumer group until it is dropped, or fails. Training does not
+    /// depend on it.
+    pub(crate) async fn commit_offsets(&self) -> Result<(), RoleError> {
+        self.commits.make_each(|commit| self.commit(commit)).await
+    }
+
+    /// Attempts a commit. Returns whether it is over. If no broker answers it is tried again with
+    /// the next report, and after a refusal with the next checkpoint.
+    async fn commit(&self, commit: v1::Commit) -> Result<bool, RoleError> {
+        let offset = |of: &v1::PartitionOffset| (PartId(of.part), of.offset);
+        let offsets: Vec<(PartId, u64)> = commit.offsets.iter().map(offset).collect();
+        let dataset = self.dataset(Pass::Training).await?;
         let committed = blocking("commit of offsets", move || dataset.commit(&offsets)).await?;
         match committed {
             Err(error) if error.is_transient() => {
                 self.metrics.commit_failures.inc();
                 tracing::debug!("the offsets of a checkpoint are not committed yet: {error}");
-                return Ok(());
+                return Ok(false);
             }
             Err(error) => {
                 self.metrics.commit_failures.inc();
@@ -113,12 +118,11 @@ impl Loader {
             }
             Ok(()) => {}
         }
-        self.committed.store(number, Ordering::Relaxed);
-        Ok(())
+        Ok(true)
     }
 
-    /// Commits the offsets of the last checkpoint, once training has ended. The coordinator waits
-    /// for this, but not for long. The job is complete without it.
+    /// Waits until the offsets of the last checkpoint are committed, once training has ended. The
+    /// coordinator waits for this, but not for long. The job is complete without it.
     pub(crate) async fn commit_last(&self) {
         if self.plan.group().is_none() || self.index != 0 {
             return;
@@ -134,12 +138,12 @@ impl Loader {
         }
     }
 
-    /// Commits the offsets of a checkpoint. `false` if the coordinator knows that there are none to
-    /// commit.
+    /// Has the offsets of a checkpoint committed. `false` if the coordinator knows that there are
+    /// none to commit.
     async fn commit_due(&self) -> Result<bool, RoleError> {
         let (known, _) = self.peers.coordinator.call(self.found(), Vec::new(), CALL_DEADLINE).await?;
         let Some(commit) = known.commit else { return Ok(false) };
-        self.commit(&self.dataset(Pass::Training).await?, commit).await?;
+        self.commits.want(commit);
         Ok(true)
     }
 

@@ -257,7 +257,8 @@ mod tests {
             let packing = pack(&costs, bins);
             let full = packing.loads().iter().position(|load| *load == packing.fullest()).unwrap_or(0);
             let load = |bin: usize| packing.loads()[bin];
-            for (item, own) in packing.bins().iter().enumerate().filter(|(_, bin)| **bin == full) {
+            let in_full = |item: usize, bin: usize| bin == full && costs[item] > 0;
+            for (item, own) in packing.bins().iter().enumerate().filter(|(item, bin)| in_full(*item, **bin)) {
                 for (other, to) in packing.bins().iter().enumerate().filter(|(_, bin)| **bin != full) {
                     let swapped = (load(*own) - costs[item] + costs[other]).max(load(*to) + costs[item] - costs[other]);
                     prop_assert!(swapped >= load(full), "a swap of {item} and {other}");

@@ -262,8 +262,11 @@ impl StreamChunks {
     pub fn found(&mut self, loader: u32, states: &[PartitionState]) -> Result<Vec<Lost>, StreamError> {
         let is_first = !self.is_known;
         let mut lost = if is_first { self.drop_deleted(states) } else { Vec::new() };
+        let known: BTreeSet<u32> = self.partitions.keys().map(|part| topic_of(*part)).collect();
+        let has_start = is_first && !self.is_of_files();
         for state in states {
-            let part = self.partitions.entry(state.part).or_insert_with(|| Partition::new(state, is_first));
+            let starts = has_start && !known.contains(&topic_of(state.part));
+            let part = self.partitions.entry(state.part).or_insert_with(|| Partition::new(state, starts));
             if state.end < part.next {
                 let reports = self.short_reports.entry((state.part, loader)).or_default();
                 *reports += 1;
@@ -504,11 +507,16 @@ impl StreamChunks {
     }
 }
 
+/// The number of a partition's topic.
+fn topic_of(part: PartId) -> u32 {
+    part.topic_and_partition().0
+}
+
 impl Partition {
-    /// A partition that no checkpoint has. One that is added while the job trains is read from its
-    /// first record.
-    fn new(state: &PartitionState, is_first: bool) -> Self {
-        let next = if is_first { state.start.max(state.begin) } else { state.begin };
+    /// A partition that no checkpoint has. It begins at its start if its topic is new to the job.
+    /// A partition that a known topic has gained is read from its first record.
+    fn new(state: &PartitionState, starts: bool) -> Self {
+        let next = if starts { state.start } else { state.begin };
         Self { next, end: state.end.max(next), aged_end: 0, on_lease: None, has_row: false, stop: None }
     }
 }
@@ -673,6 +681,29 @@ mod tests {
         assert_eq!((chunks.lost_records(), chunks.found(0, &[gone])), (3, Ok(vec![])));
         let shrunk = StreamError::Shrunk { part: PartId(0), end: 4, next: 5 };
         assert_eq!(StreamChunks::resume(PLAN, &place).found(0, &[state(0, 4)]), Err(shrunk));
+    }
+
+    #[test]
+    fn records_between_the_start_and_the_first_one_are_lost() {
+        let committed = PartitionState { begin: 8, start: 5, ..state(0, 20) };
+        let lost = Lost { part: PartId(0), from: 5, until: 8 };
+        assert_eq!(StreamChunks::new(PLAN).found(0, &[committed]), Err(StreamError::Lost(lost)));
+        let mut chunks = StreamChunks::new(StreamPlan { lost_records: LostRecords::Skip, ..PLAN });
+        assert_eq!(chunks.found(0, &[committed, PartitionState { start: 7, ..state(1, 9) }]), Ok(vec![lost]));
+        assert_eq!((chunks.lost_records(), chunks.waiting()), (3, 14));
+    }
+
+    #[test]
+    fn a_gained_partition_is_read_from_its_first_record_in_a_resumed_run() {
+        let place =
+            StreamPlace { partitions: vec![PartitionPlace { part: PartId(0), next: 5 }], ..StreamPlace::default() };
+        let mut chunks = StreamChunks::resume(PLAN, &place);
+        let part = PartId::of_partition(1, 0);
+        let latest = |part| PartitionState { part, start: 9, ..state(0, 9) };
+        chunks.found(0, &[latest(PartId(0)), latest(PartId(1)), latest(part)]).unwrap();
+        let positions: Vec<_> = chunks.positions().collect();
+        let expected = [(0, 5), (1, 0), (part.0, 9)].map(|(part, next)| (Position::new(part, next), 9));
+        assert_eq!(positions, expected);
     }
 
     #[test]

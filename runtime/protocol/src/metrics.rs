@@ -146,6 +146,7 @@ metrics! {
     /// Metrics of a loader.
     LoaderMetrics {
         read: seconds = metric_names::LOADER_READ_SECONDS, "Time to read and parse a chunk of data.";
+        predict: seconds = metric_names::LOADER_PREDICT_SECONDS, "Time in which the frozen model predicted a chunk of data (spec.training.quality.baseline).";
         send: seconds = "rectrain_loader_send_seconds", "Time until every dense worker has received a global batch. High values mean that training is the bottleneck.";
         accept: seconds = metric_names::LOADER_ACCEPT_SECONDS, "Time until the embedding workers have accepted a global batch, once its ids are prepared. High values mean that training is the bottleneck.";
         rows: counter = metric_names::LOADER_ROWS_TOTAL, "Rows read, including test data.";

@@ -591,6 +591,7 @@ const LEFT_OUT: &[(&str, &str)] = &[
     ("spec.data.train.kafka.bootstrapServers", "the access to the records changes no record"),
     ("spec.data.train.kafka.security", "the access to the records changes no record"),
     ("spec.data.train.kafka.schemaRegistry", "the access to the schemas, whose numbers are in the records"),
+    ("spec.data.train.kafka.group", "where the job commits its offsets, for the tools of Kafka"),
     ("spec.data.train.kafka.csv.header", "records have no header, and a manifest with one is refused"),
     ("spec.data.train.kafka.start", "it says where the first run begins; a later one continues at its offsets"),
     (
@@ -637,6 +638,7 @@ const LEFT_OUT: &[(&str, &str)] = &[
     ("spec.training.precision", "the products of the steps to come; parameters are fp32 in both"),
     ("spec.training.compression", "the form of messages; no message outlives a pause"),
     ("spec.training.evaluation", "an evaluation changes no parameter"),
+    ("spec.training.quality", "it measures predictions, and no parameter depends on them"),
     ("spec.training.divergenceFactor", "it says when training ends with an error, not what is trained"),
     ("spec.roles", "a checkpoint is restored onto any number of members and any pods"),
     ("spec.autoscaling", "a checkpoint is restored onto any number of members"),

@@ -10,7 +10,7 @@
 //!
 //! Lines that do not begin with a brace are skipped, such as the tables of `rectrain-bench`.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -23,15 +23,15 @@ pub(super) struct Notebook {
     file: Option<PathBuf>,
     /// The lines of runs, by the text of their `run`.
     runs: HashMap<String, Value>,
-    /// The names of the results.
-    results: HashSet<String>,
+    /// The figures of the last result of each variant, by its name.
+    results: HashMap<String, String>,
 }
 
 impl Notebook {
     /// Reads the file, if it exists. A part of a line at its end is removed: a command was killed
     /// there.
     pub(super) fn open(file: Option<&Path>) -> Result<Self, HarnessError> {
-        let mut notebook = Self { file: file.map(Path::to_owned), runs: HashMap::new(), results: HashSet::new() };
+        let mut notebook = Self { file: file.map(Path::to_owned), runs: HashMap::new(), results: HashMap::new() };
         let Some(file) = file.filter(|file| file.exists()) else { return Ok(notebook) };
         let text = files::read(file)?;
         let whole = whole_lines(&text);
@@ -47,10 +47,11 @@ impl Notebook {
         self.runs.get(&run.to_string())
     }
 
-    /// Adds a line, unless the file has this run or result already.
+    /// Adds a line, unless the file has this run, or this result as the last one of its variant. The
+    /// last one counts in a report.
     pub(super) fn keep(&mut self, line: Value) -> Result<(), HarnessError> {
         let is_there = match &line["run"] {
-            Value::Null => self.results.contains(&name(&line)),
+            Value::Null => self.results.get(&name(&line)) == Some(&figures(&line)),
             run => self.run(run).is_some(),
         };
         if let (Some(file), false) = (&self.file, is_there) {
@@ -62,17 +63,25 @@ impl Notebook {
 
     fn note(&mut self, line: Value) {
         if line["run"].is_null() {
-            self.results.insert(name(&line));
+            self.results.insert(name(&line), figures(&line));
         } else {
             self.runs.insert(line["run"].to_string(), line);
         }
     }
 }
 
-/// The name of a result: its variant, and the number of its seeds.
+/// The name of a result's variant.
 fn name(line: &Value) -> String {
-    let fields = ["experiment", "dataset", "model", "memory", "variant", "set"].map(|field| line[field].to_string());
-    format!("{} with {} seeds", fields.join(" "), line["auc"].as_array().map_or(0, Vec::len))
+    let fields = ["experiment", "dataset", "model", "memory", "variant", "set"];
+    fields.map(|field| line[field].to_string()).join(" ")
+}
+
+/// The figures of a result. A number may lose its last digit between two commands, so an AUC has
+/// nine digits here.
+fn figures(line: &Value) -> String {
+    let aucs = line["auc"].as_array().into_iter().flatten().filter_map(Value::as_f64);
+    let aucs: Vec<String> = aucs.map(|auc| format!("{auc:.9}")).collect();
+    format!("{} {} {} {}", aucs.join(" "), line["rows"], line["bytes"], line["levels"])
 }
 
 fn append(file: &Path, line: &Value) -> Result<(), HarnessError> {
@@ -124,6 +133,21 @@ mod tests {
         second.keep(result(&[0.76])).unwrap();
         second.keep(result(&[0.76, 0.77])).unwrap();
         assert_eq!(files::read(&file).unwrap().lines().count(), 3, "only the result with two seeds is new");
+        std::fs::remove_file(&file).unwrap();
+    }
+
+    /// Fewer seeds, or runs with other settings, give a variant other figures.
+    #[test]
+    fn a_result_with_other_figures_becomes_the_last_one() {
+        let file = file("figures");
+        let result =
+            |auc: &[f64], rows: u64| json!({ "experiment": "fig8", "variant": "gset", "auc": auc, "rows": rows });
+        let results = [result(&[0.76, 0.77], 5), result(&[0.76], 5), result(&[0.76], 6), result(&[0.76, 0.77], 5)];
+        for line in &results {
+            Notebook::open(Some(&file)).unwrap().keep(line.clone()).unwrap();
+        }
+        Notebook::open(Some(&file)).unwrap().keep(results[3].clone()).unwrap();
+        assert_eq!(lines("f", &files::read(&file).unwrap()).unwrap(), results);
         std::fs::remove_file(&file).unwrap();
     }
 

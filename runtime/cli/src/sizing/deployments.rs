@@ -23,8 +23,10 @@ pub(super) struct Demand {
     pub(super) core_requests_per_second: f64,
     /// Distinct ids of a request.
     pub(super) request_ids: f64,
-    /// The mean bytes of a row: key and values.
-    pub(super) row_bytes: f64,
+    /// The mean bytes of a row that a request reads: key and values.
+    pub(super) read_row_bytes: f64,
+    /// The mean bytes of a row that training changes.
+    pub(super) changed_row_bytes: f64,
     /// Rows that training changes in a second.
     pub(super) changed_rows_per_second: f64,
     /// Cores that the changes take on a server with rows. Less than the cores of a machine.
@@ -120,12 +122,12 @@ impl Demand {
 
     /// Bytes a second of the rows that predictions read from other servers.
     fn read_bytes(&self) -> f64 {
-        self.requests_per_second * self.request_ids * self.row_bytes
+        self.requests_per_second * self.request_ids * self.read_row_bytes
     }
 
     /// Bytes a second of one copy of the changed rows.
     fn changed_bytes(&self) -> f64 {
-        self.changed_rows_per_second * self.row_bytes
+        self.changed_rows_per_second * self.changed_row_bytes
     }
 }
 
@@ -247,7 +249,8 @@ mod tests {
             requests_per_second,
             core_requests_per_second: 93.04,
             request_ids: 100.0,
-            row_bytes: 72.0,
+            read_row_bytes: 72.0,
+            changed_row_bytes: 72.0,
             changed_rows_per_second: 0.0,
             update_cores: 0.0,
             copies: 1,

@@ -6,6 +6,7 @@ use rectrain_protocol::plan::JobPlan;
 use serde::Serialize;
 
 use super::deployments::{Demand, Deployment, MachinePrices, Machines, deployments};
+use super::sizes::Table;
 use super::{Tables, read_tables};
 use crate::args::ServingPlanArgs;
 use crate::failure::Failure;
@@ -36,17 +37,15 @@ pub(super) fn run(args: &ServingPlanArgs) -> Result<(), Failure> {
         return Err(Failure::User(message));
     }
     let Tables { plan: job, tables, .. } = read_tables(&args.tables, serving_row_bytes)?;
-    let rows = tables.iter().map(|table| table.rows).fold(0, u64::saturating_add);
-    let all_bytes = tables.iter().map(super::sizes::Table::bytes).fold(0, u64::saturating_add);
     let each_feature = args.candidates as f64 * job.schema.sparse.len() as f64;
     let request_ids = args.request_ids.unwrap_or(each_feature);
     let plan = Plan {
         job: job.name,
-        rows,
-        bytes: all_bytes,
+        rows: sum(&tables, |table| table.rows),
+        bytes: sum(&tables, Table::bytes),
         requests_per_second: args.requests_per_second,
         request_ids,
-        deployments: deployments(&demand(args, rows, all_bytes, request_ids), &machines(args)),
+        deployments: deployments(&demand(args, &tables, request_ids), &machines(args)),
     };
     if args.json {
         let json = serde_json::to_string_pretty(&plan).map_err(|error| Failure::Failed(error.to_string()))?;
@@ -55,19 +54,27 @@ pub(super) fn run(args: &ServingPlanArgs) -> Result<(), Failure> {
     Ok(output::line(text(&plan))?)
 }
 
+/// The sum over the features.
+fn sum(tables: &[Table], of: fn(&Table) -> u64) -> u64 {
+    tables.iter().map(of).fold(0, u64::saturating_add)
+}
+
 /// The bytes of a row of each sparse feature in the memory of a server: its key and its values.
 fn serving_row_bytes(job: &JobPlan) -> Vec<u64> {
     let dims = job.layout.features.iter().filter_map(|place| job.layout.group_dims.get(place.group));
     dims.map(|dim| KEY_BYTES + VALUE_BYTES * *dim as u64).collect()
 }
 
-fn demand(args: &ServingPlanArgs, rows: u64, all_bytes: u64, request_ids: f64) -> Demand {
+fn demand(args: &ServingPlanArgs, tables: &[Table], request_ids: f64) -> Demand {
+    let (rows, bytes) = (sum(tables, |table| table.rows), sum(tables, Table::bytes));
     Demand {
-        bytes: all_bytes,
+        bytes,
         requests_per_second: args.requests_per_second,
         core_requests_per_second: args.core_requests_per_second,
         request_ids,
-        row_bytes: all_bytes as f64 / rows.max(1) as f64,
+        // A request has as many ids of each feature, however many rows the feature has.
+        read_row_bytes: sum(tables, |table| table.row_bytes) as f64 / tables.len().max(1) as f64,
+        changed_row_bytes: bytes as f64 / rows.max(1) as f64,
         changed_rows_per_second: args.changed_rows_per_second,
         update_cores: args.update_cores,
         copies: args.copies,

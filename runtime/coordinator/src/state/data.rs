@@ -25,6 +25,9 @@ use rectrain_protocol::round_robin::RoundRobin;
 
 /// Batches before the settled ones that a replaced member may fetch again, at most.
 pub(super) const FETCHED_AGAIN: u64 = 64;
+/// Chunks of a slow loader that are not trained, at most. The last batches of one may be trained
+/// together with the next one.
+const MOST_AHEAD: usize = 2;
 
 /// The reply to a loader that asks for a chunk to replay.
 #[derive(Debug, PartialEq, Eq)]
@@ -134,7 +137,7 @@ impl State {
         }
         let (loaders, now) = (self.sharing_loaders(), Instant::now());
         let is_over = self.total_steps().is_some_and(|total| self.data.ledger.next_batch() >= total.0);
-        if !is_over && loaders.is_some_and(|loaders| !self.data.loader_pace.may_lease(loader, loaders, now)) {
+        if !is_over && loaders.is_some_and(|loaders| !self.may_lease(loader, loaders, now)) {
             return (Lease::Wait, (0, 0));
         }
         let lease = self.data.ledger.lease();
@@ -142,15 +145,24 @@ impl State {
         let skip = self.training.skip_in_chunk(chunk.first_step.0);
         self.data.in_flight.drop_trained_before(self.settled_batches());
         self.data.in_flight.lease_to(Leased::Train { lease: chunk, skip }, loader);
-        self.data.loader_use.begins(loader, now);
+        let number = (chunk.epoch, chunk.chunk);
+        self.data.loader_use.begins(loader, number, now);
         if loaders.is_some() {
-            let number = (chunk.epoch, chunk.chunk);
             self.data.loader_pace.leased(number, loader, chunk.max_batches, now);
             if self.data.loader_pace.is_slow(loader) {
                 self.read_twice(number);
             }
         }
         (lease, skip)
+    }
+
+    /// Whether `loader`, one of so many, may have the next chunk now. A slow one must not be far
+    /// ahead of training. Another loader sends its chunks, so nothing else would hold it back, and
+    /// the other loader would have to keep them all.
+    fn may_lease(&self, loader: u32, loaders: u32, now: Instant) -> bool {
+        let pace = &self.data.loader_pace;
+        let is_ahead = || self.data.in_flight.chunks_of(loader, self.step()) >= MOST_AHEAD;
+        pace.may_lease(loader, loaders, now) && !(pace.is_slow(loader) && is_ahead())
     }
 
     /// The loaders that share the chunks by their speed; `None` if there is only one, or if they
@@ -209,7 +221,7 @@ impl State {
             self.data.loader_pace.arrives(chunk, now);
         }
         self.data.loader_pace.read(chunk, report.loader, now);
-        self.data.loader_use.ends(report.loader, now);
+        self.data.loader_use.ends(report.loader, chunk, now);
     }
 
     /// The loader that training has waited for lately. `None` on a stream, whose loaders wait for
@@ -540,6 +552,21 @@ mod tests {
         state.chunk_report(&report(1, chunk)).unwrap();
         assert_eq!(state.data.labels.rows, CHUNK * 24);
         assert!(state.chunk_report(&report(1, 99)).is_err(), "it is not on lease");
+    }
+
+    #[test]
+    fn a_slow_loader_is_not_far_ahead_of_training() {
+        let mut state = with_two_loaders();
+        for _ in 0..MOST_AHEAD {
+            leased(&mut state, 1);
+        }
+        state.weigh_loader(1, 4);
+        // Training stands still, so no other loader leases a chunk.
+        let later = Instant::now() + Duration::from_secs(60);
+        assert!(!state.may_lease(1, 2, later), "loader 0 would keep a further one");
+        assert!(state.may_lease(0, 2, later));
+        state.progress.ranks.iter_mut().for_each(|rank| rank.steps_done = CHUNK);
+        assert!(state.may_lease(1, 2, later), "its first one is trained");
     }
 
     #[test]

@@ -436,13 +436,15 @@ impl State {
 
     /// Names the slowest member, or none. Each change is an event.
     fn name_slowest(&mut self, now: Instant) {
-        if self.waits_for_records() {
-            return;
-        }
-        let members = Role::MEMBERS.map(|role| (role, self.replicas(role).present));
-        let setting = Setting { mode: self.training.mode().name(), members: members.into() };
-        let now_seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        if let Some(change) = self.progress.slowest.decide(&setting, now, now_seconds) {
+        let change = if self.waits_for_records() {
+            self.progress.slowest.rest(now)
+        } else {
+            let members = Role::MEMBERS.map(|role| (role, self.replicas(role).present));
+            let setting = Setting { mode: self.training.mode().name(), members: members.into() };
+            let now_seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+            self.progress.slowest.decide(&setting, now, now_seconds)
+        };
+        if let Some(change) = change {
             self.pending_events.push(JobEvent::Warning { message: message_of(change) });
         }
     }
@@ -522,5 +524,40 @@ fn message_of(change: Change) -> String {
             format!("{role} {index} is slow: {percent:.0} % of a step's time is spent waiting for it beyond the usual")
         }
         Change::Recovered((role, index)) => format!("{role} {index} no longer slows training"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use rectrain_protocol::plan::small_plan;
+
+    use super::*;
+
+    /// A second in which a step waits for the first of three servers most of the time.
+    fn second() -> v1::Progress {
+        let spent = |index, seconds| v1::Spent { role: v1::Role::Ps.into(), index, seconds };
+        let spent = vec![spent(0, 0.7), spent(1, 0.1), spent(2, 0.1)];
+        v1::Progress { samples: 1_000, step_seconds: 1.0, spent, ..v1::Progress::default() }
+    }
+
+    #[test]
+    fn no_member_is_slow_while_training_waits_for_rows() {
+        let mut state = State::new(&small_plan(&[]), None).unwrap();
+        let setting = Setting { mode: "sync", members: [(Role::Ps, 3), (Role::DenseWorker, 1)].into() };
+        let begun = Instant::now();
+        let at = |seconds| begun + Duration::from_secs(seconds);
+        for seconds in 0..30 {
+            state.progress.slowest.record(&second(), None, at(seconds));
+            state.progress.slowest.decide(&setting, at(seconds), seconds);
+        }
+        state.is_held = true;
+        state.name_slowest(at(32));
+        assert_eq!(state.slowest().map(|slow| slow.index), Some(0), "it was measured just now");
+        state.name_slowest(at(50));
+        assert_eq!(state.slowest(), None);
+        let told = format!("{:?}", state.pending_events);
+        assert!(told.contains("no longer slows training"), "{told}");
     }
 }

@@ -407,7 +407,7 @@ mod tests {
 
     #[test]
     fn one_loader_gets_the_offsets_of_each_checkpoint_once() {
-        let mut state = running(&plan(&["spec.data.train.kafka.group=trainers"]));
+        let mut state = running(&plan(&["spec.data.train.kafka.group=trainers", "spec.checkpoint.path=/nowhere"]));
         let known = |state: &mut State, loader, committed| {
             let found = v1::StreamFound { loader, committed, ..found(vec![partition(0, 50)]) };
             state.stream_found(&found).unwrap().commit

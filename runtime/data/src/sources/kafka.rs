@@ -261,7 +261,10 @@ impl Shared {
         for (index, &part) in parts.iter().enumerate() {
             let begin = begins[index].unwrap_or(0);
             let end = ends[index].unwrap_or(begin).max(begin);
-            let state = PartitionState { part, begin, end, aged_end: aging.note(part, end, now), start: starts[index] };
+            // The records from a committed offset on are for training, also if they are gone.
+            let is_due = self.config.start == StreamStart::Committed;
+            let start = if is_due { starts[index] } else { starts[index].max(begin) };
+            let state = PartitionState { part, begin, end, aged_end: aging.note(part, end, now), start };
             found.push(PartitionFound { topic: topic.name.clone(), topic_id: topic.id, state });
         }
         Ok(found)
