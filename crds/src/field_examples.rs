@@ -196,6 +196,10 @@ autoscaling:
 ",
     "\
 training:
+  lateLabels: fakeNegativeWeighted
+",
+    "\
+training:
   quality:
     baseline: {from: 'models/clicks@1200'}
     onRegression: {metric: auc, tolerance: 0.02, action: alert}

@@ -463,11 +463,11 @@ fn stream_test(data: &DataSpec, schema: &Schema, errors: &mut Errors) -> FilePla
 }
 
 fn record_format(given: &KafkaSpec, schema: &Schema, path: &FieldPath, errors: &mut Errors) -> RecordFormat {
+    let registry = || given.schema_registry.clone().unwrap_or_default();
     match given.format {
         RecordFormatSpec::Json => return RecordFormat::Json,
-        RecordFormatSpec::Avro => {
-            return RecordFormat::Avro { registry: given.schema_registry.clone().unwrap_or_default() };
-        }
+        RecordFormatSpec::Avro => return RecordFormat::Avro { registry: registry() },
+        RecordFormatSpec::Protobuf => return RecordFormat::Protobuf { registry: registry() },
         RecordFormatSpec::Csv => {}
     }
     let mut found = Errors::default();
@@ -883,6 +883,10 @@ fn training(spec: &RecTrainingJobSpec, errors: &mut Errors) -> ResolvedTraining 
         embedding_value_type: given.embedding_value_type.unwrap_or_default(),
         precision: given.precision.unwrap_or_default(),
         compression: given.compression.unwrap_or_default(),
+        loss: match given.late_labels {
+            None => LossKind::BinaryCrossEntropy,
+            Some(LateLabelsSpec::FakeNegativeWeighted) => LossKind::FakeNegativeWeighted,
+        },
         evaluation: evaluation(given.evaluation.as_ref()),
         quality: quality(&given.quality.clone().unwrap_or_default(), errors),
         divergence_factor: given.divergence_factor.unwrap_or(d::DIVERGENCE_FACTOR),

@@ -11,8 +11,8 @@ use std::num::NonZeroU64;
 
 use rectrain_kinds::{
     BadRows, Compression, DenseOptimizer, DeviceKind, EvictionKind, FileFormat, FollowConfig, Initializer, KafkaConfig,
-    KeyDivisor, Mode, ModelSettings, PerRole, Pooling, Precision, RegressionRule, RowPriority, Schema, ShadowAlgorithm,
-    SparseOptimizer, Split, SyntheticConfig, Task, ValueType,
+    KeyDivisor, LossKind, Mode, ModelSettings, PerRole, Pooling, Precision, RegressionRule, RowPriority, Schema,
+    ShadowAlgorithm, SparseOptimizer, Split, SyntheticConfig, Task, ValueType,
 };
 use serde::Serialize;
 
@@ -46,6 +46,14 @@ pub struct ResolvedJob {
     pub fault_tolerance: ResolvedFaultTolerance,
     /// True if the job is suspended.
     pub suspend: bool,
+}
+
+impl ResolvedJob {
+    /// The labels that the model predicts. The manifest names one.
+    #[must_use]
+    pub fn tasks(&self) -> Vec<Task> {
+        vec![Task { loss: self.training.loss, ..Task::only(&self.features.schema.label.name) }]
+    }
 }
 
 /// The model.
@@ -107,14 +115,6 @@ pub struct ResolvedEviction {
     pub decay_per_day_millionths: u32,
     /// r, in thousandths.
     pub positive_weight_thousandths: u32,
-}
-
-impl ResolvedFeatures {
-    /// The labels that the model predicts. The manifest names one.
-    #[must_use]
-    pub fn tasks(&self) -> Vec<Task> {
-        vec![Task::only(&self.schema.label.name)]
-    }
 }
 
 /// The embedding of a sparse column.
@@ -328,6 +328,8 @@ pub struct ResolvedTraining {
     pub precision: Precision,
     /// How values travel.
     pub compression: Compression,
+    /// The loss of the label.
+    pub loss: LossKind,
     /// When the test rows are evaluated.
     pub evaluation: ResolvedEvaluation,
     /// How the quality of predictions on training rows is watched.

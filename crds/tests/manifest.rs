@@ -114,6 +114,13 @@ fn publications_need_checkpoints_and_a_path_of_their_own() {
 }
 
 #[test]
+fn late_labels_choose_the_loss() {
+    let loss = |overrides: &[&str]| resolve(overrides).tasks().iter().map(|task| task.loss.name()).collect::<Vec<_>>();
+    assert_eq!(loss(&[]), ["binaryCrossEntropy"]);
+    assert_eq!(loss(&["spec.training.lateLabels=fakeNegativeWeighted"]), ["fakeNegativeWeighted"]);
+}
+
+#[test]
 fn offsets_for_a_group_need_checkpoints_unless_the_job_begins_at_them() {
     let field = "spec.data.train.kafka.group";
     let group = format!("{field}=trainers");
@@ -227,7 +234,7 @@ fn a_ten_line_manifest_is_enough_and_takes_every_default() {
             "sparseOptimizer": {"kind": "adam", "learningRate": 0.001, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8},
             "firstOrderOptimizer": null,
             "divergenceFactor": 1000.0, "embeddingValueType": "f32", "precision": "fp32", "compression": "none",
-            "evaluation": "end", "quality": {"windowRows": 100_000, "baseline": null, "onRegression": null},
+            "loss": "binaryCrossEntropy", "evaluation": "end", "quality": {"windowRows": 100_000, "baseline": null, "onRegression": null},
         },
         "roles": {
             "ps": {"replicas": 1, "threads": null},
@@ -1618,6 +1625,10 @@ const RULES: &[(&[&str], &[&str])] = &[
     (
         &[KAFKA, "spec.data.train.kafka.format=avro"],
         &[KAFKA, "spec.data.train.kafka.format=avro,spec.data.train.kafka.schemaRegistry=http://registry:8081"],
+    ),
+    (
+        &[KAFKA, "spec.data.train.kafka.format=protobuf"],
+        &[KAFKA, "spec.data.train.kafka.format=protobuf,spec.data.train.kafka.schemaRegistry=http://registry:8081"],
     ),
     (&[KAFKA, "spec.data.train.kafka.csv.columns={label,user,item,age}"], &[KAFKA]),
     (

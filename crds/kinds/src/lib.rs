@@ -57,7 +57,7 @@ pub use values::{
 /// Every enum of kinds that `rectrain explain` has pages for. The other enums are:
 ///
 /// - [`Role`], which has different names in manifests and commands;
-/// - [`LossKind`], which no field of a manifest names;
+/// - [`LossKind`], which a manifest chooses by the kind of its labels;
 /// - [`DataFormat`], which the paths of the files name.
 pub const KIND_SETS: [KindSet; 17] = [
     Mode::SET,

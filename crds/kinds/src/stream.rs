@@ -45,6 +45,11 @@ pub enum RecordFormat {
         /// The registry: `http://HOST:PORT` or `https://HOST:PORT`.
         registry: String,
     },
+    /// A Protobuf message behind the number of its schema, which a schema registry has.
+    Protobuf {
+        /// The registry: `http://HOST:PORT` or `https://HOST:PORT`.
+        registry: String,
+    },
 }
 
 /// Where the first run of a job begins in each partition.

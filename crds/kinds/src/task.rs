@@ -9,6 +9,9 @@ named! {
         /// Binary cross-entropy on a logit, for labels from 0 to 1.
         #[default]
         BinaryCrossEntropy = "binaryCrossEntropy",
+        /// The fake negative weighted cross-entropy (Ktena et al. 2019), for labels from 0 to 1
+        /// that come after their rows.
+        FakeNegativeWeighted = "fakeNegativeWeighted",
     }
 }
 

@@ -18,6 +18,9 @@ pub enum RecordFormatSpec {
     /// An Avro record in the wire format of a schema registry. Its fields are the columns. Records
     /// within it and maps are none.
     Avro,
+    /// A Protobuf message in the wire format of a schema registry. Its fields are the columns.
+    /// Messages within it and maps are none.
+    Protobuf,
 }
 
 /// Where a job begins that has no checkpoint.
@@ -102,7 +105,7 @@ pub struct KafkaSecuritySpec {
 #[x_kube(
     validation = Rule::new("(has(self.start) && self.start == 'timestamp') == has(self.startTimestamp)").message("`startTimestamp` goes with start: timestamp: give both or neither").field_path(".startTimestamp"),
     validation = Rule::new("!(has(self.start) && self.start == 'committed') || has(self.group)").message("start: committed needs the `group` that has committed the offsets").field_path(".group"),
-    validation = Rule::new("(self.format == 'avro') == has(self.schemaRegistry)").message("format: avro needs `schemaRegistry`, which has the schemas, and other formats need none").field_path(".schemaRegistry"),
+    validation = Rule::new("(self.format == 'avro' || self.format == 'protobuf') == has(self.schemaRegistry)").message("format: avro and format: protobuf need `schemaRegistry`, which has the schemas, and other formats need none").field_path(".schemaRegistry"),
     validation = Rule::new("(self.format == 'csv') == has(self.csv)").message("format: csv needs `csv` with the names of the columns, and other formats have none").field_path(".csv")
 )]
 pub struct KafkaSpec {
@@ -129,7 +132,7 @@ pub struct KafkaSpec {
     #[schemars(extend("x-default" = "none"))]
     pub csv: Option<CsvSpec>,
 
-    /// URL of the schema registry that has the schemas of Avro records.
+    /// URL of the schema registry that has the schemas of Avro and Protobuf records.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(
         length(min = 8, max = 1024),

@@ -427,6 +427,16 @@ pub struct EvaluationSpec {
     pub steps: Option<u64>,
 }
 
+/// The treatment of labels that come after their rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum LateLabelsSpec {
+    /// Each row comes with the label 0 first, and once more with the label 1 if it is positive. The
+    /// loss is weighted so that predictions are the share of positive rows all the same (Ktena et
+    /// al. 2019). Take it for a stream that cannot wait for the labels.
+    FakeNegativeWeighted,
+}
+
 /// How the model is trained.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
@@ -536,6 +546,11 @@ pub struct TrainingSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = Precision::Fp32))]
     pub precision: Option<Precision>,
+
+    /// The treatment of labels that come after their rows.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-default" = "none: each row comes once, with its label"))]
+    pub late_labels: Option<LateLabelsSpec>,
 
     /// How embedding values and their gradients travel between roles.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -9,7 +9,7 @@ use rectrain_harness::command::{command, output};
 use rectrain_harness::files::{make_folder, remove_folder, write};
 use rectrain_harness::waiting::eventually;
 use rectrain_harness::workspace::{built, workspace};
-use rectrain_harness::{HarnessError, say};
+use rectrain_harness::{HarnessError, kafka, say};
 
 use crate::access::foreign_kubeconfig;
 use crate::cluster::{Cluster, find};
@@ -30,6 +30,8 @@ pub enum Image {
     Pause,
     /// The demonstration's object store.
     ObjectStore,
+    /// A Kafka broker, on the Java of this machine.
+    Kafka,
     /// `rectrain`.
     Runtime,
     /// `rectrain-operator`.
@@ -37,12 +39,14 @@ pub enum Image {
 }
 
 impl Image {
-    const ALL: [Self; 4] = [Self::Pause, Self::ObjectStore, Self::Runtime, Self::Operator];
+    /// The images that a new node gets. Only its trial provides the one of Kafka, which is large.
+    const OF_NEW_NODES: [Self; 4] = [Self::Pause, Self::ObjectStore, Self::Runtime, Self::Operator];
 
     fn name(self) -> &'static str {
         match self {
             Self::Pause => "pause",
             Self::ObjectStore => "object-store",
+            Self::Kafka => "kafka",
             Self::Runtime => "runtime",
             Self::Operator => "operator",
         }
@@ -65,6 +69,7 @@ impl Image {
         match self {
             Self::Pause => Ok(paths.program("init")),
             Self::ObjectStore => Ok(paths.program("versitygw")),
+            Self::Kafka => kafka::java(),
             Self::Runtime => built("rectrain"),
             Self::Operator => built("rectrain-operator"),
         }
@@ -74,10 +79,8 @@ impl Image {
     fn recipe(self) -> Vec<PathBuf> {
         match self {
             Self::Pause | Self::ObjectStore => vec![sources().join("Containerfile")],
-            Self::Runtime | Self::Operator => {
-                let folder = workspace().join("e2e/images");
-                vec![folder.join("Containerfile"), folder.join("rootfs.sh")]
-            }
+            Self::Kafka => vec![sources().join("kafka.Containerfile"), recipe_file("kafka.sh")],
+            Self::Runtime | Self::Operator => vec![recipe_file("Containerfile"), recipe_file("rootfs.sh")],
         }
     }
 }
@@ -99,19 +102,7 @@ pub fn build(paths: &Paths, image: Image) -> Result<(), HarnessError> {
     let context = paths.images().join(format!("{}.context", image.name()));
     remove_folder(&context)?;
     make_folder(&context)?;
-    let options = match image {
-        Image::Pause | Image::ObjectStore => {
-            let copied = std::fs::copy(&program, context.join("program"));
-            copied.map_err(HarnessError::io("copy", program.display()))?;
-            vec!["--build-arg=PROGRAM=program".to_owned()]
-        }
-        Image::Runtime | Image::Operator => {
-            let script = workspace().join("e2e/images/rootfs.sh");
-            let root = context.join("rootfs").join(image.name());
-            output(&mut command("sh", [script, program, root]))?;
-            vec!["--build-arg=SOURCE=prebuilt".to_owned(), format!("--target={}", image.name())]
-        }
-    };
+    let options = fill(image, program, &context)?;
     let reference = format!("{}:{TAG}", image.repository());
     let mut bud = buildah(paths, &["bud", "--isolation=chroot", "--format=oci"]);
     bud.args(options).arg("--file").arg(&image.recipe()[0]).args(["--tag", &reference]).arg(&context);
@@ -123,6 +114,31 @@ pub fn build(paths: &Paths, image: Image) -> Result<(), HarnessError> {
     write(&stamp, made_of)?;
     remove_folder(&context)?;
     remove_storage(paths)
+}
+
+/// Fills the folder that the image is built from; returns the options of the build.
+fn fill(image: Image, program: PathBuf, context: &Path) -> Result<Vec<String>, HarnessError> {
+    match image {
+        Image::Pause | Image::ObjectStore => {
+            let copied = std::fs::copy(&program, context.join("program"));
+            copied.map_err(HarnessError::io("copy", program.display()))?;
+            Ok(vec!["--build-arg=PROGRAM=program".to_owned()])
+        }
+        Image::Kafka => {
+            output(&mut command("sh", [recipe_file("kafka.sh"), program, kafka::jars()?, context.to_owned()]))?;
+            Ok(Vec::new())
+        }
+        Image::Runtime | Image::Operator => {
+            let root = context.join("rootfs").join(image.name());
+            output(&mut command("sh", [recipe_file("rootfs.sh"), program, root]))?;
+            Ok(vec!["--build-arg=SOURCE=prebuilt".to_owned(), format!("--target={}", image.name())])
+        }
+    }
+}
+
+/// A file of the folder with recipes of images.
+fn recipe_file(name: &str) -> PathBuf {
+    workspace().join("e2e/images").join(name)
 }
 
 /// Builds images and imports them into this machine's nodes. For another cluster, prints the
@@ -161,12 +177,11 @@ pub fn tag_next(cluster: &Cluster, image: Image) -> Result<(), HarnessError> {
     })
 }
 
-/// Imports all images of the cache into a new node, so that a node that returns has its images
-/// again.
+/// Imports images of the cache into a new node, so that a node that returns has its images again.
 pub(crate) fn import_all(paths: &Paths, node: &Namespaces) -> Result<(), HarnessError> {
     let containerd = || output(&mut node.command("ctr", ["version"])).map(drop);
     eventually(CONTAINERD_START, "containerd", containerd)?;
-    let archives = Image::ALL.iter().map(|image| image.archive(paths)).filter(|archive| archive.exists());
+    let archives = Image::OF_NEW_NODES.iter().map(|image| image.archive(paths)).filter(|archive| archive.exists());
     archives.into_iter().try_for_each(|archive| import_into(node, &archive))
 }
 

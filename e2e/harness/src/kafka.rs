@@ -21,8 +21,8 @@ const VERSION: &str = "4.1.0";
 pub const USER: &str = "rectrain";
 /// The user's password.
 pub const PASSWORD: &str = "secret";
-/// Any cluster ID will do.
-const CLUSTER: &str = "MkU3OEVBNTcwNTJENDM2Qg";
+/// The ID of each broker's cluster. Any would do.
+pub const CLUSTER: &str = "MkU3OEVBNTcwNTJENDM2Qg";
 /// It starts in 6 seconds on an idle machine.
 const START: Duration = Duration::from_secs(180);
 /// Another program may take a free port first.
@@ -268,9 +268,22 @@ const PROJECT: &str = "<project xmlns=\"http://maven.apache.org/POM/4.0.0\">
 /// The SHA-256 of each of Kafka's jars, as `sha256sum` prints it.
 const JARS: &str = include_str!("kafka.sha256");
 
+/// The program `java` on the PATH, as the file in its installation that a link may lead to.
+///
+/// # Errors
+/// [`HarnessError::NotYet`] without Java.
+pub fn java() -> Result<PathBuf, HarnessError> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let mut programs = std::env::split_paths(&path).filter_map(|folder| folder.join("java").canonicalize().ok());
+    programs.next().ok_or_else(|| not_yet("Kafka needs Java, and `java` is not on the PATH"))
+}
+
 /// The folder with Kafka's jars, from the cache or fetched into it. They are checked once in a
 /// process.
-fn jars() -> Result<PathBuf, HarnessError> {
+///
+/// # Errors
+/// [`HarnessError::NotYet`] if they cannot be fetched, or are other files.
+pub fn jars() -> Result<PathBuf, HarnessError> {
     // Several tests of one process may need them at the same time.
     static CHECKED: Mutex<Option<PathBuf>> = Mutex::new(None);
     let mut checked = CHECKED.lock();

@@ -51,7 +51,7 @@ pub enum TrialError {
         trial: &'static str,
     },
     /// A certificate for a trial could not be made.
-    #[error("cannot make the certificate of a stranger: {0}")]
+    #[error("cannot make a certificate: {0}")]
     Certificate(#[from] rcgen::Error),
     /// A step of the cluster's tests failed.
     #[error("the cluster's step `{step}` {problem}")]

@@ -229,3 +229,27 @@ fn words_for_labels_are_as_0_and_1() {
     assert_eq!(digest(&words, &[values]), digest(&plain(), &[]));
     assert!(refusal(&words, &["spec.features.label.values.click=1"]).contains("expected one of the words"));
 }
+
+/// Each batch has ten rows of each of two users as negatives, and the positive ones once more: two
+/// of the first user, and six of the second one. The test has each row once, with its label.
+#[test]
+fn fake_negatives_lower_predictions_unless_labels_are_late() {
+    let of = |user: u32, label: u32, count: usize| format!("{label},{user},0\n").repeat(count);
+    let batch = [of(0, 0, 10), of(1, 0, 10), of(0, 1, 2), of(1, 1, 6)].concat();
+    let test = [of(0, 0, 8), of(0, 1, 2), of(1, 0, 4), of(1, 1, 6)].concat();
+    let folder = tempfile::tempdir().unwrap();
+    for (file, rows) in [("rows.csv", batch.repeat(50)), ("test.csv", test)] {
+        std::fs::write(folder.path().join(file), format!("label,user_id,item_id\n{rows}")).unwrap();
+    }
+    let settings = "spec.data.test.paths={test.csv},spec.training.globalBatchSize=28,spec.training.epochs=20,\
+                    spec.training.optimizer.sparse.learningRate=0.05,spec.training.optimizer.dense.learningRate=0.05";
+    let calibration = |sets: &[&str]| {
+        let summary = events(&run(folder.path(), JOB, &[&[settings][..], sets].concat())).pop().unwrap();
+        summary["test"]["calibration"].as_f64().unwrap()
+    };
+    let (plain, late) = (calibration(&[]), calibration(&["spec.training.lateLabels=fakeNegativeWeighted"]));
+    // Of the records of the users, 2 in 12 and 6 in 16 are positive, and of their rows 2 and 6 in 10.
+    let expected = (10.0 * 2.0 / 12.0 + 10.0 * 6.0 / 16.0) / 8.0;
+    assert!((plain - expected).abs() < 0.02, "{plain}, expected {expected}");
+    assert!((late - 1.0).abs() < 0.02, "{late}");
+}

@@ -10,7 +10,8 @@ mod common;
 
 use std::collections::HashSet;
 use std::fmt::Write as _;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write as _};
+use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -21,7 +22,7 @@ use children::children_of;
 use common::{events, refusal_of_job, run_job, summary};
 use rectrain_harness::kafka::Broker;
 use rectrain_kafka::{Client, FetchFrom, KafkaError, NewRecord, Record, Security};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 const PARTITIONS: usize = 8;
 /// Rows of a global batch.
@@ -57,6 +58,12 @@ fn json((label, user, item, age): &Row) -> String {
 
 /// A topic with these values in each partition.
 fn produce(address: &str, topic: &str, partitions: &[Vec<String>]) {
+    let records = |values: &Vec<String>| values.iter().map(|value| record(value)).collect::<Vec<_>>();
+    produce_records(address, topic, &partitions.iter().map(records).collect::<Vec<_>>());
+}
+
+/// A topic with these records in each partition.
+fn produce_records(address: &str, topic: &str, partitions: &[Vec<NewRecord>]) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let client = Client::new(vec![address.to_owned()], Security::default());
@@ -64,8 +71,7 @@ fn produce(address: &str, topic: &str, partitions: &[Vec<String>]) {
             Ok(()) | Err(KafkaError::Broker { .. }) => {}
             Err(error) => panic!("{error}"),
         }
-        for (partition, values) in (0..).zip(partitions) {
-            let records: Vec<NewRecord> = values.iter().map(|value| record(value)).collect();
+        for (partition, records) in (0..).zip(partitions) {
             for records in records.chunks(1_000) {
                 while let Err(error) = client.produce(topic, partition, records).await {
                     assert!(error.is_transient(), "{error}");
@@ -144,6 +150,77 @@ fn the_same_rows_from_kafka_and_from_files_give_the_same_model() {
         let stream = run(folder.path(), &[&topic, &mode, "spec.roles.denseWorker.replicas=2"]);
         let found = ["samples", "trainedRows"].map(|figure| summary(&stream)[figure].as_u64().unwrap() as usize);
         assert_eq!(found, [count; 2], "{mode}");
+    }
+}
+
+/// The schemas of clicks. Their numbers are 0 and 1.
+const SCHEMAS: [(&str, &str); 2] = [
+    (
+        "AVRO",
+        r#"{"type": "record", "name": "Click", "fields": [{"name": "label", "type": "int"},
+            {"name": "user", "type": "string"}, {"name": "item", "type": "string"}, {"name": "age", "type": "long"}]}"#,
+    ),
+    (
+        "PROTOBUF",
+        "syntax = \"proto3\"; message Click { bool label = 1; string user = 2; string item = 3; int32 age = 4; }",
+    ),
+];
+
+/// A schema registry with [`SCHEMAS`], until the process ends. Returns its URL.
+fn registry() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let request = BufReader::new(&stream).lines().map_while(Result::ok);
+            let request: Vec<String> = request.take_while(|line| !line.is_empty()).collect();
+            let path = request.first().and_then(|line| line.split(' ').nth(1)).unwrap_or_default();
+            let number: usize = path.strip_prefix("/schemas/ids/").unwrap().parse().unwrap();
+            let (kind, schema) = SCHEMAS[number];
+            let body = json!({ "schemaType": kind, "schema": schema }).to_string();
+            let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: close\r\n\r\n", body.len());
+            stream.write_all([head, body].concat().as_bytes()).unwrap();
+        }
+    });
+    url
+}
+
+/// A text or a list of bytes with its length before it, which has one byte.
+fn sized(length: usize, text: &str) -> Vec<u8> {
+    [&[length as u8][..], text.as_bytes()].concat()
+}
+
+/// A click in Avro's encoding. Small numbers are their doubles.
+fn avro((label, user, item, age): &Row) -> Vec<u8> {
+    let [user, item] = [user, item].map(|text| sized(2 * text.len(), text));
+    [&[0, 0, 0, 0, 0, 2 * *label as u8][..], &user, &item, &[2 * *age as u8]].concat()
+}
+
+/// A click in Protobuf's encoding, which leaves out zeros. Its message is the first one.
+fn protobuf((label, user, item, age): &Row) -> Vec<u8> {
+    let number = |tag: u8, number: u32| if number == 0 { Vec::new() } else { vec![tag, number as u8] };
+    let text = |tag: u8, text: &str| [&[tag][..], &sized(text.len(), text)].concat();
+    [vec![0, 0, 0, 0, 1, 0], number(8, *label), text(18, user), text(26, item), number(32, *age)].concat()
+}
+
+#[test]
+fn records_with_a_schema_give_the_model_of_the_same_rows_in_files() {
+    let Some(broker) = Broker::shared_for_test() else { return };
+    let folder = folder_with(JOB);
+    let rows = rows(2);
+    write_rows(folder.path(), &rows);
+    let files = run(folder.path(), &[]);
+    let url = registry();
+    let formats: [(&str, fn(&Row) -> Vec<u8>); 2] = [("avro", avro), ("protobuf", protobuf)];
+    for (format, encode) in formats {
+        let of = |row: &Row| NewRecord { value: Some(encode(row).into()), ..record("") };
+        let records: Vec<Vec<NewRecord>> = rows.iter().map(|rows| rows.iter().map(of).collect()).collect();
+        produce_records(&broker.address, format, &records);
+        let format_with = format!("format={format},spec.data.train.kafka.schemaRegistry={url}");
+        let topic = from_topic(&broker, format).replace("format=json", &format_with);
+        let stream = run(folder.path(), &[&topic]);
+        assert_eq!(summary(&stream)["parametersSha256"], summary(&files)["parametersSha256"], "{format}");
     }
 }
 
@@ -243,6 +320,43 @@ fn offsets_are_committed_for_a_group_and_another_job_begins_there() {
     // A group that has committed nothing begins at the first record.
     let other = next.replace("group=trainers", "group=others");
     assert_eq!(summary(&run(folder.path(), &[&other]))["samples"], count(&early) + count(&all));
+}
+
+/// The file and the topic have the rows around the boundary both. The file is trained up to it, and
+/// the topic from it on.
+#[test]
+fn history_and_then_a_stream_train_each_row_once() {
+    const START: usize = 1_700_000_000;
+    let Some(broker) = Broker::shared_for_test() else { return };
+    let folder = folder_with(JOB);
+    let (boundary, all) = (12 * BATCH, 20 * BATCH);
+    let mut history = "label,user,item,age,at\n".to_owned();
+    for number in 0..boundary + 5 {
+        let (label, user, item, age) = row(number);
+        writeln!(history, "{label},{user},{item},{age},{}", START + number).unwrap();
+    }
+    std::fs::write(folder.path().join("history.csv"), history).unwrap();
+    let of_topic =
+        |number: usize| NewRecord { timestamp: 1_000 * (START + number) as i64, ..record(&json(&row(number))) };
+    produce_records(&broker.address, "history", &[(boundary - 7..all).map(of_topic).collect()]);
+    write_rows(folder.path(), &[(0..all).map(row).collect()]);
+    let one = run(folder.path(), &[]);
+    let moment = START + boundary;
+    let by_time = format!(
+        "spec.data.train=null,spec.data.source.paths={{history.csv}},spec.data.split.time.column=at,\
+         spec.data.split.time.testFrom={moment}"
+    );
+    let first = run(folder.path(), &[&by_time, "spec.checkpoint.path=history"]);
+    assert_eq!(summary(&first)["trainedRows"], boundary);
+    assert_eq!(summary(&first)["test"]["samples"], 5, "the rows from the boundary on");
+    let onwards = format!(
+        "{},spec.data.train.kafka.start=timestamp,spec.data.train.kafka.startTimestamp={moment}000,\
+         spec.checkpoint.path=stream,spec.checkpoint.from=history@latest",
+        from_topic(&broker, "history")
+    );
+    let second = run(folder.path(), &[&onwards]);
+    assert_eq!(summary(&second)["trainedRows"], all - boundary);
+    assert_eq!(summary(&second)["parametersSha256"], summary(&one)["parametersSha256"]);
 }
 
 /// The offsets that a group has committed, by partition.

@@ -9,8 +9,8 @@ use rectrain_harness::jobs::NAMESPACE;
 
 use super::steps::{
     alerts, contention, dashboards, failures, faked_nodes, kills, lifecycle, long_names, measured, page, recovery,
-    refusals, repairs, rights, scaling, scrapes, serving, shortage, slow_members, strangers, survivors, switches,
-    takeover, thousand, unseen,
+    refusals, repairs, rights, scaling, scrapes, serving, shortage, slow_members, strangers, stream, survivors,
+    switches, takeover, thousand, unseen,
 };
 use super::support::TestCluster;
 use super::support::chart::{POLL_EVERY_SECOND, install};
@@ -36,7 +36,7 @@ const fn long(name: &'static str, run: fn(&TestCluster) -> Result<(), TrialError
     Step { name, claim, run, is_quick: false }
 }
 
-const STEPS: [Step; 40] = [
+const STEPS: [Step; 43] = [
     quick("completes", lifecycle::completes, "a job completes with the model of a run outside of the cluster"),
     quick("switches", switches::switches, "a running job switches its training mode without a restart"),
     quick("refuses", refusals::refuses, "the API server refuses invalid manifests, and says why"),
@@ -114,6 +114,13 @@ const STEPS: [Step; 40] = [
         "slow-members coordinator",
         slow_members::coordinator,
         "a job outlives a slow coordinator, and its figures are printed",
+    ),
+    long("stream broker", stream::broker, "a job on Kafka outlives a killed broker, and trains each row once"),
+    long("stream lag", stream::lag, "loaders of a stream are added in a burst and removed after it"),
+    long(
+        "stream suspended",
+        stream::suspended,
+        "a suspended job on Kafka goes on where it was, and trains each row once",
     ),
     long(
         "serves-a-model",

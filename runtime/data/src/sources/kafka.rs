@@ -5,6 +5,7 @@
 mod avro;
 mod dead_letters;
 mod decode;
+mod protobuf;
 mod registry;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -19,7 +20,7 @@ use rectrain_kafka::{
 use rectrain_kinds::{KafkaConfig, LostRecords, PartId, PartitionState, Position, RecordFormat, StreamStart};
 
 use self::decode::{BadValue, Decoder, NoCells};
-use self::registry::Registry;
+use self::registry::{Language, Registry};
 use super::Opening;
 use super::csv::{Fault, Row};
 use crate::batch::Batch;
@@ -54,7 +55,7 @@ struct Shared {
     client: Arc<Client>,
     encoder: Arc<Encoder>,
     layout: Layout,
-    /// The schemas of Avro records.
+    /// The schemas of Avro and Protobuf records.
     registry: Option<Arc<Registry>>,
     /// Records that cursors have read and not used.
     kept: Mutex<VecDeque<(PartId, Ahead)>>,
@@ -87,7 +88,8 @@ impl KafkaSource {
             client: Arc::new(Client::new(config.bootstrap_servers.clone(), security)),
             encoder,
             registry: match &config.format {
-                RecordFormat::Avro { registry } => Some(Arc::new(Registry::new(registry)?)),
+                RecordFormat::Avro { registry } => Some(Arc::new(Registry::new(registry, Language::Avro)?)),
+                RecordFormat::Protobuf { registry } => Some(Arc::new(Registry::new(registry, Language::Protobuf)?)),
                 RecordFormat::Json | RecordFormat::Csv(_) => None,
             },
             layout,

@@ -49,7 +49,7 @@ impl Loss for BinaryCrossEntropy {
 }
 
 /// σ(x) without overflow; NaN for an infinite logit.
-fn sigmoid(logit: f64) -> f64 {
+pub(super) fn sigmoid(logit: f64) -> f64 {
     if logit.is_infinite() {
         return f64::NAN;
     }
@@ -58,7 +58,7 @@ fn sigmoid(logit: f64) -> f64 {
 }
 
 /// The loss without overflow or cancellation.
-fn cross_entropy(logit: f64, label: f64) -> f64 {
+pub(super) fn cross_entropy(logit: f64, label: f64) -> f64 {
     logit.max(0.0) - logit * label + (-logit.abs()).exp().ln_1p()
 }
 

@@ -5,6 +5,7 @@
 //! logits.
 
 mod binary_cross_entropy;
+mod fake_negative_weighted;
 mod squared_error;
 
 use std::fmt::Debug;
@@ -14,6 +15,7 @@ use burn::tensor::Tensor;
 use rectrain_kinds::{LossKind, Task};
 
 pub use self::binary_cross_entropy::BinaryCrossEntropy;
+pub use self::fake_negative_weighted::FakeNegativeWeighted;
 pub use self::squared_error::SquaredError;
 use crate::DenseError;
 use crate::metrics::{Metric, TaskMetrics};
@@ -218,6 +220,7 @@ impl Tasks {
 fn loss(kind: LossKind) -> Arc<dyn Loss> {
     match kind {
         LossKind::BinaryCrossEntropy => Arc::new(BinaryCrossEntropy),
+        LossKind::FakeNegativeWeighted => Arc::new(FakeNegativeWeighted),
     }
 }
 

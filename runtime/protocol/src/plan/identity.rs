@@ -171,6 +171,7 @@ fn records(format: &RecordFormat) -> Value {
     match format {
         RecordFormat::Json => json!({ "format": "json" }),
         RecordFormat::Avro { .. } => json!({ "format": "avro" }),
+        RecordFormat::Protobuf { .. } => json!({ "format": "protobuf" }),
         RecordFormat::Csv(format) => json!({ "format": "csv", "csv": csv(format) }),
     }
 }

@@ -66,7 +66,7 @@ impl JobPlan {
             test,
             layout,
             store,
-            tasks: job.features.tasks(),
+            tasks: job.tasks(),
             model,
             dense_optimizer: training.dense_optimizer,
             dense_threads: job.roles.members.dense_worker.threads.unwrap_or(0),
@@ -220,7 +220,7 @@ fn chunk_rows(job: &ResolvedJob, slice_rows: Option<u64>) -> u64 {
 
 fn model(job: &ResolvedJob) -> ModelConfig {
     ModelConfig {
-        tasks: job.features.tasks().len(),
+        tasks: job.tasks().len(),
         settings: job.model.settings.clone(),
         dense_features: job.features.schema.dense.len(),
         embedding_dims: job.features.embeddings.iter().map(|embedding| embedding.dim).collect(),

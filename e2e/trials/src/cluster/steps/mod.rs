@@ -21,6 +21,7 @@ pub(super) mod serving;
 pub(super) mod shortage;
 pub(super) mod slow_members;
 pub(super) mod strangers;
+pub(super) mod stream;
 pub(super) mod survivors;
 pub(super) mod switches;
 pub(super) mod takeover;

@@ -334,7 +334,7 @@ fn applied_again(jobs: &Jobs, rows: &Value, undisturbed: &Value) -> Result<(), T
 
 /// The step at which the present attempt started, once its coordinator has reported it; 0 for a new
 /// beginning.
-fn resumed_at(jobs: &Jobs, name: &str) -> Result<u64, HarnessError> {
+pub(super) fn resumed_at(jobs: &Jobs, name: &str) -> Result<u64, HarnessError> {
     eventually(RECOVERY, &format!("the beginning of {name}"), || {
         // The previous attempt's coordinator may still be there, with a log of its own.
         let coordinator = format!("{name}-coordinator-0");

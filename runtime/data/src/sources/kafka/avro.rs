@@ -1,6 +1,6 @@
-//! Avro records in the wire format of a schema registry. A value has a zero byte, the number of the
-//! writer's schema (32 bits, big-endian), and the record in Avro's binary encoding (Avro 1.12). The
-//! fields of the record become cells by their names. Pure: the caller fetches schemas.
+//! Avro records in the wire format of a schema registry. Behind the number of the schema, a value
+//! has the record in Avro's binary encoding (Avro 1.12). The fields of the record become cells by
+//! their names. Pure: the caller fetches schemas.
 
 use std::collections::HashMap;
 
@@ -8,8 +8,6 @@ use serde_json::Value;
 
 /// The deepest nesting of types.
 const MOST_NESTED: usize = 64;
-/// Bytes before the record: the zero byte and the number of the schema.
-const HEADER: usize = 5;
 
 /// The type of a value.
 #[derive(Debug, Clone, PartialEq)]
@@ -126,13 +124,6 @@ fn parse_named(
     };
     named.insert(name.clone(), parsed);
     Ok(Type::Named(name))
-}
-
-/// The number of the schema, and the record behind it. `None` if the value has another form.
-pub(super) fn split(value: &[u8]) -> Option<(u32, &[u8])> {
-    let (header, record) = value.split_at_checked(HEADER)?;
-    let [0, a, b, c, d] = *header else { return None };
-    Some((u32::from_be_bytes([a, b, c, d]), record))
 }
 
 /// Calls `cell` with the name and the text of each field of a record that is a cell; nested records
@@ -327,14 +318,6 @@ mod tests {
             assert!(cells(&schema, &RECORD[..cut]).is_err(), "{cut} bytes");
         }
         assert_eq!(cells(&schema, &[RECORD, &[0]].concat()), Err("nothing behind the record"));
-    }
-
-    #[test]
-    fn the_header_has_the_number_of_the_schema() {
-        assert_eq!(split(&[0, 0, 0, 1, 2, 9]), Some((258, &[9][..])));
-        for other in [&b"{\"a\": 1}"[..], &[0, 0, 0, 1], &[1, 0, 0, 0, 0]] {
-            assert_eq!(split(other), None);
-        }
     }
 
     #[test]

@@ -12,8 +12,8 @@ use crate::json::{self, BadJson, Json};
 use crate::schema::{Encoder, Layout};
 use crate::text::{Cells, Span, find_record};
 
-use super::avro;
-use super::registry::Registry;
+use super::registry::{self, RecordSchema, Registry};
+use super::{avro, protobuf};
 
 /// Separates the items of a JSON list in a cell, in columns without a separator of their own.
 const BETWEEN_ITEMS: &str = "\u{1f}";
@@ -23,7 +23,7 @@ const BETWEEN_ITEMS: &str = "\u{1f}";
 pub(super) struct Decoder {
     columns: Columns,
     cells: Cells,
-    /// The cells of a JSON object or an Avro record, each with its own bytes.
+    /// The cells of a JSON object, an Avro record or a Protobuf message, each with its own bytes.
     values: Vec<Vec<u8>>,
     bytes: Vec<u8>,
     ends: Vec<u32>,
@@ -33,7 +33,8 @@ pub(super) struct Decoder {
 enum Columns {
     Csv(CsvFormat),
     Json(Named),
-    Avro(Named, Arc<Registry>),
+    /// Of a schema in the registry.
+    Registered(Named, Arc<Registry>),
 }
 
 /// The place of each column by its name, and the separator of its list items.
@@ -60,7 +61,7 @@ pub(super) struct BadValue {
     pub(super) found: String,
 }
 
-/// The schema as the records are read: lists of JSON and Avro have a separator, too.
+/// The schema as the records are read: lists have a separator in every format.
 pub(super) fn schema(format: &RecordFormat, schema: &Schema) -> Schema {
     let mut schema = schema.clone();
     if !matches!(format, RecordFormat::Csv(_)) {
@@ -73,11 +74,11 @@ pub(super) fn schema(format: &RecordFormat, schema: &Schema) -> Schema {
     schema
 }
 
-/// The columns of the records. JSON and Avro have the ones that the job reads.
+/// The columns of the records. Formats with names have the ones that the job reads.
 pub(super) fn layout(topics: &str, format: &RecordFormat, encoder: &Encoder) -> Result<Layout, DataError> {
     let names = match format {
         RecordFormat::Csv(csv) => csv.columns.clone().unwrap_or_default(),
-        RecordFormat::Json | RecordFormat::Avro { .. } => read_columns(encoder),
+        RecordFormat::Json | RecordFormat::Avro { .. } | RecordFormat::Protobuf { .. } => read_columns(encoder),
     };
     Layout::bind(topics, names, encoder, None)
 }
@@ -98,7 +99,7 @@ fn read_columns(encoder: &Encoder) -> Vec<String> {
 }
 
 impl Decoder {
-    /// A decoder of this format. Avro needs the registry.
+    /// A decoder of this format. Avro and Protobuf need the registry.
     pub(super) fn new(
         format: &RecordFormat,
         schema: &Schema,
@@ -107,10 +108,10 @@ impl Decoder {
     ) -> Self {
         let columns = match (format, registry) {
             (RecordFormat::Csv(csv), _) => Columns::Csv(csv.clone()),
-            (RecordFormat::Avro { .. }, Some(registry)) => {
-                Columns::Avro(Named::new(schema, layout), Arc::clone(registry))
+            (RecordFormat::Avro { .. } | RecordFormat::Protobuf { .. }, Some(registry)) => {
+                Columns::Registered(Named::new(schema, layout), Arc::clone(registry))
             }
-            (RecordFormat::Json | RecordFormat::Avro { .. }, _) => Columns::Json(Named::new(schema, layout)),
+            _ => Columns::Json(Named::new(schema, layout)),
         };
         let values = vec![Vec::new(); layout.names.len()];
         Self { columns, cells: Cells::default(), values, bytes: Vec::new(), ends: Vec::new() }
@@ -124,11 +125,11 @@ impl Decoder {
                 return Ok(self.cells.cut(&value[..span.end], span.quoted, format.delimiter.as_bytes()));
             }
             Columns::Json(named) => from_json(named, value, &mut self.values).map_err(NoCells::Bad)?,
-            Columns::Avro(named, registry) => {
-                let expected = "a record behind the number of its schema is expected";
-                let Some((number, record)) = avro::split(value) else { return Err(NoCells::Bad(bad(expected, value))) };
+            Columns::Registered(named, registry) => {
+                let no_number = || NoCells::Bad(bad("a record behind the number of its schema is expected", value));
+                let (number, record) = registry::split(value).ok_or_else(no_number)?;
                 let schema = registry.schema(number, stop).map_err(NoCells::Failed)?;
-                from_avro(named, &schema, record, &mut self.values).map_err(NoCells::Bad)?;
+                named.read(&schema, record, &mut self.values).map_err(NoCells::Bad)?;
             }
         }
         self.join();
@@ -159,6 +160,24 @@ impl Named {
             }
         }
         Self { places: places.collect(), separators }
+    }
+
+    /// Reads the cells of a record with this schema.
+    fn read(&self, schema: &RecordSchema, record: &[u8], values: &mut [Vec<u8>]) -> Result<(), BadValue> {
+        values.iter_mut().for_each(Vec::clear);
+        let separator = |name: &str| Some(self.separators[*self.places.get(name.as_bytes())?].as_slice());
+        let cell = |name: &str, text: &[u8]| {
+            if let Some(&place) = self.places.get(name.as_bytes()) {
+                values[place].extend_from_slice(text);
+            }
+        };
+        let (kind, read) = match schema {
+            RecordSchema::Avro(schema) => {
+                ("an Avro record", avro::read(schema, record, |name| separator(name).unwrap_or_default(), cell))
+            }
+            RecordSchema::Protobuf(schema) => ("a Protobuf message", protobuf::read(schema, record, separator, cell)),
+        };
+        read.map_err(|expected| bad(&format!("{kind}: expected {expected}"), record))
     }
 }
 
@@ -192,18 +211,6 @@ fn from_json(named: &Named, value: &[u8], values: &mut [Vec<u8>]) -> Result<(), 
     }
     let Some((name, expected)) = problem else { return Ok(()) };
     Err(bad(&format!("column `{}`: expected {expected}", String::from_utf8_lossy(&name)), value))
-}
-
-fn from_avro(named: &Named, schema: &avro::AvroSchema, record: &[u8], values: &mut [Vec<u8>]) -> Result<(), BadValue> {
-    values.iter_mut().for_each(Vec::clear);
-    let place = |name: &str| named.places.get(name.as_bytes()).copied();
-    let separator = |name: &str| place(name).map_or(&[][..], |place| &named.separators[place][..]);
-    let read = avro::read(schema, record, separator, |name, text| {
-        if let Some(place) = place(name) {
-            values[place].extend_from_slice(text);
-        }
-    });
-    read.map_err(|expected| bad(&format!("an Avro record: expected {expected}"), record))
 }
 
 fn bad(problem: &str, value: &[u8]) -> BadValue {
@@ -267,9 +274,17 @@ mod tests {
     }
 
     fn cut(format: &RecordFormat, value: &str) -> Result<Vec<String>, BadValue> {
+        cut_with(format, None, value.as_bytes())
+    }
+
+    fn cut_with(
+        format: &RecordFormat,
+        registry: Option<&Arc<Registry>>,
+        value: &[u8],
+    ) -> Result<Vec<String>, BadValue> {
         let schema = schema(format, &fields());
         let layout = layout("t", format, &Encoder::new(schema.clone(), &[])).unwrap();
-        match Decoder::new(format, &schema, &layout, None).cut(value.as_bytes(), &Stop::default()) {
+        match Decoder::new(format, &schema, &layout, registry).cut(value, &Stop::default()) {
             Ok(cells) => Ok(texts(cells)),
             Err(NoCells::Bad(bad)) => Err(bad),
             Err(NoCells::Failed(error)) => panic!("{error}"),
@@ -284,6 +299,32 @@ mod tests {
         );
         assert_eq!(found.unwrap(), ["u\n1", "7\u{1f}x y", "a|b", "1.50", "1", "170"]);
         assert_eq!(cut(&RecordFormat::Json, r#"{"y":0,"user":null}"#).unwrap(), ["", "", "", "", "0", ""]);
+    }
+
+    #[test]
+    fn records_of_a_registry_have_the_cells_of_their_columns() {
+        let avro = r#"{"type": "record", "name": "R", "fields": [{"name": "user", "type": "string"},
+            {"name": "other", "type": "long"}, {"name": "tags", "type": {"type": "array", "items": "long"}}]}"#;
+        let avro = RecordSchema::Avro(avro::AvroSchema::parse(avro).unwrap());
+        let message = "syntax = \"proto3\"; message M { string user = 1; int32 other = 2; repeated int32 tags = 3;
+            repeated string genres = 4; double age = 5; }";
+        let message = RecordSchema::Protobuf(protobuf::ProtobufSchema::parse(message).unwrap());
+        let url = "http://127.0.0.1:1".to_owned();
+        let formats = [RecordFormat::Avro { registry: url.clone() }, RecordFormat::Protobuf { registry: url }];
+        let records = [
+            &[0, 0, 0, 0, 9, 2, b'u', 6, 4, 14, 16, 0][..],
+            &[0, 0, 0, 0, 9, 0, 10, 1, b'u', 16, 3, 26, 2, 7, 8, 34, 1, b'a', 34, 1, b'b'],
+        ];
+        let expected = [["u", "7\u{1f}8", "", "", "", ""], ["u", "7\u{1f}8", "a|b", "0", "", ""]];
+        for (((schema, format), record), expected) in
+            [avro, message].into_iter().zip(&formats).zip(records).zip(expected)
+        {
+            let registry = Arc::new(Registry::knowing(9, schema));
+            assert_eq!(cut_with(format, Some(&registry), record).unwrap(), expected);
+            let problem = |record: &[u8]| cut_with(format, Some(&registry), record).unwrap_err().problem;
+            assert_eq!(problem(b"{}"), "a record behind the number of its schema is expected");
+            assert!(problem(&record[..record.len() - 1]).ends_with("expected more bytes"));
+        }
     }
 
     #[test]
