@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use rectrain_dense::burn::tensor::Tensor;
+use rectrain_dense::burn::tensor::{Tensor, activation::relu};
 use rectrain_dense::layers::{Context, Linear};
 use rectrain_dense::onnx::{Graph, Value};
 use rectrain_dense::tasks::BinaryCrossEntropy;
@@ -68,7 +68,7 @@ impl Model for Above {
     }
 
     fn forward(&self, context: &Context<'_>, inputs: Inputs<Tensor<2>>) -> Tensor<2> {
-        let outputs = inputs.embeddings.unwrap().relu();
+        let outputs = relu(inputs.embeddings.unwrap());
         self.logit.forward(context, self.hidden.forward_relu(context, outputs))
     }
 
