@@ -383,6 +383,58 @@ fn a_layer_of_another_shape_is_refused() {
     assert!(error.contains("expected 6 gradients of weights, found 2"), "{error}");
 }
 
+/// Figure 6: x' = x₀·⊕(x·w) + b + x, over several layers and down to a logit. Each x is α·x₀ + β,
+/// where α depends on the sample, and β is the sum of the biases before. So the products of x₀ with
+/// all vectors w are enough, and they are one product VW.
+#[test]
+fn figure_6_the_cross_layers_of_dcn_are_columns_of_the_first_layer() {
+    const LAYERS: usize = 3;
+    let (layout, mut random) = (layout_of(Kind::Dnn), SplitMix64::new(23));
+    let piece = piece(&layout, 4, &mut random);
+    let shape = LayerShape { width: layout.embedding_width, units: LAYERS + 1 };
+    let weights = values(shape.values(), &mut random);
+    let vector = |column: usize| -> Vec<f64> {
+        weights.iter().skip(column).step_by(shape.units).map(|weight| f64::from(*weight)).collect()
+    };
+    let vectors: Vec<Vec<f64>> = (0..shape.units).map(vector).collect();
+    let biases: Vec<Vec<f64>> = (0..LAYERS).map(|_| wide(&values(shape.width, &mut random))).collect();
+    let (crosses, last) = (&vectors[..LAYERS], &vectors[LAYERS]);
+
+    let naive = |first: &[f64]| {
+        let mut x = first.to_vec();
+        for (cross, bias) in crosses.iter().zip(&biases) {
+            let product = dot(&x, cross);
+            x = x.iter().zip(first).zip(bias).map(|((x, first), bias)| first * product + bias + x).collect();
+        }
+        dot(&x, last)
+    };
+    let pooled = piece.pool(&rows_of(piece.keys(), &layout), &layout).embeddings;
+    let expected: Vec<f64> = pooled.chunks_exact(shape.width).map(|first| naive(&wide(first))).collect();
+
+    let from_products = |products: &[f32]| {
+        let (mut alpha, mut beta) = (1.0, vec![0.0; shape.width]);
+        for ((cross, bias), product) in crosses.iter().zip(&biases).zip(products) {
+            alpha += alpha * f64::from(*product) + dot(&beta, cross);
+            beta.iter_mut().zip(bias).for_each(|(sum, bias)| *sum += bias);
+        }
+        alpha * f64::from(products[LAYERS]) + dot(&beta, last)
+    };
+    let layer = FirstLayer::new(Kernel::fp32(), shape, &weights, None).unwrap();
+    let no_cells = Substitution { features: POOLINGS.len(), dim: 0 };
+    for servers in [1, 2, 3, 7] {
+        let part = |part: ServerIds| {
+            let ids = part.prepare(SAMPLES as u32, &layout);
+            ids.reduce_tower(&rows_of(ids.keys(), &layout), &layout, ServerTower { sums: None, layer: &layer })
+        };
+        let parts = ServerIds::divide(&piece, &SlotMap::even(64, servers), &layout, no_cells);
+        let products = TowerResults::sum(parts.into_iter().map(part).collect(), &[], None).outputs;
+        for (products, expected) in products.chunks_exact(shape.units).zip(&expected) {
+            let found = from_products(products);
+            assert!((found - expected).abs() <= 1e-5 * (1.0 + expected.abs()), "{found}, not {expected}");
+        }
+    }
+}
+
 /// Table 2: R = 1 − 2·S_M / (S_f + S_V + S_W). The paper does not print the units of the layer and
 /// the columns of V. All five ratios follow from 256 units and 600 fields of 8 columns.
 #[test]
