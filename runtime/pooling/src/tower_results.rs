@@ -1,6 +1,6 @@
-//! The results of a parameter server for a model with a tower, in the mode `des`. They are the output
-//! of the [first layer](crate::first_layer) and sums beside it: of `lr` in `wideDeep`, and of `fm`
-//! in `deepfm`.
+//! The results of a parameter server for a model with a tower, in the mode `des`. They are the
+//! output of the [first layer](crate::first_layer) and sums beside it: of `lr` in `wideDeep`, and of
+//! `fm` in `deepfm`.
 
 use rectrain_modes::des::cells::Cell;
 use rectrain_modes::des::{Partial, PooledGradients, Substitution};
