@@ -1,6 +1,6 @@
 //! The results of a parameter server for a model with a tower, in the mode `des`. They are the
-//! output of the [first layer](crate::first_layer) and sums beside it: of `lr` in `wideDeep`, and of
-//! `fm` in `deepfm`.
+//! output of the [first layer](crate::first_layer) and sums beside it. The sums are those that
+//! `lr` has for `wideDeep`, and `fm` for `deepfm`.
 
 use rectrain_modes::des::cells::Cell;
 use rectrain_modes::des::{Partial, PooledGradients, Substitution};
