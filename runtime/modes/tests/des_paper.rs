@@ -10,8 +10,8 @@
 //! - §4.3: cells whose ids several servers hold, which the paper avoids by whole fields;
 //! - §5: the paper's placement of fields. Here servers hold slots, and nothing is placed by field.
 //!
-//! The embeddings and the first layer of `dnn`, and the cross layer of DCN (§4.3, figure 6), have
-//! no substitution yet.
+//! `runtime/pooling/src/tests/tower.rs` has the first layer of `dnn` (§4.3) and the cross layers of
+//! DCN (figure 6), which no job uses yet.
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 

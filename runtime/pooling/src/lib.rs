@@ -5,14 +5,19 @@
 //! - [`PreparedIds`]: the whole piece, as an embedding worker has it.
 //! - [`ServerIds`]: the part of the piece that one parameter server holds.
 //! - [`ServerResults`]: the results of that part on their way between the two.
+//! - [`FirstLayer`] and [`TowerResults`]: the same for a model with a tower. No job uses them yet.
 
+mod first_layer;
 mod prepared_ids;
 mod server_ids;
 mod server_results;
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 mod tests;
+mod tower_results;
 
+pub use self::first_layer::{FirstLayer, LayerShape, WeightGradient};
 pub use self::prepared_ids::{PreparedIds, WeightedIds};
 pub use self::server_ids::{PreparedServerIds, ServerIds};
 pub use self::server_results::ServerResults;
+pub use self::tower_results::{ServerTower, TowerResults, TowerSums};

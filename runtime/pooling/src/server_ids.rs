@@ -139,9 +139,14 @@ impl PreparedServerIds {
     /// The partial results over the looked-up rows. `rows[g]` is `[keys of group g, row dim of g]`.
     #[must_use]
     pub fn reduce(&self, rows: &[Vec<f32>], layout: &FeatureLayout, substitution: Substitution) -> ServerResults {
-        let Pooled { embeddings, linear } = self.ids.pool(rows, layout);
-        let partial = substitution.reduce(self.samples(), &linear, &embeddings);
-        ServerResults { partial, vectors: substitution.vectors_of(&self.cells, &embeddings) }
+        self.reduce_pooled(&self.pool(rows, layout), substitution)
+    }
+
+    /// [`Self::reduce`] of this server's pooled rows.
+    pub(crate) fn reduce_pooled(&self, pooled: &Pooled, substitution: Substitution) -> ServerResults {
+        let Pooled { embeddings, linear } = pooled;
+        let partial = substitution.reduce(self.samples(), linear, embeddings);
+        ServerResults { partial, vectors: substitution.vectors_of(&self.cells, embeddings) }
     }
 
     /// The gradients of the rows, `[keys, row dim]` by group. `gradients` has the gradient of the
@@ -156,13 +161,33 @@ impl PreparedServerIds {
         substitution: Substitution,
     ) -> Vec<Vec<f32>> {
         // The gradients of first-order weights do not depend on the rows.
-        let mut embeddings = match substitution.dim {
+        let own = match substitution.dim {
             0 => Vec::new(),
-            _ => self.ids.pool(rows, layout).embeddings,
+            _ => self.pool(rows, layout).embeddings,
         };
+        let PooledGradients { linear, embeddings } = self.spread_pooled(own, gradients, substitution);
+        self.scatter(&Pooled { embeddings, linear }, layout)
+    }
+
+    /// The gradients of this server's pooled rows, from its pooled embeddings.
+    pub(crate) fn spread_pooled(
+        &self,
+        mut embeddings: Vec<f32>,
+        gradients: &ServerResults,
+        substitution: Substitution,
+    ) -> PooledGradients {
         substitution.put_vectors(&self.cells, &gradients.vectors, &mut embeddings);
-        let PooledGradients { linear, embeddings } = substitution.spread(&gradients.partial, &embeddings);
-        self.ids.scatter(&Pooled { embeddings, linear }, layout)
+        substitution.spread(&gradients.partial, &embeddings)
+    }
+
+    /// Pools this server's rows.
+    pub(crate) fn pool(&self, rows: &[Vec<f32>], layout: &FeatureLayout) -> Pooled {
+        self.ids.pool(rows, layout)
+    }
+
+    /// Gradients of this server's rows, from the gradients of its pooled rows.
+    pub(crate) fn scatter(&self, gradients: &Pooled, layout: &FeatureLayout) -> Vec<Vec<f32>> {
+        self.ids.scatter(gradients, layout)
     }
 }
 

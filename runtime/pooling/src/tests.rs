@@ -1,5 +1,7 @@
 //! The parts of a piece on several servers against the whole piece on one.
 
+mod tower;
+
 use rectrain_kinds::Pooling;
 use rectrain_modes::des::{Partial, Substitution};
 use rectrain_modes::migration::SlotMap;
