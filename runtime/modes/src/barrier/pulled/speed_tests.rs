@@ -15,7 +15,7 @@ type Speeds = fn(u32, u64) -> u64;
 struct Worker {
     machine: PieceWorker,
     has_pulled: bool,
-    reading: Option<GlobalStep>,
+    reading: BTreeSet<GlobalStep>,
 }
 
 struct Cluster {
@@ -35,7 +35,7 @@ struct Cluster {
 impl Cluster {
     fn new(workers: u32, pieces: u32, speeds: Speeds) -> Self {
         let begin = Instant::now();
-        let worker = |_| Worker { machine: PieceWorker::new(), has_pulled: false, reading: None };
+        let worker = |_| Worker { machine: PieceWorker::new(), has_pulled: false, reading: BTreeSet::new() };
         let mut cluster = Self {
             begin,
             now: 0,
@@ -97,7 +97,7 @@ impl Cluster {
             }
             PieceAction::Fetch(piece) => worker.machine.fetched(piece, true).unwrap(),
             PieceAction::Read(step) => {
-                worker.reading = Some(step);
+                worker.reading.insert(step);
                 Vec::new()
             }
             PieceAction::Compute(piece) => {
@@ -124,7 +124,9 @@ impl Cluster {
         }
         let (open, now) = (self.queue.open(), self.instant());
         for (rank, worker) in (0..).zip(&mut self.workers) {
-            let actions = if let Some(step) = worker.reading.take_if(|step| *step <= open) {
+            let step = worker.reading.first().copied().filter(|step| *step <= open);
+            let actions = if let Some(step) = step {
+                worker.reading.remove(&step);
                 worker.machine.parameters_read(step, open.0 - step.0 < 2).unwrap()
             } else if worker.has_pulled
                 && let Some(pulled) = self.queue.pull(Rank(rank), now)

@@ -5,7 +5,7 @@
 //! A piece ends when the embedding worker and all parameter servers have acknowledged its
 //! gradients, or when a server no longer has the parameters before the step.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{PieceError, StepPiece};
 use crate::GlobalStep;
@@ -30,9 +30,11 @@ pub enum PieceAction {
     /// Ask the embedding worker for a piece, and call [`PieceWorker::fetched`].
     Fetch(StepPiece),
     /// Read the dense parameters before a step from all servers, and call
-    /// [`PieceWorker::parameters_read`]. Reads replace the present parameters.
+    /// [`PieceWorker::parameters_read`]. They replace the present parameters if all servers had
+    /// them. Reads of several steps may be under way.
     Read(GlobalStep),
-    /// Compute the gradients of a piece, and call [`PieceWorker::computed`].
+    /// Compute the gradients of a piece with the present parameters, and call
+    /// [`PieceWorker::computed`]. The parameters of no other step may replace them before that.
     Compute(StepPiece),
     /// Send the gradients to the embedding worker and to all servers, and call
     /// [`PieceWorker::acknowledged`] once all of them have replied.
@@ -61,8 +63,8 @@ pub struct PieceWorker {
     pieces: BTreeMap<StepPiece, Stage>,
     /// The step that the worker's parameters are before.
     parameters: Option<GlobalStep>,
-    /// The step whose parameters are being read.
-    reading: Option<GlobalStep>,
+    /// The steps whose parameters are being read.
+    reading: BTreeSet<GlobalStep>,
     has_pulled: bool,
     has_ended: bool,
     has_stopped: bool,
@@ -125,13 +127,11 @@ impl PieceWorker {
     /// # Errors
     /// [`PieceError::RowsLost`].
     pub fn parameters_read(&mut self, step: GlobalStep, are_found: bool) -> Result<Vec<PieceAction>, PieceError> {
-        self.reading = None;
+        self.reading.remove(&step);
         let mut actions = Vec::new();
         if are_found {
             self.parameters = Some(step);
         } else {
-            // Some of the servers may have replaced the worker's parameters.
-            self.parameters = None;
             let passed = self.pieces.extract_if(.., |piece, stage| piece.step <= step && stage.waits());
             actions.extend(passed.map(|(piece, _)| PieceAction::Report(piece, PieceOutcome::Passed)));
         }
@@ -172,7 +172,7 @@ impl PieceWorker {
             actions.push(PieceAction::Pull);
         }
         actions.extend(self.next_work());
-        if self.has_ended && self.pieces.is_empty() && self.reading.is_none() && !self.has_stopped {
+        if self.has_ended && self.pieces.is_empty() && self.reading.is_empty() && !self.has_stopped {
             self.has_stopped = true;
             actions.push(PieceAction::Stop);
         }
@@ -183,13 +183,13 @@ impl PieceWorker {
     fn next_work(&mut self) -> Option<PieceAction> {
         let count = |wanted: Stage| self.pieces.values().filter(|stage| **stage == wanted).count();
         let is_busy = count(Stage::Computing) > 0 || count(Stage::Sending) >= MOST_SENDING;
-        if is_busy || self.reading.is_some() {
+        if is_busy {
             return None;
         }
         let step = self.pieces.iter().find(|(_, stage)| stage.waits()).map(|(piece, _)| piece.step)?;
+        // A read for a later step waits until this step is applied, perhaps with this very piece.
         if self.parameters != Some(step) {
-            self.reading = Some(step);
-            return Some(PieceAction::Read(step));
+            return self.reading.insert(step).then_some(PieceAction::Read(step));
         }
         let mut of_step = self.pieces.iter_mut().filter(|(piece, _)| piece.step == step);
         let (piece, stage) = of_step.find(|(_, stage)| **stage == Stage::Fetched)?;
@@ -258,13 +258,36 @@ mod tests {
     fn a_second_copy_of_an_earlier_step_is_computed_first() {
         let (mine, late) = (piece(2, 0), piece(1, 3));
         let mut worker = with(&[mine]);
-        assert_eq!(worker.pulled(Some(late)), [PieceAction::Fetch(late), PieceAction::Pull]);
+        let read = PieceAction::Read(GlobalStep(1));
+        assert_eq!(worker.pulled(Some(late)), [PieceAction::Fetch(late), PieceAction::Pull, read]);
         assert_eq!(worker.fetched(late, true), Ok(vec![]));
-        assert_eq!(worker.parameters_read(GlobalStep(2), true), Ok(vec![PieceAction::Read(GlobalStep(1))]));
+        assert_eq!(worker.parameters_read(GlobalStep(1), true), Ok(vec![PieceAction::Compute(late)]));
+        assert_eq!(worker.computed(late), Ok(vec![PieceAction::Send(late)]), "step 2 is being read");
+        assert_eq!(worker.parameters_read(GlobalStep(2), true), Ok(vec![PieceAction::Compute(mine)]));
+    }
+
+    #[test]
+    fn a_late_piece_does_not_wait_for_the_parameters_of_a_later_step() {
+        let (first, later, late) = (piece(1, 0), piece(2, 1), piece(1, 3));
+        let mut worker = with(&[first]);
+        assert!(worker.parameters_read(GlobalStep(1), true).is_ok());
+        let read = PieceAction::Read(GlobalStep(2));
+        assert_eq!(worker.pulled(Some(later)), [PieceAction::Fetch(later), PieceAction::Pull]);
+        assert_eq!(worker.computed(first), Ok(vec![PieceAction::Send(first), read]));
+        assert_eq!(worker.pulled(Some(late)), [PieceAction::Fetch(late), PieceAction::Pull]);
+        assert_eq!(worker.fetched(late, true), Ok(vec![PieceAction::Compute(late)]));
+    }
+
+    #[test]
+    fn a_piece_of_a_passed_step_ends() {
+        let (mine, late) = (piece(2, 0), piece(1, 3));
+        let mut worker = with(&[mine]);
+        worker.pulled(Some(late));
+        assert_eq!(worker.parameters_read(GlobalStep(2), true), Ok(vec![]), "step 1 is being read");
         let passed = PieceAction::Report(late, PieceOutcome::Passed);
-        let again = PieceAction::Read(GlobalStep(2));
-        assert_eq!(worker.parameters_read(GlobalStep(1), false), Ok(vec![passed, again]));
-        assert_eq!(worker.fetched(late, true), Ok(vec![]), "it has ended");
+        let computes = PieceAction::Compute(mine);
+        assert_eq!(worker.parameters_read(GlobalStep(1), false), Ok(vec![passed, computes]));
+        assert!(worker.fetched(late, true).is_ok_and(|actions| actions.is_empty()), "it has ended");
     }
 
     #[test]
