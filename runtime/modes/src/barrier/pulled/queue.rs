@@ -67,6 +67,8 @@ struct Holder {
 #[derive(Debug, Clone, Default)]
 struct Place {
     is_done: bool,
+    /// Whether a worker has reported it as passed, while another one has it.
+    is_passed: bool,
     /// In the order in which they got it.
     holders: Vec<Holder>,
 }
@@ -105,7 +107,7 @@ impl OpenStep {
     fn finish(&mut self, piece: Rank, loss: Option<f64>) -> Result<(), PieceError> {
         self.losses.add(piece, loss)?;
         if let Some(place) = self.places.get_mut(piece.0 as usize) {
-            *place = Place { is_done: true, holders: Vec::new() };
+            *place = Place { is_done: true, ..Place::default() };
         }
         Ok(())
     }
@@ -300,8 +302,9 @@ impl PieceQueue {
         place.holders.retain(|holder| holder.rank != rank);
         match outcome {
             PieceOutcome::Trained => step.finish(piece.piece, Some(loss_sum))?,
-            // Another worker has it, and reports the loss.
-            PieceOutcome::Passed if !place.holders.is_empty() => {}
+            // Another worker has it, and may be about to report the loss. If it does not, the piece
+            // is late, and passed once more.
+            PieceOutcome::Passed if !place.holders.is_empty() && !place.is_passed => place.is_passed = true,
             PieceOutcome::Passed => {
                 step.lacks_loss = true;
                 step.finish(piece.piece, None)?;
@@ -368,7 +371,8 @@ impl PieceQueue {
 
 /// A piece on trial for a slow worker: the one that another worker got last.
 fn trial(open: &OpenStep, rank: Rank) -> Option<Rank> {
-    open.of_others(rank).max_by_key(|(_, _, newest)| newest.since).map(|(piece, ..)| piece)
+    let others = open.of_others(rank).filter(|(_, place, _)| !place.is_passed);
+    others.max_by_key(|(_, _, newest)| newest.since).map(|(piece, ..)| piece)
 }
 
 #[cfg(test)]

@@ -95,7 +95,7 @@ impl Cluster {
                 worker.has_pulled = true;
                 Vec::new()
             }
-            PieceAction::Fetch(piece) => worker.machine.fetched(piece, true).unwrap(),
+            PieceAction::Fetch(piece) => worker.machine.fetched(piece, true),
             PieceAction::Read(step) => {
                 worker.reading.insert(step);
                 Vec::new()

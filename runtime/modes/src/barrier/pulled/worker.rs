@@ -53,6 +53,8 @@ enum Stage {
     Fetched,
     /// The parameter servers have applied the rows' update, and no copy of the rows is left.
     WithoutRows,
+    /// As `WithoutRows`. A read that was sent since then finds out whether the step is applied.
+    Checking,
     Computing,
     Sending,
 }
@@ -110,15 +112,11 @@ impl PieceWorker {
 
     /// The answer to a fetch. `has_rows`: it has the embeddings. Otherwise all parameter servers
     /// have applied the update of the rows. A piece that has ended meanwhile is ignored.
-    ///
-    /// # Errors
-    /// [`PieceError::RowsLost`].
-    pub fn fetched(&mut self, piece: StepPiece, has_rows: bool) -> Result<Vec<PieceAction>, PieceError> {
+    pub fn fetched(&mut self, piece: StepPiece, has_rows: bool) -> Vec<PieceAction> {
         if let Some(stage) = self.pieces.get_mut(&piece).filter(|stage| **stage == Stage::Fetching) {
             *stage = if has_rows { Stage::Fetched } else { Stage::WithoutRows };
         }
-        self.check_rows()?;
-        Ok(self.next_actions())
+        self.next_actions()
     }
 
     /// The answer to a read of the parameters before `step`. `are_found`: all servers had them.
@@ -131,11 +129,11 @@ impl PieceWorker {
         let mut actions = Vec::new();
         if are_found {
             self.parameters = Some(step);
+            self.check_rows(step)?;
         } else {
             let passed = self.pieces.extract_if(.., |piece, stage| piece.step <= step && stage.waits());
             actions.extend(passed.map(|(piece, _)| PieceAction::Report(piece, PieceOutcome::Passed)));
         }
-        self.check_rows()?;
         actions.extend(self.next_actions());
         Ok(actions)
     }
@@ -187,6 +185,10 @@ impl PieceWorker {
             return None;
         }
         let step = self.pieces.iter().find(|(_, stage)| stage.waits()).map(|(piece, _)| piece.step)?;
+        if !self.reading.contains(&step) && self.check(step) {
+            self.reading.insert(step);
+            return Some(PieceAction::Read(step));
+        }
         // A read for a later step waits until this step is applied, perhaps with this very piece.
         if self.parameters != Some(step) {
             return self.reading.insert(step).then_some(PieceAction::Read(step));
@@ -197,11 +199,21 @@ impl PieceWorker {
         Some(PieceAction::Compute(*piece))
     }
 
-    /// A piece without rows must be of a step that all servers have applied. A server that still
-    /// gives the parameters before the step may need the gradients.
-    fn check_rows(&self) -> Result<(), PieceError> {
-        let mut lost = self.pieces.iter().filter(|(_, stage)| **stage == Stage::WithoutRows);
-        match lost.find(|(piece, _)| self.parameters == Some(piece.step)) {
+    /// Marks the pieces of a step that came without rows. Returns whether there are any.
+    fn check(&mut self, step: GlobalStep) -> bool {
+        let mut checks = false;
+        let pieces = self.pieces.iter_mut().filter(|(piece, _)| piece.step == step);
+        for (_, stage) in pieces.filter(|(_, stage)| **stage == Stage::WithoutRows) {
+            *stage = Stage::Checking;
+            checks = true;
+        }
+        checks
+    }
+
+    /// A server still has the parameters before `step`, and so may need gradients of it.
+    fn check_rows(&self, step: GlobalStep) -> Result<(), PieceError> {
+        let mut pieces = self.pieces.iter().filter(|(piece, _)| piece.step == step);
+        match pieces.find(|(_, stage)| **stage == Stage::Checking) {
             Some((piece, _)) => Err(PieceError::RowsLost { piece: *piece }),
             None => Ok(()),
         }
@@ -211,7 +223,7 @@ impl PieceWorker {
 impl Stage {
     /// Whether the piece is still to be computed.
     fn waits(self) -> bool {
-        matches!(self, Self::Fetching | Self::Fetched | Self::WithoutRows)
+        matches!(self, Self::Fetching | Self::Fetched | Self::WithoutRows | Self::Checking)
     }
 }
 
@@ -236,7 +248,7 @@ mod tests {
             assert_eq!(worker.pulled(Some(*piece)), [PieceAction::Fetch(*piece), PieceAction::Pull]);
         }
         for piece in pieces {
-            assert_eq!(worker.fetched(*piece, true), Ok(vec![]));
+            assert!(worker.fetched(*piece, true).is_empty());
         }
         worker
     }
@@ -260,7 +272,7 @@ mod tests {
         let mut worker = with(&[mine]);
         let read = PieceAction::Read(GlobalStep(1));
         assert_eq!(worker.pulled(Some(late)), [PieceAction::Fetch(late), PieceAction::Pull, read]);
-        assert_eq!(worker.fetched(late, true), Ok(vec![]));
+        assert!(worker.fetched(late, true).is_empty());
         assert_eq!(worker.parameters_read(GlobalStep(1), true), Ok(vec![PieceAction::Compute(late)]));
         assert_eq!(worker.computed(late), Ok(vec![PieceAction::Send(late)]), "step 2 is being read");
         assert_eq!(worker.parameters_read(GlobalStep(2), true), Ok(vec![PieceAction::Compute(mine)]));
@@ -275,7 +287,7 @@ mod tests {
         assert_eq!(worker.pulled(Some(later)), [PieceAction::Fetch(later), PieceAction::Pull]);
         assert_eq!(worker.computed(first), Ok(vec![PieceAction::Send(first), read]));
         assert_eq!(worker.pulled(Some(late)), [PieceAction::Fetch(late), PieceAction::Pull]);
-        assert_eq!(worker.fetched(late, true), Ok(vec![PieceAction::Compute(late)]));
+        assert_eq!(worker.fetched(late, true), [PieceAction::Compute(late)]);
     }
 
     #[test]
@@ -287,7 +299,7 @@ mod tests {
         let passed = PieceAction::Report(late, PieceOutcome::Passed);
         let computes = PieceAction::Compute(mine);
         assert_eq!(worker.parameters_read(GlobalStep(1), false), Ok(vec![passed, computes]));
-        assert!(worker.fetched(late, true).is_ok_and(|actions| actions.is_empty()), "it has ended");
+        assert!(worker.fetched(late, true).is_empty(), "it has ended");
     }
 
     #[test]
@@ -317,13 +329,16 @@ mod tests {
 
     #[test]
     fn a_piece_without_rows_is_passed_or_lost() {
+        let (mine, read) = (piece(1, 0), PieceAction::Read(GlobalStep(1)));
         for are_found in [true, false] {
             let mut worker = PieceWorker::new();
             worker.start();
-            worker.pulled(Some(piece(1, 0)));
-            assert_eq!(worker.fetched(piece(1, 0), false), Ok(vec![]));
-            let passed = PieceAction::Report(piece(1, 0), PieceOutcome::Passed);
-            let lost = PieceError::RowsLost { piece: piece(1, 0) };
+            assert_eq!(worker.pulled(Some(mine)), [PieceAction::Fetch(mine), PieceAction::Pull, read]);
+            assert!(worker.fetched(mine, false).is_empty());
+            // The servers may have answered this read before they applied the step.
+            assert_eq!(worker.parameters_read(GlobalStep(1), true), Ok(vec![read]));
+            let passed = PieceAction::Report(mine, PieceOutcome::Passed);
+            let lost = PieceError::RowsLost { piece: mine };
             let expected = if are_found { Err(lost) } else { Ok(vec![passed]) };
             assert_eq!(worker.parameters_read(GlobalStep(1), are_found), expected);
         }

@@ -126,6 +126,23 @@ fn a_passed_piece_is_done_unless_another_worker_reports_it() {
 }
 
 #[test]
+fn a_piece_that_is_passed_twice_is_done() {
+    let begin = Instant::now();
+    let mut queue = queue(begin);
+    assert_eq!(pulled(&mut queue, 0, begin), Some((4, 0, false)));
+    assert_eq!(pulled(&mut queue, 1, begin), Some((4, 1, false)));
+    trained(&mut queue, 0, piece(4, 0), begin);
+    let mut complete = Vec::new();
+    for seconds in 1..3 {
+        let late = begin + Duration::from_secs(seconds);
+        assert!(complete.is_empty(), "worker 1 may be about to report it");
+        assert_eq!(pulled(&mut queue, 0, late), Some((4, 1, true)));
+        complete = queue.report(Rank(0), piece(4, 1), PieceOutcome::Passed, 0.0, late).unwrap();
+    }
+    assert_eq!(complete, [CompleteStep { step: GlobalStep(4), loss_sum: None }]);
+}
+
+#[test]
 fn pieces_of_the_mode_before_are_not_handed_out() {
     let now = Instant::now();
     let mut queue = PieceQueue::new(3, 1, GlobalStep(0), now);
@@ -156,6 +173,8 @@ struct Model {
     done: BTreeMap<StepPiece, Option<f64>>,
     /// Workers by piece.
     held: BTreeMap<StepPiece, BTreeSet<u32>>,
+    /// Pieces that were passed while another worker had them.
+    passed: BTreeSet<StepPiece>,
     /// By worker: the pieces that it has not reported.
     unreported: BTreeMap<u32, BTreeSet<StepPiece>>,
 }
@@ -241,9 +260,10 @@ proptest! {
                     let complete = queue.report(Rank(rank), piece, outcome, loss, now).unwrap();
                     model.unreported.entry(rank).or_default().remove(&piece);
                     model.held.entry(piece).or_default().remove(&rank);
-                    let is_done = outcome == PieceOutcome::Trained || model.holders(piece) == 0;
+                    let is_trained = outcome == PieceOutcome::Trained;
+                    let is_done = is_trained || model.holders(piece) == 0 || !model.passed.insert(piece);
                     if piece.step.0 >= model.open && is_done {
-                        let loss = (outcome == PieceOutcome::Trained).then_some(loss);
+                        let loss = is_trained.then_some(loss);
                         model.done.entry(piece).or_insert(loss);
                     }
                     let complete: Vec<_> = complete.into_iter().map(|step| (step.step.0, step.loss_sum)).collect();
