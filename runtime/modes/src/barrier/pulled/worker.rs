@@ -236,8 +236,8 @@ mod tests {
         StepPiece { step: GlobalStep(step), piece: Rank(number) }
     }
 
-    /// A worker with these pieces, which have come with their embeddings. It has the parameters
-    /// before step 1.
+    /// A worker with these pieces, which have come with their embeddings. It reads the parameters
+    /// before the step of the first one.
     fn with(pieces: &[StepPiece]) -> PieceWorker {
         let mut worker = PieceWorker::new();
         assert_eq!(worker.start(), [PieceAction::Pull]);
