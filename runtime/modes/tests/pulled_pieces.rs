@@ -177,7 +177,7 @@ enum Event {
     PushRows(Caller, StepPiece, Vec<f32>),
     Update(StepPiece, usize, f32),
     Updated(StepPiece, usize),
-    /// By a server, or by the embedding worker, whose number is after those of the servers.
+    /// By a server, or by the embedding worker, whose number is the number of servers.
     Acknowledged(Caller, StepPiece, usize),
     FinishDense(usize),
     FinishRow(usize),

@@ -1,8 +1,8 @@
 //! The coordinator's half of pulled pieces: which worker gets which piece. Pure: every time is an
 //! argument.
 //!
-//! A worker that pulls gets a free piece of the oldest open step, or else a late piece of it, or
-//! else a free piece of a later step.
+//! A worker that pulls gets a free piece of the oldest open step. If there is none, it gets a late
+//! piece of that step, or else a free piece of a later one.
 //!
 //! **Late.** A piece is late if the worker that got it last has had it for [`LATE_FACTOR`] times
 //! the median time of recent pieces. Its time begins when the worker has the piece and has ended

@@ -3,7 +3,7 @@
 //! The worker has one open pull at any time. It computes the oldest piece that it has, with the
 //! parameters before the step of the piece. While it computes, the embeddings of the others travel.
 //! A piece ends when the embedding worker and all parameter servers have acknowledged its
-//! gradients, or when a server no longer has the parameters before the step.
+//! gradients. It also ends when a server no longer has the parameters before the step.
 
 use std::collections::{BTreeMap, BTreeSet};
 
