@@ -238,7 +238,8 @@ impl PieceQueue {
 
     /// A late piece that `rank` does not have. Pieces with fewer workers are first.
     fn late(&self, open: &OpenStep, rank: Rank, now: Instant) -> Option<Rank> {
-        let late = open.of_others(rank).filter(|(_, _, newest)| self.is_late(*newest, now));
+        let after = self.late_after()?;
+        let late = open.of_others(rank).filter(|(_, _, newest)| self.begun(*newest) + after <= now);
         late.min_by_key(|(_, place, _)| place.holders.len()).map(|(piece, ..)| piece)
     }
 
@@ -294,8 +295,8 @@ impl PieceQueue {
     ) -> Result<Vec<CompleteStep>, PieceError> {
         self.check(piece)?;
         self.end_piece(rank, piece, outcome, now);
-        let ahead = piece.step.0.checked_sub(self.open.0);
-        let Some(step) = ahead.and_then(|ahead| self.steps.get_mut(ahead as usize)) else { return Ok(Vec::new()) };
+        let Some(ahead) = piece.step.0.checked_sub(self.open.0) else { return Ok(Vec::new()) };
+        let Some(step) = self.steps.get_mut(ahead as usize) else { return Ok(Vec::new()) };
         let Some(place) = step.places.get_mut(piece.piece.0 as usize).filter(|place| !place.is_done) else {
             return Ok(Vec::new());
         };
