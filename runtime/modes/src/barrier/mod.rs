@@ -8,9 +8,11 @@
 //! - [`StepWindow`]: how far a dense worker fetches and pushes ahead.
 //! - [`sum_by_key`]: how the ranks' gradients of one step become one update.
 //! - [`RingAllReduce`]: how dense workers sum their flat gradient buffers.
+//! - [`pulled`]: the halves for a job in which free dense workers pull the pieces of a step.
 
 mod coordinator;
 mod look_ahead;
+pub mod pulled;
 mod ring;
 mod server;
 mod sparse_sum;
