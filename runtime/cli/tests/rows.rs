@@ -248,7 +248,7 @@ fn fake_negatives_lower_predictions_unless_labels_are_late() {
         summary["test"]["calibration"].as_f64().unwrap()
     };
     let (plain, late) = (calibration(&[]), calibration(&["spec.training.lateLabels=fakeNegativeWeighted"]));
-    // Of the records of the users, 2 in 12 and 6 in 16 are positive, and of their rows 2 and 6 in 10.
+    // Of the users' records 2 in 12 and 6 in 16 are positive, and of their rows 2 and 6 in 10.
     let expected = (10.0 * 2.0 / 12.0 + 10.0 * 6.0 / 16.0) / 8.0;
     assert!((plain - expected).abs() < 0.02, "{plain}, expected {expected}");
     assert!((late - 1.0).abs() < 0.02, "{late}");

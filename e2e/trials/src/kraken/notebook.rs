@@ -47,8 +47,8 @@ impl Notebook {
         self.runs.get(&run.to_string())
     }
 
-    /// Adds a line, unless the file has this run, or this result as the last one of its variant. The
-    /// last one counts in a report.
+    /// Adds a line, unless the file has this run, or this result as the last one of its variant.
+    /// The last one counts in a report.
     pub(super) fn keep(&mut self, line: Value) -> Result<(), HarnessError> {
         let is_there = match &line["run"] {
             Value::Null => self.results.get(&name(&line)) == Some(&figures(&line)),
