@@ -152,9 +152,8 @@ struct Trained {
 impl Trained {
     /// Reads a parameter server's metrics. `None` without them.
     fn read(page: &str) -> Option<Self> {
-        let all = http::sum_of(page, "rectrain_ps_rows")? as u64;
-        let twice = http::sum_of(page, "rectrain_ps_table_rows")? as u64;
-        Some(Self { once: all.checked_sub(twice)?, twice })
+        let rows = |table| http::sum_with(page, "rectrain_ps_table_rows", &[table]);
+        Some(Self { once: rows("table=\"once\"")? as u64, twice: rows("table=\"twice\"")? as u64 })
     }
 }
 
@@ -285,8 +284,9 @@ mod tests {
 
     #[test]
     fn rows_that_were_trained_again_are_told_from_the_others() {
-        let page = "rectrain_ps_rows 12\nrectrain_ps_table_rows{table=\"twice\"} 2\n";
-        assert_eq!(Trained::read(page), Some(Trained { once: 10, twice: 2 }));
-        assert_eq!(Trained::read("rectrain_ps_rows 12\n"), None);
+        let row = |table, rows| format!("rectrain_ps_table_rows{{replica=\"0\",table=\"{table}\"}} {rows}\n");
+        let page = row("once", 10) + &row("twice", 2);
+        assert_eq!(Trained::read(&page), Some(Trained { once: 10, twice: 2 }));
+        assert_eq!(Trained::read(&row("once", 10)), None);
     }
 }
