@@ -16,7 +16,7 @@ mod measure;
 use std::path::Path;
 
 use rectrain_harness::HarnessError;
-use rectrain_harness::arguments::{list, number};
+use rectrain_harness::arguments::{list, number, without_quick};
 use rectrain_harness::cargo::build_programs;
 use rectrain_harness::files::{make_folder, remove_folder};
 use serde_json::{Map, Value, json};
@@ -96,9 +96,8 @@ pub fn run(arguments: &[&str]) -> Result<(), TrialError> {
 }
 
 fn parse(arguments: &[&str]) -> Result<Plan, HarnessError> {
-    let is_quick = arguments.contains(&"--quick");
+    let (is_quick, pairs) = without_quick(arguments);
     let mut plan = if is_quick { quick() } else { full() };
-    let pairs: Vec<&str> = arguments.iter().copied().filter(|argument| *argument != "--quick").collect();
     for pair in pairs.chunks(2) {
         match pair {
             ["--rows", rows] => plan.rows = all(rows, Rows::named)?,
