@@ -6,12 +6,15 @@
 //! is known by its numbers only.
 
 use std::collections::HashMap;
+use std::ops::RangeInclusive;
 
 use prost_types::field_descriptor_proto::{Label, Type};
 use prost_types::{DescriptorProto, EnumDescriptorProto, FieldDescriptorProto};
 
 /// The deepest nesting of messages in a file, and of groups in a message.
 const MOST_NESTED: usize = 64;
+/// The numbers that a field may have.
+const FIELD_NUMBERS: RangeInclusive<u32> = 1..=(1 << 29) - 1;
 /// The wire types of Protobuf's encoding.
 const VARINT: u8 = 0;
 const EIGHT_BYTES: u8 = 1;
@@ -364,8 +367,8 @@ impl<'a> Reader<'a> {
     /// The number and the wire type of the next field.
     fn tag(&mut self) -> Result<(u32, u8), &'static str> {
         let tag = self.varint()?;
-        let number = u32::try_from(tag >> 3).map_err(|_| "the number of a field")?;
-        Ok((number, (tag & 7) as u8))
+        let number = u32::try_from(tag >> 3).ok().filter(|number| FIELD_NUMBERS.contains(number));
+        Ok((number.ok_or("the number of a field")?, (tag & 7) as u8))
     }
 
     /// Passes over a field.
@@ -419,6 +422,10 @@ impl<'a> Reader<'a> {
         let mut value = 0_u64;
         for shift in (0..64).step_by(7) {
             let [byte] = self.fixed()?;
+            // The tenth byte has the highest bit only.
+            if shift == 63 && byte > 1 {
+                break;
+            }
             value |= u64::from(byte & 0x7f) << shift;
             if byte < 0x80 {
                 return Ok(value);
@@ -643,6 +650,29 @@ mod tests {
         assert_eq!(cells(&schema, &[&[0][..], &[19; 100]].concat()), Err("less nesting"));
         assert_eq!(cells(&schema, &[0, 9, 0, 0, 0, 0, 0, 0, 0, 0]), Err("fields with the types of the schema"));
         assert_eq!(cells(&schema, &[0, 8]), Err("more bytes"));
+    }
+
+    #[test]
+    fn fields_have_numbers_from_1_to_29_bits() {
+        let schema = ProtobufSchema::parse("message M { optional int32 a = 1; }").unwrap();
+        // Zeros are no message: they would be fields with the number 0.
+        assert_eq!(cells(&schema, &[0, 0, 0]), Err("the number of a field"));
+        // The highest number with a varint, and the one above it.
+        assert_eq!(cells(&schema, &[0, 0xf8, 0xff, 0xff, 0xff, 0x0f, 7, 8, 7]), Ok(owned(&[("a", b"7")])));
+        assert_eq!(cells(&schema, &[0, 0x80, 0x80, 0x80, 0x80, 0x10, 7]), Err("the number of a field"));
+        // The end of a group has the number of its beginning.
+        assert_eq!(cells(&schema, &[0, 19, 4]), Err("the number of a field"));
+    }
+
+    #[test]
+    fn numbers_have_at_most_64_bits() {
+        let schema = ProtobufSchema::parse("message M { optional uint64 a = 1; }").unwrap();
+        let of = |last: &[u8]| cells(&schema, &[&[0, 8][..], &[0xff; 9], last].concat());
+        assert_eq!(of(&[1]), Ok(owned(&[("a", b"18446744073709551615")])));
+        for wrong in [&[2][..], &[0x7f], &[0x81, 0]] {
+            assert_eq!(of(wrong), Err("a number of at most 64 bits"), "{wrong:?}");
+        }
+        assert_eq!(of(&[]), Err("more bytes"));
     }
 
     #[test]
