@@ -11,6 +11,8 @@ use std::ops::RangeInclusive;
 use prost_types::field_descriptor_proto::{Label, Type};
 use prost_types::{DescriptorProto, EnumDescriptorProto, FieldDescriptorProto};
 
+use super::binary::BinaryReader;
+
 /// The deepest nesting of messages in a file, and of groups in a message.
 const MOST_NESTED: usize = 64;
 /// The numbers that a field may have.
@@ -132,7 +134,7 @@ impl ProtobufSchema {
     /// The message that the start of a record names, and the bytes of the message.
     fn locate<'a>(&self, record: &'a [u8]) -> Result<(&Message, &'a [u8]), &'static str> {
         const EXPECTED: &str = "the place of a message in the schema";
-        let mut reader = Reader { rest: record };
+        let mut reader = BinaryReader { rest: record };
         let depth = reader.index(EXPECTED)?;
         // The first message of a file is so frequent that its place is written as 0.
         let first = if depth == 0 { 0 } else { reader.index(EXPECTED)? };
@@ -267,7 +269,7 @@ pub(super) fn read<'a>(
 ) -> Result<(), &'static str> {
     let (message, bytes) = schema.locate(record)?;
     let mut values: Vec<Option<Vec<u8>>> = message.fields.iter().map(|_| None).collect();
-    let mut reader = Reader { rest: bytes };
+    let mut reader = BinaryReader { rest: bytes };
     while !reader.rest.is_empty() {
         let (number, wire) = reader.tag()?;
         let found = message.places.get(&number).and_then(|&place| Some((place, message.fields.get(place)?)));
@@ -295,11 +297,7 @@ pub(super) fn read<'a>(
     Ok(())
 }
 
-struct Reader<'a> {
-    rest: &'a [u8],
-}
-
-impl<'a> Reader<'a> {
+impl BinaryReader<'_> {
     /// Reads what the wire has of a field: a value, or the packed values of a list. The last value
     /// of a field counts, unless it is a list.
     fn field(
@@ -394,16 +392,6 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn take(&mut self, count: usize) -> Result<&'a [u8], &'static str> {
-        let (taken, rest) = self.rest.split_at_checked(count).ok_or("more bytes")?;
-        self.rest = rest;
-        Ok(taken)
-    }
-
-    fn fixed<const N: usize>(&mut self) -> Result<[u8; N], &'static str> {
-        self.take(N)?.try_into().map_err(|_| "more bytes")
-    }
-
     fn length(&mut self) -> Result<usize, &'static str> {
         usize::try_from(self.varint()?).map_err(|_| "a shorter field")
     }
@@ -411,27 +399,6 @@ impl<'a> Reader<'a> {
     /// A place in a list, as the registry's wire format has it.
     fn index(&mut self, expected: &'static str) -> Result<usize, &'static str> {
         usize::try_from(self.zigzag()?).map_err(|_| expected)
-    }
-
-    fn zigzag(&mut self) -> Result<i64, &'static str> {
-        let value = self.varint()?;
-        Ok((value >> 1) as i64 ^ -((value & 1) as i64))
-    }
-
-    fn varint(&mut self) -> Result<u64, &'static str> {
-        let mut value = 0_u64;
-        for shift in (0..64).step_by(7) {
-            let [byte] = self.fixed()?;
-            // The tenth byte has the highest bit only.
-            if shift == 63 && byte > 1 {
-                break;
-            }
-            value |= u64::from(byte & 0x7f) << shift;
-            if byte < 0x80 {
-                return Ok(value);
-            }
-        }
-        Err("a number of at most 64 bits")
     }
 }
 
@@ -662,17 +629,6 @@ mod tests {
         assert_eq!(cells(&schema, &[0, 0x80, 0x80, 0x80, 0x80, 0x10, 7]), Err("the number of a field"));
         // The end of a group has the number of its beginning.
         assert_eq!(cells(&schema, &[0, 19, 4]), Err("the number of a field"));
-    }
-
-    #[test]
-    fn numbers_have_at_most_64_bits() {
-        let schema = ProtobufSchema::parse("message M { optional uint64 a = 1; }").unwrap();
-        let of = |last: &[u8]| cells(&schema, &[&[0, 8][..], &[0xff; 9], last].concat());
-        assert_eq!(of(&[1]), Ok(owned(&[("a", b"18446744073709551615")])));
-        for wrong in [&[2][..], &[0x7f], &[0x81, 0]] {
-            assert_eq!(of(wrong), Err("a number of at most 64 bits"), "{wrong:?}");
-        }
-        assert_eq!(of(&[]), Err("more bytes"));
     }
 
     #[test]
