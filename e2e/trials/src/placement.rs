@@ -9,7 +9,7 @@ use rectrain_harness::arguments::without_quick;
 use rectrain_harness::cargo::build_programs;
 use rectrain_harness::command::{command, output};
 use rectrain_harness::events::{missing, parse as parse_json};
-use rectrain_harness::files::{remove_folder, write};
+use rectrain_harness::files::{remove_folder, temporary_folder, write};
 use rectrain_harness::workspace::built;
 use serde_json::{Value, json};
 
@@ -63,7 +63,7 @@ struct Figures {
 pub fn run(arguments: &[&str]) -> Result<(), TrialError> {
     let plan = parse(arguments)?;
     build_programs()?;
-    let folder = std::env::temp_dir().join(format!("rectrain-placement-{}", std::process::id()));
+    let folder = temporary_folder("placement");
     let measured = measure(&plan, &folder);
     let removed = remove_folder(&folder);
     let measured = measured?;
