@@ -8,7 +8,7 @@ use crate::examples::KIND_FIELDS;
 use crate::{FieldPath, Segment};
 
 /// Parts of `spec`, as YAML.
-pub const FIELD_EXAMPLES: [&str; 35] = [
+pub const FIELD_EXAMPLES: [&str; 36] = [
     "\
 model:
   kind: dlrm

@@ -212,8 +212,8 @@ fn records_with_a_schema_give_the_model_of_the_same_rows_in_files() {
     write_rows(folder.path(), &rows);
     let files = run(folder.path(), &[]);
     let url = registry();
-    let formats: [(&str, fn(&Row) -> Vec<u8>); 2] = [("avro", avro), ("protobuf", protobuf)];
-    for (format, encode) in formats {
+    let encoders: [fn(&Row) -> Vec<u8>; 2] = [avro, protobuf];
+    for (format, encode) in ["avro", "protobuf"].into_iter().zip(encoders) {
         let of = |row: &Row| NewRecord { value: Some(encode(row).into()), ..record("") };
         let records: Vec<Vec<NewRecord>> = rows.iter().map(|rows| rows.iter().map(of).collect()).collect();
         produce_records(&broker.address, format, &records);

@@ -1,7 +1,7 @@
 //! The primitives of Kafka's protocol. Integers are big-endian. Newer versions of requests have
 //! compact strings and arrays, whose length is a varint, and tagged fields.
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::{Buf, BufMut, Bytes, BytesMut};
 
 /// Bytes that do not follow the protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -142,8 +142,10 @@ impl Reader {
     }
 
     fn fixed<const N: usize>(&mut self) -> Read<[u8; N]> {
-        let bytes = self.take(N)?;
-        <[u8; N]>::try_from(&bytes[..]).map_err(|_| ENDS_EARLY)
+        // `take` would count a reference for each byte of a number.
+        let bytes = *self.0.first_chunk().ok_or(ENDS_EARLY)?;
+        self.0.advance(N);
+        Ok(bytes)
     }
 
     pub(crate) fn i8(&mut self) -> Read<i8> {

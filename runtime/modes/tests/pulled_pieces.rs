@@ -240,12 +240,14 @@ impl Worker {
     }
 }
 
+type RowsByPlace = BTreeMap<usize, Option<f32>>;
+
 /// The embedding worker.
 #[derive(Default)]
 struct Rows {
     delivered: BTreeMap<StepPiece, Vec<f32>>,
     /// By piece: the rows that have come, and the workers that wait. A row is `None` if it is gone.
-    asked: BTreeMap<StepPiece, (BTreeMap<usize, Option<f32>>, Vec<Caller>)>,
+    asked: BTreeMap<StepPiece, (RowsByPlace, Vec<Caller>)>,
     acknowledged: BTreeSet<StepPiece>,
     /// By piece: the servers that have not acknowledged, and the workers that wait.
     sent: BTreeMap<StepPiece, (BTreeSet<usize>, Vec<Caller>)>,

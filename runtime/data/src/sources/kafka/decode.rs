@@ -27,6 +27,32 @@ pub(super) struct Decoder {
     values: Vec<Vec<u8>>,
     bytes: Vec<u8>,
     ends: Vec<u32>,
+    members: Members,
+}
+
+/// The members of the JSON object before, in their order. Objects of a topic mostly have the same
+/// ones, so a comparison finds the column.
+#[derive(Debug, Default)]
+struct Members(Vec<(Vec<u8>, Option<usize>)>);
+
+/// Members whose names are kept, at most.
+const MOST_MEMBERS: usize = 4_096;
+
+impl Members {
+    /// The column of the object's member `index`; `None` if the job does not read it.
+    fn column(&mut self, index: usize, name: &[u8], named: &Named) -> Option<usize> {
+        if let Some((known, column)) = self.0.get(index) {
+            if known == name {
+                return *column;
+            }
+            self.0.truncate(index);
+        }
+        let column = named.places.get(name).copied();
+        if index == self.0.len() && index < MOST_MEMBERS {
+            self.0.push((name.to_vec(), column));
+        }
+        column
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -114,7 +140,8 @@ impl Decoder {
             _ => Columns::Json(Named::new(schema, layout)),
         };
         let values = vec![Vec::new(); layout.names.len()];
-        Self { columns, cells: Cells::default(), values, bytes: Vec::new(), ends: Vec::new() }
+        let (bytes, ends, members) = (Vec::new(), Vec::new(), Members::default());
+        Self { columns, cells: Cells::default(), values, bytes, ends, members }
     }
 
     /// The bytes and the ends of the cells of a record, for [`cell`](crate::text::cell).
@@ -124,7 +151,9 @@ impl Decoder {
                 let span = line(value, format).map_err(NoCells::Bad)?;
                 return Ok(self.cells.cut(&value[..span.end], span.quoted, format.delimiter.as_bytes()));
             }
-            Columns::Json(named) => from_json(named, value, &mut self.values).map_err(NoCells::Bad)?,
+            Columns::Json(named) => {
+                from_json(named, &mut self.members, value, &mut self.values).map_err(NoCells::Bad)?
+            }
             Columns::Registered(named, registry) => {
                 let no_number = || NoCells::Bad(bad("a record behind the number of its schema is expected", value));
                 let (number, record) = registry::split(value).ok_or_else(no_number)?;
@@ -192,11 +221,13 @@ fn line(value: &[u8], format: &CsvFormat) -> Result<Span, BadValue> {
     }
 }
 
-fn from_json(named: &Named, value: &[u8], values: &mut [Vec<u8>]) -> Result<(), BadValue> {
+fn from_json(named: &Named, members: &mut Members, value: &[u8], values: &mut [Vec<u8>]) -> Result<(), BadValue> {
     values.iter_mut().for_each(Vec::clear);
-    let mut problem = None;
+    let (mut problem, mut index) = (None, 0);
     let read = json::read_object(value, |name, member| {
-        if let Some(&place) = named.places.get(&*name) {
+        let column = members.column(index, &name, named);
+        index += 1;
+        if let Some(place) = column {
             values[place].clear();
             if let Err(expected) = write(&member, &named.separators[place], &mut values[place]) {
                 problem = Some((name.into_owned(), expected));
@@ -299,6 +330,24 @@ mod tests {
         );
         assert_eq!(found.unwrap(), ["u\n1", "7\u{1f}x y", "a|b", "1.50", "1", "170"]);
         assert_eq!(cut(&RecordFormat::Json, r#"{"y":0,"user":null}"#).unwrap(), ["", "", "", "", "0", ""]);
+    }
+
+    #[test]
+    fn members_may_change_from_object_to_object() {
+        let (format, schema) = (RecordFormat::Json, schema(&RecordFormat::Json, &fields()));
+        let layout = layout("t", &format, &Encoder::new(schema.clone(), &[])).unwrap();
+        let mut decoder = Decoder::new(&format, &schema, &layout, None);
+        for (object, expected) in [
+            (r#"{"y":1,"user":"a","age":2}"#, ["a", "", "", "2", "1", ""]),
+            (r#"{"y":0,"user":"b","age":3}"#, ["b", "", "", "3", "0", ""]),
+            (r#"{"y":0,"age":4,"user":"c","at":5}"#, ["c", "", "", "4", "0", "5"]),
+            (r#"{"other":9,"user":"d"}"#, ["d", "", "", "", "", ""]),
+            (r#"{"y":1,"user":"e","age":6,"at":7}"#, ["e", "", "", "6", "1", "7"]),
+            (r#"{"user":"f","user":"g"}"#, ["g", "", "", "", "", ""]),
+        ] {
+            let Ok(cells) = decoder.cut(object.as_bytes(), &Stop::default()) else { panic!("{object}") };
+            assert_eq!(texts(cells), expected, "{object}");
+        }
     }
 
     #[test]
