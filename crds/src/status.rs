@@ -410,6 +410,25 @@ pub struct QualityStatus {
     pub is_held: bool,
 }
 
+impl QualityStatus {
+    /// Both AUCs and the state, such as `AUC 0.7000, frozen 0.6500; it has fallen`. `None` without
+    /// a prediction, unless training waits.
+    #[must_use]
+    pub fn text(&self) -> Option<String> {
+        let Some(auc) = self.window.auc else {
+            return self.is_held.then(|| "the quality has fallen, and training waits".to_owned());
+        };
+        let frozen = self.baseline.and_then(|baseline| baseline.auc);
+        let frozen = frozen.map_or_else(String::new, |frozen| format!(", frozen {frozen:.4}"));
+        let state = match (self.is_held, self.has_fallen) {
+            (true, _) => "; it has fallen, and training waits",
+            (false, true) => "; it has fallen",
+            (false, false) => "",
+        };
+        Some(format!("AUC {auc:.4}{frozen}{state}"))
+    }
+}
+
 /// The state of a job, written by the operator.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]

@@ -10,6 +10,13 @@ pub fn list(text: &str) -> Vec<String> {
     text.split(',').map(str::to_owned).collect()
 }
 
+/// Whether a command line has `--quick`, and its other arguments.
+#[must_use]
+pub fn without_quick<'a>(arguments: &[&'a str]) -> (bool, Vec<&'a str>) {
+    let others: Vec<&str> = arguments.iter().copied().filter(|argument| *argument != "--quick").collect();
+    (others.len() < arguments.len(), others)
+}
+
 /// A number on a command line.
 ///
 /// # Errors

@@ -1,7 +1,7 @@
 //! Files and folders, with errors that name them.
 
 use std::fs::File;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::HarnessError;
 
@@ -30,6 +30,12 @@ pub fn write(path: &Path, text: impl AsRef<[u8]>) -> Result<(), HarnessError> {
 /// [`HarnessError::Io`].
 pub fn make_folder(folder: &Path) -> Result<(), HarnessError> {
     std::fs::create_dir_all(folder).map_err(HarnessError::io("make the folder", folder.display()))
+}
+
+/// The path of a folder for this process, where temporary files go.
+#[must_use]
+pub fn temporary_folder(name: &str) -> PathBuf {
+    std::env::temp_dir().join(format!("rectrain-{name}-{}", std::process::id()))
 }
 
 /// Removes a folder, if it exists.

@@ -12,6 +12,7 @@ use rectrain_harness::arguments::number;
 use rectrain_harness::cargo::build_programs;
 use rectrain_harness::command::start;
 use rectrain_harness::events::{integer, test_auc};
+use rectrain_harness::files::temporary_folder;
 use rectrain_harness::kafka::Broker;
 use rectrain_harness::processes::children_of;
 use rectrain_harness::rectrain::{job, movielens_data, replay, train};
@@ -85,7 +86,7 @@ pub fn run(arguments: &[&str]) -> Result<(), TrialError> {
     let alone = undisturbed(&plan)?;
     let steps = integer("the summary", &alone, "steps")?;
     println!("seed {}: {} kills over {steps} steps", plan.seed, plan.kills);
-    let folder = std::env::temp_dir().join(format!("rectrain-chaos-{}", std::process::id()));
+    let folder = temporary_folder("chaos");
     let killed = killed(&plan, &moments(&plan, steps), &folder.display().to_string(), broker);
     let removed = std::fs::remove_dir_all(&folder);
     let (killed, kills) = killed?;

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use rectrain_harness::HarnessError;
 use rectrain_harness::arguments::number;
 use rectrain_harness::cargo::build_programs;
+use rectrain_harness::files::{remove_folder, temporary_folder};
 use rectrain_harness::http::free_address;
 use rectrain_harness::processes::signal;
 use rectrain_harness::serving::{self, Endpoint, InferenceServer, PublishingJob};
@@ -55,10 +56,10 @@ struct Plan {
 pub fn run(arguments: &[&str]) -> Result<(), TrialError> {
     let plan = parse(arguments)?;
     build_programs()?;
-    let folder = std::env::temp_dir().join(format!("rectrain-freshness-{}", std::process::id()));
+    let folder = temporary_folder("freshness");
     // After a failure the logs stay.
     let measured = measure(&plan, &folder).map_err(TrialError::part(format!("logs in {}", folder.display())))?;
-    std::fs::remove_dir_all(&folder).map_err(HarnessError::io("remove", folder.display()))?;
+    remove_folder(&folder)?;
     println!("{measured}");
     Ok(())
 }

@@ -10,7 +10,7 @@ use std::process::{Command, Output};
 use rectrain_harness::cargo::{cargo_command, run as run_cargo};
 use rectrain_harness::command::{command, visible};
 use rectrain_harness::events::summary;
-use rectrain_harness::files::remove_folder;
+use rectrain_harness::files::{remove_folder, temporary_folder};
 use rectrain_harness::workspace::{cache, target_folder, workspace};
 use rectrain_harness::{HarnessError, say, skips};
 use serde_json::{Value, json};
@@ -180,7 +180,7 @@ impl Program {
     /// Trains a third of the rows each on the CPU, on the GPU and on the CPU again. Each part
     /// continues from the previous checkpoint. Returns the last summary.
     fn through_checkpoints(&self) -> Result<Value, HarnessError> {
-        let folder = std::env::temp_dir().join(format!("rectrain-gpu-{}", std::process::id()));
+        let folder = temporary_folder("gpu");
         let trained = self.parts(&folder);
         remove_folder(&folder)?;
         trained

@@ -5,10 +5,11 @@
 use std::path::Path;
 
 use rectrain_harness::HarnessError;
+use rectrain_harness::arguments::without_quick;
 use rectrain_harness::cargo::build_programs;
 use rectrain_harness::command::{command, output};
 use rectrain_harness::events::{missing, parse as parse_json};
-use rectrain_harness::files::{remove_folder, write};
+use rectrain_harness::files::{remove_folder, temporary_folder, write};
 use rectrain_harness::workspace::built;
 use serde_json::{Value, json};
 
@@ -62,7 +63,7 @@ struct Figures {
 pub fn run(arguments: &[&str]) -> Result<(), TrialError> {
     let plan = parse(arguments)?;
     build_programs()?;
-    let folder = std::env::temp_dir().join(format!("rectrain-placement-{}", std::process::id()));
+    let folder = temporary_folder("placement");
     let measured = measure(&plan, &folder);
     let removed = remove_folder(&folder);
     let measured = measured?;
@@ -72,9 +73,9 @@ pub fn run(arguments: &[&str]) -> Result<(), TrialError> {
 }
 
 fn parse(arguments: &[&str]) -> Result<Plan, HarnessError> {
-    let rows = if arguments.contains(&"--quick") { QUICK_ROWS } else { FULL_ROWS };
+    let (is_quick, pairs) = without_quick(arguments);
+    let rows = if is_quick { QUICK_ROWS } else { FULL_ROWS };
     let mut plan = Plan { data: None, servers: "2,3,5,8".to_owned(), rows };
-    let pairs: Vec<&str> = arguments.iter().copied().filter(|argument| *argument != "--quick").collect();
     for pair in pairs.chunks(2) {
         match pair {
             ["--data", folder] => plan.data = Some((*folder).to_owned()),

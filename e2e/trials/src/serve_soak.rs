@@ -19,6 +19,7 @@ use parking_lot::Mutex;
 use rectrain_harness::HarnessError;
 use rectrain_harness::arguments::number;
 use rectrain_harness::cargo::build_programs;
+use rectrain_harness::files::{remove_folder, temporary_folder};
 use rectrain_harness::http::free_address;
 use rectrain_harness::processes::resident_bytes;
 use rectrain_harness::serving::{self, Answer, Endpoint, InferenceServer, PublishingJob};
@@ -72,10 +73,10 @@ struct Plan {
 pub fn run(arguments: &[&str]) -> Result<(), TrialError> {
     let plan = parse(arguments)?;
     build_programs()?;
-    let folder = std::env::temp_dir().join(format!("rectrain-serve-soak-{}", std::process::id()));
+    let folder = temporary_folder("serve-soak");
     // After a failure the logs stay.
     let report = soak(&plan, &folder).map_err(TrialError::part(format!("logs in {}", folder.display())))?;
-    std::fs::remove_dir_all(&folder).map_err(HarnessError::io("remove", folder.display()))?;
+    remove_folder(&folder)?;
     println!("{report}");
     judge(&report)
 }

@@ -6,7 +6,7 @@
 //!   foreground forms FR-* for several k, and of `sync`, over several seeds.
 
 use rectrain_harness::HarnessError;
-use rectrain_harness::arguments::{list, number};
+use rectrain_harness::arguments::{list, number, without_quick};
 use rectrain_harness::cargo::build_programs;
 use rectrain_harness::events::{missing, parse as parse_json, summary};
 use rectrain_harness::rectrain::{job, run as run_job, train};
@@ -59,9 +59,8 @@ pub fn run(arguments: &[&str]) -> Result<(), TrialError> {
 }
 
 fn parse(arguments: &[&str]) -> Result<Plan, HarnessError> {
-    let is_quick = arguments.contains(&"--quick");
+    let (is_quick, pairs) = without_quick(arguments);
     let mut plan = if is_quick { quick() } else { full() };
-    let pairs: Vec<&str> = arguments.iter().copied().filter(|argument| *argument != "--quick").collect();
     for pair in pairs.chunks(2) {
         match pair {
             ["--manifest", file] => plan.manifest = (*file).to_owned(),

@@ -49,8 +49,8 @@ fn lines(status: &RecTrainingJobStatus) -> Vec<(&'static str, String)> {
     if let Some(stream) = &status.stream {
         lines.push(("behind", format!("{} s, {} records wait", stream.lag_seconds, stream.lag_rows)));
     }
-    if let Some(quality) = &status.quality {
-        lines.extend(new_rows(quality).map(|text| ("new rows", text)));
+    if let Some(text) = status.quality.as_ref().and_then(QualityStatus::text) {
+        lines.push(("new rows", text));
     }
     if let Some(loss) = status.loss {
         lines.push(("loss", format!("{loss:.4}")));
@@ -111,21 +111,6 @@ fn results(summary: &JobSummary) -> Vec<(&'static str, String)> {
     }
     lines.push(("digest", summary.parameters_sha256.clone()));
     lines
-}
-
-/// The quality on new rows, beside the frozen model's.
-fn new_rows(quality: &QualityStatus) -> Option<String> {
-    let Some(auc) = quality.window.auc else {
-        return quality.is_held.then(|| "the quality has fallen, and training waits".to_owned());
-    };
-    let frozen = quality.baseline.and_then(|baseline| baseline.auc);
-    let frozen = frozen.map_or_else(String::new, |frozen| format!(", frozen {frozen:.4}"));
-    let state = match (quality.is_held, quality.has_fallen) {
-        (true, _) => "; it has fallen, and training waits",
-        (false, true) => "; it has fallen",
-        (false, false) => "",
-    };
-    Some(format!("AUC {auc:.4}{frozen}{state}"))
 }
 
 /// The reason why the job does not train, from its conditions.

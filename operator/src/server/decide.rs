@@ -95,10 +95,15 @@ fn plans<'a>(facts: Facts<'a>, choice: &'a Choice, replicas: u32) -> Option<(Pla
 
 /// The number of the servers beside a canary of `part` servers. One of them ends for each server of
 /// the canary that answers. So they all go on while the canary loads its model, and if it never
-/// answers. A server of the canary that fails for a moment brings none of them back.
+/// answers. A server of the canary that fails for a moment brings none of them back. After a change
+/// of the manifest, only the servers of the canary that answer then replace others.
 fn others(facts: Facts<'_>, replicas: u32, part: u32) -> u32 {
     let wanted = replicas - part.min(answering(facts.canary));
-    deployed(facts.deployment).map_or(wanted, |deployed| wanted.min(deployed)).max(replicas - part)
+    let known = facts.server.status.as_ref().and_then(|status| status.observed_generation);
+    let is_new_manifest = known != facts.server.metadata.generation;
+    // With fewer servers than a full canary leaves, the manifest has gained some.
+    let present = deployed(facts.deployment).filter(|present| !is_new_manifest && *present >= replicas - part);
+    present.map_or(wanted, |present| wanted.min(present))
 }
 
 fn look_again(server: &RecModelServer, choice: &Choice) -> Duration {

@@ -530,6 +530,20 @@ async fn each_server_of_a_canary_that_answers_replaces_one_of_the_others() {
     );
 }
 
+#[tokio::test]
+async fn servers_that_the_manifest_gains_do_not_wait_for_a_canary() {
+    let servers = with_canary().await;
+    servers.rolls_out();
+    servers.edit(|spec| spec["replicas"] = json!(8));
+    // A canary that does not answer costs none of the new servers.
+    for (answering, others) in [(0, 8), (2, 6), (1, 6_u32)] {
+        canary_answers(&servers, answering);
+        servers.settle().await;
+        assert_eq!(servers.deployment()["spec"]["replicas"], others, "{answering} of the canary answer");
+        assert_eq!(canary(&servers)["spec"]["replicas"], 2);
+    }
+}
+
 /// A pod of the canary answers.
 fn a_pod_of_the_canary_answers(servers: &Servers) {
     let mut metadata = canary(servers)["spec"]["template"]["metadata"].clone();

@@ -4,6 +4,7 @@
 use std::io::ErrorKind;
 use std::time::Duration;
 
+use rectrain_crds::{QualityStatus, WindowStatus};
 use rectrain_kinds::Role;
 use rectrain_proto::v1;
 use rectrain_proto::v1::control_client::ControlClient;
@@ -112,17 +113,14 @@ fn shown(name: &str, status: &v1::JobStatus) -> String {
 /// The quality on rows before they were learned, beside the frozen model's.
 fn new_rows(status: &v1::JobStatus) -> Option<String> {
     let quality = status.quality.as_ref()?;
-    let Some(auc) = quality.window.as_ref().and_then(|window| window.auc) else {
-        return quality.is_held.then(|| "the quality has fallen, and training waits".to_owned());
+    let window = |of: &v1::WindowQuality| WindowStatus { auc: of.auc, rows: of.rows, ..WindowStatus::default() };
+    let quality = QualityStatus {
+        window: quality.window.as_ref().map(window).unwrap_or_default(),
+        baseline: quality.baseline.as_ref().map(window),
+        has_fallen: quality.has_fallen,
+        is_held: quality.is_held,
     };
-    let frozen = quality.baseline.as_ref().and_then(|baseline| baseline.auc);
-    let frozen = frozen.map_or_else(String::new, |frozen| format!(", frozen {frozen:.4}"));
-    let state = match (quality.is_held, quality.has_fallen) {
-        (true, _) => "; it has fallen, and training waits",
-        (false, true) => "; it has fallen",
-        (false, false) => "",
-    };
-    Some(format!("AUC {auc:.4}{frozen}{state}"))
+    quality.text()
 }
 
 /// The size of the tables, and their budget if they have one.

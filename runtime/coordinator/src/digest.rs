@@ -8,6 +8,7 @@ use rectrain_embedding::Slot;
 use rectrain_proto::v1;
 use sha2::{Digest, Sha256};
 
+use super::hexadecimal::hexadecimal;
 use super::snapshot::{AppliedGradients, Before};
 use rectrain_protocol::deadline::WHOLE_JOB;
 use rectrain_protocol::error::RoleError;
@@ -58,15 +59,11 @@ pub(super) async fn of_model(
         let start = slot as usize * LENGTH;
         hash.update(&by_server[placement.map.owner(Slot(slot))][start..start + LENGTH]);
     }
-    summary.parameters_sha256 = hex(&hash.finalize());
+    summary.parameters_sha256 = hexadecimal(&hash.finalize());
     let applied = AppliedGradients::mean_of(&applied).plus(before.applied);
     (summary.fewest_applied_gradients, summary.most_applied_gradients) = (applied.fewest, applied.most);
     summary.excluded_gradients = applied.excluded;
     summary.mean_staleness = applied.mean_staleness();
     summary.max_staleness = applied.staleness_max;
     Ok(())
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

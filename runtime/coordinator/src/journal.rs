@@ -27,6 +27,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tokio::sync::{Notify, watch};
 
+use super::hexadecimal::hexadecimal;
 use super::state::State;
 use rectrain_protocol::blocking::await_task;
 use rectrain_protocol::error::RoleError;
@@ -291,8 +292,7 @@ pub(super) fn install(directory: &Path, image: &OwnedImage, owner: u64, sequence
 /// limits of waits and restarts do not count: the options of a process change them.
 pub(super) fn job(plan: &JobPlan, run: &str) -> String {
     let plan = JobPlan { stall: Duration::ZERO, max_restarts: 0, backoff: Duration::ZERO, ..plan.clone() };
-    let hash = Sha256::digest(format!("{run}\n{plan:?}"));
-    hash.iter().map(|byte| format!("{byte:02x}")).collect()
+    hexadecimal(&Sha256::digest(format!("{run}\n{plan:?}")))
 }
 
 /// Identifies the boot of this machine; empty where `/proc` does not say.

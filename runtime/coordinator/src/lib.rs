@@ -22,6 +22,7 @@ mod files;
 mod followed;
 mod free_space;
 mod handlers;
+mod hexadecimal;
 mod in_flight;
 mod incarnations;
 mod journal;

@@ -16,9 +16,9 @@ mod measure;
 use std::path::Path;
 
 use rectrain_harness::HarnessError;
-use rectrain_harness::arguments::{list, number};
+use rectrain_harness::arguments::{list, number, without_quick};
 use rectrain_harness::cargo::build_programs;
-use rectrain_harness::files::{make_folder, remove_folder};
+use rectrain_harness::files::{make_folder, remove_folder, temporary_folder};
 use serde_json::{Map, Value, json};
 
 use self::formula::{Bytes, LINKS, Model, Step, deviation, saved};
@@ -85,7 +85,7 @@ struct Compared {
 pub fn run(arguments: &[&str]) -> Result<(), TrialError> {
     let plan = parse(arguments)?;
     build_programs()?;
-    let folder = std::env::temp_dir().join(format!("rectrain-des-{}", std::process::id()));
+    let folder = temporary_folder("des");
     make_folder(&folder)?;
     let compared = compare_all(&plan, &folder);
     let removed = remove_folder(&folder);
@@ -96,9 +96,8 @@ pub fn run(arguments: &[&str]) -> Result<(), TrialError> {
 }
 
 fn parse(arguments: &[&str]) -> Result<Plan, HarnessError> {
-    let is_quick = arguments.contains(&"--quick");
+    let (is_quick, pairs) = without_quick(arguments);
     let mut plan = if is_quick { quick() } else { full() };
-    let pairs: Vec<&str> = arguments.iter().copied().filter(|argument| *argument != "--quick").collect();
     for pair in pairs.chunks(2) {
         match pair {
             ["--rows", rows] => plan.rows = all(rows, Rows::named)?,

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use rectrain_harness::cargo::build_programs;
 use rectrain_harness::command::start;
+use rectrain_harness::files::temporary_folder;
 use rectrain_harness::processes::children_of;
 use rectrain_harness::rectrain::{job, scale_servers};
 use rectrain_harness::{HarnessError, run_processes};
@@ -70,7 +71,7 @@ struct Run {
 /// See the module's text.
 pub(super) fn run() -> Result<(), TrialError> {
     build_programs()?;
-    let folder = std::env::temp_dir().join(format!("rectrain-{NAME}-{}", std::process::id()));
+    let folder = temporary_folder(NAME);
     let checkpoints = |name: &str| folder.join(name);
     let alone = train(&checkpoints("alone"), false, None)?.summary;
     let moved = train(&checkpoints("moved"), true, None)?;

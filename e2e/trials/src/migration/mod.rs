@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rectrain_harness::arguments::number;
 use rectrain_harness::cargo::build_programs;
 use rectrain_harness::events::integer;
-use rectrain_harness::files::write;
+use rectrain_harness::files::{temporary_folder, write};
 use rectrain_harness::rectrain::scale_servers;
 use rectrain_harness::statistics::median;
 use rectrain_harness::watched::WatchedRun;
@@ -60,7 +60,7 @@ pub fn run(arguments: &[&str]) -> Result<(), TrialError> {
     }
     let plan = parse(arguments)?;
     build_programs()?;
-    let folder = std::env::temp_dir().join(format!("rectrain-migration-{}", std::process::id()));
+    let folder = temporary_folder("migration");
     let measured = measure_job(&plan, &folder.join("job.json"));
     let removed = std::fs::remove_dir_all(&folder);
     let measured = measured?;

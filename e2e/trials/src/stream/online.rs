@@ -62,7 +62,7 @@ struct Point {
 pub(super) fn run(arguments: &[&str]) -> Result<(), TrialError> {
     let plan = parse(arguments)?;
     build_programs()?;
-    let folder = std::env::temp_dir().join(format!("rectrain-online-{}", std::process::id()));
+    let folder = files::temporary_folder("online");
     let points = train_both(&plan, &folder);
     files::remove_folder(&folder)?;
     let (points, rows) = points?;

@@ -43,7 +43,7 @@ struct Run {
 pub(super) fn run(arguments: &[&str]) -> Result<(), TrialError> {
     let plan = parse(arguments)?;
     build_programs()?;
-    let folder = std::env::temp_dir().join(format!("rectrain-stream-{}", std::process::id()));
+    let folder = files::temporary_folder("stream");
     let compared = compare(&plan, &folder);
     files::remove_folder(&folder)?;
     compared

@@ -59,6 +59,7 @@ mod tests {
     use sha2::{Digest, Sha256};
 
     use super::*;
+    use crate::hexadecimal::hexadecimal;
 
     #[test]
     fn the_page_loads_nothing_but_itself() {
@@ -94,7 +95,7 @@ mod tests {
             ("uPlot.min.js", include_bytes!("vendor/uPlot.min.js")),
         ];
         for (name, bytes) in files {
-            let digest: String = Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect();
+            let digest = hexadecimal(&Sha256::digest(bytes));
             assert!(notes.contains(&format!("{digest}  {name}")), "{name} has {digest}");
         }
         assert!(include_str!("vendor/uPlot.LICENSE").contains("MIT License"));

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::State;
 use crate::followed::Followed;
+use crate::hexadecimal::hexadecimal;
 use crate::snapshot::Snapshot;
 use crate::stream_snapshot::{StreamSnapshot, Topic};
 
@@ -90,8 +91,7 @@ impl Stream {
     /// Notes a topic. Positions count in the topic of the same place and ID only.
     fn note_topic(&mut self, found: &v1::PartitionFound) -> Result<(), RoleError> {
         let (place, _) = PartId(found.part).topic_and_partition();
-        let id = found.topic_id.iter().map(|byte| format!("{byte:02x}")).collect();
-        let now = Topic { name: found.topic.clone(), id };
+        let now = Topic { name: found.topic.clone(), id: hexadecimal(&found.topic_id) };
         match self.topics.get(&place) {
             None => {
                 self.topics.insert(place, now);

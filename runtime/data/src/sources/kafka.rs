@@ -3,6 +3,7 @@
 //! rows go to the next cursor of the partition.
 
 mod avro;
+mod binary;
 mod dead_letters;
 mod decode;
 mod protobuf;

@@ -2,7 +2,7 @@
 
 use burn::tensor::{Tensor, activation};
 
-use super::binary_cross_entropy::{cross_entropy, sigmoid};
+use super::binary_cross_entropy::{BinaryCrossEntropy, cross_entropy, sigmoid};
 use super::{Loss, SampleLoss};
 use crate::metrics::Metric;
 
@@ -14,6 +14,8 @@ use crate::metrics::Metric;
 /// the records of rows with the positive probability P, the share P / (1+P) has the label 1. The
 /// weights are the ratios of the true frequencies to these: 1+P, and (1−P) (1+P). The model's own p
 /// stands for P. The mean derivative is (1−p²) (p−P) / (1+P), which is 0 at p = P only.
+///
+/// It has the labels, the predictions and the metrics of [`BinaryCrossEntropy`].
 #[derive(Debug, Clone, Copy)]
 pub struct FakeNegativeWeighted;
 
@@ -23,15 +25,15 @@ impl Loss for FakeNegativeWeighted {
     }
 
     fn takes(&self, label: f32) -> bool {
-        (0.0..=1.0).contains(&label)
+        BinaryCrossEntropy.takes(label)
     }
 
     fn labels(&self) -> &'static str {
-        "labels from 0 to 1"
+        BinaryCrossEntropy.labels()
     }
 
     fn predict(&self, logit: f64) -> f64 {
-        sigmoid(logit)
+        BinaryCrossEntropy.predict(logit)
     }
 
     fn evaluate(&self, logit: f64, label: f64) -> SampleLoss {
@@ -49,18 +51,18 @@ impl Loss for FakeNegativeWeighted {
     }
 
     fn onnx_operator(&self) -> &'static str {
-        "Sigmoid"
+        BinaryCrossEntropy.onnx_operator()
     }
 
     fn metrics(&self) -> &'static [Metric] {
-        &[Metric::Auc, Metric::Gauc, Metric::LogLoss, Metric::NormalizedEntropy, Metric::Calibration]
+        BinaryCrossEntropy.metrics()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tasks::{BinaryCrossEntropy, Tasks};
+    use crate::tasks::Tasks;
 
     fn probability(logit: f64) -> f64 {
         1.0 / (1.0 + (-logit).exp())

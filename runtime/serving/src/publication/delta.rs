@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use crate::hash::hexadecimal;
+use crate::hash::{hexadecimal, sha256};
 use crate::table::{KeyRange, Table};
 
 /// The first bytes of a delta.
@@ -232,7 +232,7 @@ impl Delta {
 fn check_digest(bytes: &[u8]) -> Result<(&[u8], String), DeltaError> {
     let split = bytes.len().checked_sub(DIGEST).and_then(|end| bytes.split_at_checked(end));
     let (content, digest) = split.ok_or(DeltaError::NotADelta)?;
-    let (found, expected) = (hexadecimal(&Sha256::digest(content)), hexadecimal(digest));
+    let (found, expected) = (sha256(content), hexadecimal(digest));
     if found == expected { Ok((content, expected)) } else { Err(DeltaError::Digest { found, expected }) }
 }
 
@@ -347,7 +347,7 @@ mod tests {
     fn a_delta_comes_back_with_its_digest() {
         let (bytes, digest) = delta().encode();
         assert_eq!(Delta::decode(&bytes), Ok((delta(), digest.clone())));
-        assert_eq!(digest, hexadecimal(&Sha256::digest(&bytes[..bytes.len() - DIGEST])));
+        assert_eq!(digest, sha256(&bytes[..bytes.len() - DIGEST]));
         assert_eq!((delta().rows(), delta().removed()), (2, 2));
         assert_eq!(forged(|_| (), &arrays()), bytes);
     }

@@ -6,6 +6,8 @@ use std::collections::HashMap;
 
 use serde_json::Value;
 
+use super::binary::BinaryReader;
+
 /// The deepest nesting of types.
 const MOST_NESTED: usize = 64;
 
@@ -135,7 +137,7 @@ pub(super) fn read<'a>(
     separator: impl Fn(&str) -> &'a [u8],
     mut cell: impl FnMut(&str, &[u8]),
 ) -> Result<(), &'static str> {
-    let mut reader = Reader { rest: record, named: &schema.named };
+    let mut reader = Reader { bytes: BinaryReader { rest: record }, named: &schema.named };
     let mut text = Vec::new();
     for (name, kind) in &schema.fields {
         text.clear();
@@ -143,15 +145,15 @@ pub(super) fn read<'a>(
             cell(name, &text);
         }
     }
-    if reader.rest.is_empty() { Ok(()) } else { Err("nothing behind the record") }
+    if reader.bytes.rest.is_empty() { Ok(()) } else { Err("nothing behind the record") }
 }
 
 struct Reader<'a> {
-    rest: &'a [u8],
+    bytes: BinaryReader<'a>,
     named: &'a HashMap<String, Type>,
 }
 
-impl<'a> Reader<'a> {
+impl Reader<'_> {
     /// Appends the text of a value. Returns whether it can be a cell.
     fn value(&mut self, kind: &Type, separator: &[u8], into: &mut Vec<u8>, depth: usize) -> Result<bool, &'static str> {
         if depth > MOST_NESTED {
@@ -159,15 +161,15 @@ impl<'a> Reader<'a> {
         }
         match kind {
             Type::Null => {}
-            Type::Boolean => into.push(b'0' + u8::from(self.take(1)?.first() == Some(&1))),
-            Type::Long => into.extend_from_slice(self.long()?.to_string().as_bytes()),
-            Type::Float => into.extend_from_slice(f32::from_le_bytes(self.fixed()?).to_string().as_bytes()),
-            Type::Double => into.extend_from_slice(f64::from_le_bytes(self.fixed()?).to_string().as_bytes()),
+            Type::Boolean => into.push(b'0' + u8::from(self.bytes.take(1)?.first() == Some(&1))),
+            Type::Long => into.extend_from_slice(self.bytes.zigzag()?.to_string().as_bytes()),
+            Type::Float => into.extend_from_slice(f32::from_le_bytes(self.bytes.fixed()?).to_string().as_bytes()),
+            Type::Double => into.extend_from_slice(f64::from_le_bytes(self.bytes.fixed()?).to_string().as_bytes()),
             Type::Bytes => {
                 let length = self.length()?;
-                into.extend_from_slice(self.take(length)?);
+                into.extend_from_slice(self.bytes.take(length)?);
             }
-            Type::Fixed(size) => into.extend_from_slice(self.take(*size)?),
+            Type::Fixed(size) => into.extend_from_slice(self.bytes.take(*size)?),
             Type::Enum(symbols) => {
                 let symbol = self.length()?;
                 into.extend_from_slice(symbols.get(symbol).ok_or("a symbol of the enum")?.as_bytes());
@@ -181,7 +183,7 @@ impl<'a> Reader<'a> {
             Type::Map(values) => {
                 self.blocks(|reader| {
                     let length = reader.length()?;
-                    reader.take(length)?;
+                    reader.bytes.take(length)?;
                     reader.value(values, separator, &mut Vec::new(), depth + 1).map(drop)
                 })?;
                 return Ok(false);
@@ -215,17 +217,17 @@ impl<'a> Reader<'a> {
     /// Reads the blocks of a list or a map: the number of items of each, and a zero at the end.
     fn blocks(&mut self, mut item: impl FnMut(&mut Self) -> Result<(), &'static str>) -> Result<(), &'static str> {
         loop {
-            let count = self.long()?;
+            let count = self.bytes.zigzag()?;
             if count == 0 {
                 return Ok(());
             }
             if count < 0 {
                 // The size of the block follows, for readers that pass over it.
-                self.long()?;
+                self.bytes.zigzag()?;
             }
             let count = count.unsigned_abs();
             // Items without bytes, such as nulls, have no other bound.
-            if count > self.rest.len() as u64 + (1 << 16) {
+            if count > self.bytes.rest.len() as u64 + (1 << 16) {
                 return Err("fewer items");
             }
             for _ in 0..count {
@@ -234,31 +236,8 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn take(&mut self, count: usize) -> Result<&'a [u8], &'static str> {
-        let (taken, rest) = self.rest.split_at_checked(count).ok_or("more bytes")?;
-        self.rest = rest;
-        Ok(taken)
-    }
-
-    fn fixed<const N: usize>(&mut self) -> Result<[u8; N], &'static str> {
-        self.take(N)?.try_into().map_err(|_| "more bytes")
-    }
-
     fn length(&mut self) -> Result<usize, &'static str> {
-        usize::try_from(self.long()?).map_err(|_| "a length or an index of at least 0")
-    }
-
-    /// A number in zigzag encoding.
-    fn long(&mut self) -> Result<i64, &'static str> {
-        let mut value = 0_u64;
-        for shift in (0..64).step_by(7) {
-            let [byte] = self.fixed()?;
-            value |= u64::from(byte & 0x7f) << shift;
-            if byte < 0x80 {
-                return Ok((value >> 1) as i64 ^ -((value & 1) as i64));
-            }
-        }
-        Err("a number of at most 64 bits")
+        usize::try_from(self.bytes.zigzag()?).map_err(|_| "a length or an index of at least 0")
     }
 }
 

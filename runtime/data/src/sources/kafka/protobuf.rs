@@ -6,12 +6,17 @@
 //! is known by its numbers only.
 
 use std::collections::HashMap;
+use std::ops::RangeInclusive;
 
 use prost_types::field_descriptor_proto::{Label, Type};
 use prost_types::{DescriptorProto, EnumDescriptorProto, FieldDescriptorProto};
 
+use super::binary::BinaryReader;
+
 /// The deepest nesting of messages in a file, and of groups in a message.
 const MOST_NESTED: usize = 64;
+/// The numbers that a field may have.
+const FIELD_NUMBERS: RangeInclusive<u32> = 1..=(1 << 29) - 1;
 /// The wire types of Protobuf's encoding.
 const VARINT: u8 = 0;
 const EIGHT_BYTES: u8 = 1;
@@ -129,7 +134,7 @@ impl ProtobufSchema {
     /// The message that the start of a record names, and the bytes of the message.
     fn locate<'a>(&self, record: &'a [u8]) -> Result<(&Message, &'a [u8]), &'static str> {
         const EXPECTED: &str = "the place of a message in the schema";
-        let mut reader = Reader { rest: record };
+        let mut reader = BinaryReader { rest: record };
         let depth = reader.index(EXPECTED)?;
         // The first message of a file is so frequent that its place is written as 0.
         let first = if depth == 0 { 0 } else { reader.index(EXPECTED)? };
@@ -264,7 +269,7 @@ pub(super) fn read<'a>(
 ) -> Result<(), &'static str> {
     let (message, bytes) = schema.locate(record)?;
     let mut values: Vec<Option<Vec<u8>>> = message.fields.iter().map(|_| None).collect();
-    let mut reader = Reader { rest: bytes };
+    let mut reader = BinaryReader { rest: bytes };
     while !reader.rest.is_empty() {
         let (number, wire) = reader.tag()?;
         let found = message.places.get(&number).and_then(|&place| Some((place, message.fields.get(place)?)));
@@ -292,11 +297,7 @@ pub(super) fn read<'a>(
     Ok(())
 }
 
-struct Reader<'a> {
-    rest: &'a [u8],
-}
-
-impl<'a> Reader<'a> {
+impl BinaryReader<'_> {
     /// Reads what the wire has of a field: a value, or the packed values of a list. The last value
     /// of a field counts, unless it is a list.
     fn field(
@@ -364,8 +365,8 @@ impl<'a> Reader<'a> {
     /// The number and the wire type of the next field.
     fn tag(&mut self) -> Result<(u32, u8), &'static str> {
         let tag = self.varint()?;
-        let number = u32::try_from(tag >> 3).map_err(|_| "the number of a field")?;
-        Ok((number, (tag & 7) as u8))
+        let number = u32::try_from(tag >> 3).ok().filter(|number| FIELD_NUMBERS.contains(number));
+        Ok((number.ok_or("the number of a field")?, (tag & 7) as u8))
     }
 
     /// Passes over a field.
@@ -391,16 +392,6 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn take(&mut self, count: usize) -> Result<&'a [u8], &'static str> {
-        let (taken, rest) = self.rest.split_at_checked(count).ok_or("more bytes")?;
-        self.rest = rest;
-        Ok(taken)
-    }
-
-    fn fixed<const N: usize>(&mut self) -> Result<[u8; N], &'static str> {
-        self.take(N)?.try_into().map_err(|_| "more bytes")
-    }
-
     fn length(&mut self) -> Result<usize, &'static str> {
         usize::try_from(self.varint()?).map_err(|_| "a shorter field")
     }
@@ -408,23 +399,6 @@ impl<'a> Reader<'a> {
     /// A place in a list, as the registry's wire format has it.
     fn index(&mut self, expected: &'static str) -> Result<usize, &'static str> {
         usize::try_from(self.zigzag()?).map_err(|_| expected)
-    }
-
-    fn zigzag(&mut self) -> Result<i64, &'static str> {
-        let value = self.varint()?;
-        Ok((value >> 1) as i64 ^ -((value & 1) as i64))
-    }
-
-    fn varint(&mut self) -> Result<u64, &'static str> {
-        let mut value = 0_u64;
-        for shift in (0..64).step_by(7) {
-            let [byte] = self.fixed()?;
-            value |= u64::from(byte & 0x7f) << shift;
-            if byte < 0x80 {
-                return Ok(value);
-            }
-        }
-        Err("a number of at most 64 bits")
     }
 }
 
@@ -643,6 +617,18 @@ mod tests {
         assert_eq!(cells(&schema, &[&[0][..], &[19; 100]].concat()), Err("less nesting"));
         assert_eq!(cells(&schema, &[0, 9, 0, 0, 0, 0, 0, 0, 0, 0]), Err("fields with the types of the schema"));
         assert_eq!(cells(&schema, &[0, 8]), Err("more bytes"));
+    }
+
+    #[test]
+    fn fields_have_numbers_from_1_to_29_bits() {
+        let schema = ProtobufSchema::parse("message M { optional int32 a = 1; }").unwrap();
+        // Zeros are no message: they would be fields with the number 0.
+        assert_eq!(cells(&schema, &[0, 0, 0]), Err("the number of a field"));
+        // The highest number with a varint, and the one above it.
+        assert_eq!(cells(&schema, &[0, 0xf8, 0xff, 0xff, 0xff, 0x0f, 7, 8, 7]), Ok(owned(&[("a", b"7")])));
+        assert_eq!(cells(&schema, &[0, 0x80, 0x80, 0x80, 0x80, 0x10, 7]), Err("the number of a field"));
+        // The end of a group has the number of its beginning.
+        assert_eq!(cells(&schema, &[0, 19, 4]), Err("the number of a field"));
     }
 
     #[test]
