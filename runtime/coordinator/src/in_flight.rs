@@ -38,6 +38,15 @@ pub(super) struct StillNeeded {
 pub(super) type NeededByStep = BTreeMap<GlobalStep, StillNeeded>;
 
 impl Leased {
+    /// Whether the chunk may have the global batch `batch` of training, or one behind it. A chunk of
+    /// an evaluation may always be needed.
+    fn ends_after(&self, batch: u64) -> bool {
+        match self {
+            Self::Train { lease, .. } => lease.first_step.0 + lease.max_batches > batch,
+            Self::Evaluation { .. } => true,
+        }
+    }
+
     /// Whether a dense worker may still need a batch of the chunk. A chunk has at most `batches`.
     fn is_needed(&self, needed: &NeededByStep, batches: u64) -> bool {
         match self {
@@ -139,10 +148,7 @@ impl InFlightChunks {
     /// Drops the chunks of the training data whose batches all lie before `batch`, which is the
     /// first one not trained.
     pub(super) fn drop_trained_before(&mut self, batch: u64) {
-        self.chunks.retain(|_, chunk| match chunk.leased {
-            Leased::Train { lease, .. } => lease.first_step.0 + lease.max_batches > batch,
-            Leased::Evaluation { .. } => true,
-        });
+        self.chunks.retain(|_, chunk| chunk.leased.ends_after(batch));
     }
 
     /// Drops the chunks of an evaluation that is over.
@@ -234,9 +240,10 @@ impl InFlightChunks {
     }
 
     /// The number of loaders needed so that every loader stays that may not have sent all of a
-    /// chunk.
-    pub(super) fn loaders_needed(&self) -> u32 {
-        let last = self.chunks.values().filter_map(|chunk| chunk.loaders.last()).max();
+    /// chunk. All batches before `fetched` were sent.
+    pub(super) fn loaders_needed(&self, fetched: u64) -> u32 {
+        let open = self.chunks.values().filter(|chunk| chunk.leased.ends_after(fetched));
+        let last = open.filter_map(|chunk| chunk.loaders.last()).max();
         last.map_or(0, |last| last + 1)
     }
 
@@ -282,6 +289,16 @@ mod tests {
 
     fn replays(in_flight: &mut InFlightChunks, loader: u32, trained: u64) -> Vec<Replay> {
         std::iter::from_fn(|| in_flight.next_replay(loader, trained)).collect()
+    }
+
+    #[test]
+    fn a_loader_is_needed_until_its_batches_are_fetched() {
+        let mut in_flight = InFlightChunks::new(10);
+        (0..4).for_each(|chunk| in_flight.lease_to(train(chunk), chunk as u32 % 2));
+        // Chunk 3 has the batches 30 to 39.
+        assert_eq!([0, 39, 40].map(|fetched| in_flight.loaders_needed(fetched)), [2, 2, 0]);
+        in_flight.lease_to(Leased::Evaluation { at_step: GlobalStep(40), chunk: 0, first_batch: 0 }, 0);
+        assert_eq!(in_flight.loaders_needed(40), 1);
     }
 
     #[test]
@@ -417,7 +434,7 @@ mod tests {
         assert_eq!([pieces(&mut of_worker), pieces(&mut of_loader)], [Some(vec![0..2, 4..6]), Some(vec![0..2, 4..6])]);
         let mut of_loader = leased();
         of_loader.replay_for_loader(0, &needed);
-        assert_eq!((of_loader.loaders_needed(), leased().replay_predictions(at_step, &(0..1))), (0, chunks as usize));
+        assert_eq!((of_loader.loaders_needed(0), leased().replay_predictions(at_step, &(0..1))), (0, chunks as usize));
         // A chunk that was never reported is replayed to be reported.
         let mut in_flight = leased();
         in_flight.lease_to(Leased::Evaluation { at_step, chunk: 0, first_batch: 0 }, 0);

@@ -570,6 +570,19 @@ mod tests {
     }
 
     #[test]
+    fn a_surplus_loader_leaves_when_its_last_batches_are_trained_and_no_others_come() {
+        let mut state = with_two_loaders();
+        [0, 1].map(|loader| leased(&mut state, loader));
+        state.members.loaders.set_wanted(1);
+        let mut after = |steps| {
+            state.progress.ranks.iter_mut().for_each(|rank| rank.steps_done = steps);
+            state.sync_with_training();
+            state.members.loaders.present()
+        };
+        assert_eq!([CHUNK, 2 * CHUNK - 1, 2 * CHUNK].map(&mut after), [2, 2, 1]);
+    }
+
+    #[test]
     fn a_second_loader_reads_the_chunk_that_training_waits_for() {
         let mut state = with_two_loaders();
         let [late, read] = [1, 0].map(|loader| leased(&mut state, loader));

@@ -557,7 +557,8 @@ impl State {
         }
         if self.members.loaders.wanted() < self.members.loaders.present() {
             self.data.in_flight.drop_trained_before(self.settled_batches());
-            let needed = self.data.in_flight.loaders_needed().max(self.members.loaders.wanted());
+            let needed = self.data.in_flight.loaders_needed(self.fetched_batches());
+            let needed = needed.max(self.members.loaders.wanted());
             let left = self.members.loaders.shrink(needed);
             self.members.released.extend(left);
         }

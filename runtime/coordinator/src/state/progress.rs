@@ -374,6 +374,11 @@ impl State {
         self.training.settled_batches(self.batches_of_the_slowest())
     }
 
+    /// Global batches that no dense worker needs from a loader any more.
+    pub(super) fn fetched_batches(&self) -> u64 {
+        self.training.fetched_batches(self.batches_of_the_slowest())
+    }
+
     /// Global batches of the slowest worker that trains with a barrier.
     pub(super) fn batches_of_the_slowest(&self) -> u64 {
         self.progress

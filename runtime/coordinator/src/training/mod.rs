@@ -577,6 +577,15 @@ impl Training {
         })
     }
 
+    /// The number of global batches before the first one that a dense worker may still need from a
+    /// loader. `batches` is the number that all dense workers have reported, in modes in which they
+    /// report batches. On a stream at rest the last ones do not settle, but they are trained.
+    pub(super) fn fetched_batches(&self, batches: u64) -> u64 {
+        let reported =
+            driver(self.modes.current).reported_batches(self, batches).filter(|_| self.stage == Stage::Training);
+        reported.unwrap_or_else(|| self.settled_batches(batches))
+    }
+
     /// The number of global batches whose gradients are applied. `batches` is the number that all
     /// dense workers have reported, in modes in which they report batches.
     pub(super) fn settled_batches(&self, batches: u64) -> u64 {
