@@ -9,8 +9,8 @@ use rectrain_harness::jobs::NAMESPACE;
 
 use super::steps::{
     alerts, contention, dashboards, failures, faked_nodes, kills, lifecycle, long_names, measured, page, recovery,
-    refusals, repairs, rights, scaling, scrapes, serving, shortage, slow_members, strangers, stream, survivors,
-    switches, takeover, thousand, unseen,
+    refusals, repairs, rights, scaling, scrapes, serving, shortage, silence, slow_members, strangers, stream,
+    survivors, switches, takeover, thousand, unseen,
 };
 use super::support::TestCluster;
 use super::support::chart::{POLL_EVERY_SECOND, install};
@@ -36,7 +36,7 @@ const fn long(name: &'static str, run: fn(&TestCluster) -> Result<(), TrialError
     Step { name, claim, run, is_quick: false }
 }
 
-const STEPS: [Step; 43] = [
+const STEPS: [Step; 44] = [
     quick("completes", lifecycle::completes, "a job completes with the model of a run outside of the cluster"),
     quick("switches", switches::switches, "a running job switches its training mode without a restart"),
     quick("refuses", refusals::refuses, "the API server refuses invalid manifests, and says why"),
@@ -65,6 +65,11 @@ const STEPS: [Step; 43] = [
         "outlives-the-chart",
         takeover::outlives_the_chart,
         "a running job survives the removal of the chart, and the next chart updates its CRD",
+    ),
+    long(
+        "waits-for-the-api-server",
+        silence::waits_for_the_api_server,
+        "no instance exits while the API server does not answer for 90 s, and a job trains on",
     ),
     quick("survives", kills::survives, "a job in hybrid completes although a pod of each role is killed"),
     long(

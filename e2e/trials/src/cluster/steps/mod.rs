@@ -19,6 +19,7 @@ pub(super) mod scaling;
 pub(super) mod scrapes;
 pub(super) mod serving;
 pub(super) mod shortage;
+pub(super) mod silence;
 pub(super) mod slow_members;
 pub(super) mod strangers;
 pub(super) mod stream;

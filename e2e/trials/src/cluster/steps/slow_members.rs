@@ -4,7 +4,7 @@
 //! JSON.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use rectrain_bring_up::cgroups::LimitedProcessor;
@@ -233,14 +233,8 @@ fn job() -> Value {
 }
 
 /// The metrics addresses of the dense workers.
-fn workers(cluster: &TestCluster, name: &str) -> Result<Vec<SocketAddr>, TrialError> {
-    let address = |worker: u32| {
-        let pod = format!("{name}-dense-worker-{worker}");
-        let text = cluster.jobs.address_of(&pod)?;
-        let ip: Option<IpAddr> = text.parse().ok();
-        let ip = ip.ok_or_else(|| missing(&pod, &json!(text), "an IP address"))?;
-        Ok(SocketAddr::new(ip, METRICS_PORT))
-    };
+fn workers(cluster: &TestCluster, name: &str) -> Result<Vec<SocketAddr>, HarnessError> {
+    let address = |worker: u32| cluster.jobs.socket_of(&format!("{name}-dense-worker-{worker}"), METRICS_PORT);
     (0..WORKERS).map(address).collect()
 }
 
