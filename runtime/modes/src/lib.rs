@@ -7,6 +7,7 @@
 //!   of ids.
 //! - [`gba`]: the modes without a barrier, based on tokens.
 //! - [`shares`]: the shares of work that members get by their measured speed.
+//! - [`turns`]: which member gets which unit of work, by shares.
 //! - [`shadow`]: the mode whose dense workers train replicas, synchronised beside training.
 //! - [`switch`]: the switch from one mode to another at a global-step boundary.
 //! - [`DataLedger`]: the coordinator's account of the training data: the leased chunks, the global
@@ -34,6 +35,7 @@ pub mod shares;
 pub mod simulate;
 mod stream_chunks;
 pub mod switch;
+pub mod turns;
 
 use std::fmt;
 

@@ -2,12 +2,14 @@
 //! If a worker dies, all others stop at the step until it has restarted, because all of them train
 //! the step again.
 
-use super::timeline::{Servers, Time, Timeline, WorkerSpeed, nanoseconds};
+use super::timeline::{EmbeddingWorkers, Servers, Time, Timeline, WorkerSpeed, nanoseconds};
 use super::{Report, Simulation, SimulationError, Tally};
 use crate::barrier::StepGate;
 use crate::{GlobalStep, Rank};
 
 enum Event {
+    /// A batch arrives at its embedding worker.
+    BatchArrives(u32, u64),
     /// Events at a server.
     LookUpArrives(u32, usize, u64),
     LookUpServed(u32, usize, u64),
@@ -45,6 +47,7 @@ struct World<'a> {
     workers: Vec<Worker>,
     gates: Vec<StepGate<LookUp, ()>>,
     servers: Servers,
+    embedding: Option<EmbeddingWorkers>,
     /// Bytes of a batch's embeddings. Their gradients have as many. Messages to and from all
     /// servers at the same time share the worker's link.
     bytes: f64,
@@ -74,6 +77,7 @@ pub(super) fn run(simulation: &Simulation, staleness: u64) -> Result<Report, Sim
         workers: WorkerSpeed::all(cluster, simulation.seed).into_iter().map(worker).collect(),
         gates: (0..servers).map(|_| StepGate::new(n as u32, staleness, GlobalStep(0))).collect(),
         servers: Servers::new(cluster, bytes),
+        embedding: cluster.embedding.as_ref().map(|spec| EmbeddingWorkers::new(spec, simulation.local_rows)),
         bytes,
         reduced: 0,
         computed: 0,
@@ -103,6 +107,11 @@ impl World<'_> {
     fn handle(&mut self, event: Event) -> Result<(), SimulationError> {
         let now = self.timeline.now;
         match event {
+            Event::BatchArrives(rank, step) => {
+                let position = step * self.workers.len() as u64 + u64::from(rank);
+                let served = self.embedding.as_mut().map_or(now, |workers| workers.serve(position, now));
+                self.look_up(rank, step, served);
+            }
             Event::LookUpArrives(rank, server, step) => {
                 let served = self.servers.serve(server, now);
                 self.timeline.plan(served, Event::LookUpServed(rank, server, step));
@@ -156,10 +165,18 @@ impl World<'_> {
         worker.looked_up = to + 1;
         for step in from..=to {
             self.workers[rank as usize].missing.push_back(self.gates.len());
-            for server in 0..self.gates.len() {
-                let at = self.timeline.now + self.link(rank, 0.0);
-                self.timeline.plan(at, Event::LookUpArrives(rank, server, step));
+            let at = self.timeline.now + self.link(rank, 0.0);
+            match self.embedding {
+                Some(_) => self.timeline.plan(at, Event::BatchArrives(rank, step)),
+                None => self.look_up(rank, step, at),
             }
+        }
+    }
+
+    /// The look-ups of a batch arrive at the servers at `at`.
+    fn look_up(&mut self, rank: u32, step: u64, at: Time) {
+        for server in 0..self.gates.len() {
+            self.timeline.plan(at, Event::LookUpArrives(rank, server, step));
         }
     }
 

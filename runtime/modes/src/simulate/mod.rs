@@ -9,8 +9,8 @@
 //!
 //! `rectrain simulate` and tests call it. A batch takes the worker's [`StepTime`], multiplied by
 //! every [`Slowness`] of that moment. A server serves one request after the other. A message takes
-//! the link's latency and the time for its bytes. Slots move between servers by the coordinator's
-//! [`crate::shares`]; a move itself takes no time.
+//! the link's latency and the time for its bytes. Slots move between servers, and batches between
+//! embedding workers, by the coordinator's [`crate::shares`]. A move itself takes no time.
 
 mod barrier;
 mod shadow;
@@ -113,15 +113,22 @@ pub struct WorkerSpec {
     pub crashes: Option<Crashes>,
 }
 
-/// A time span in which a parameter server is slow. It affects the requests that begin in it.
+/// A time span in which a member is slow that is no dense worker. It affects the work that begins in
+/// it.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct ServerSlowness {
-    /// Every request takes this many times as long.
+pub struct MemberSlowness {
+    /// All its work takes this many times as long.
     pub factor: f64,
     /// The span begins at this virtual time.
     pub from_seconds: f64,
     /// The span ends before this time; may be infinite.
     pub until_seconds: f64,
+}
+
+impl MemberSlowness {
+    fn contains(&self, seconds: f64) -> bool {
+        (self.from_seconds..self.until_seconds).contains(&seconds)
+    }
 }
 
 /// A parameter server.
@@ -132,15 +139,20 @@ pub struct ServerSpec {
     /// The rate at which it sends or receives its share of the bytes, one request after the other.
     pub bytes_per_second: f64,
     /// When it is slow; `None` if it never is.
-    pub slowness: Option<ServerSlowness>,
+    pub slowness: Option<MemberSlowness>,
 }
 
-impl ServerSpec {
-    /// The factor on the time of a request that begins at `seconds`.
-    fn slower_at(&self, seconds: f64) -> f64 {
-        let is_in = |slow: &ServerSlowness| (slow.from_seconds..slow.until_seconds).contains(&seconds);
-        self.slowness.filter(is_in).map_or(1.0, |slow| slow.factor)
-    }
+/// The embedding workers. Each takes one batch after the other. A batch waits for one of them, and
+/// then for the servers.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EmbeddingSpec {
+    /// When each of them is slow; `None` if it never is.
+    pub workers: Vec<Option<MemberSlowness>>,
+    /// Time for a row of a batch, its gradients included.
+    pub seconds_per_row: f64,
+    /// Whether a slow one gets fewer batches, and as many again when it is well
+    /// ([`crate::shares`]). Otherwise they take turns.
+    pub pieces_move: bool,
 }
 
 /// The links, and the sizes of the messages.
@@ -166,6 +178,8 @@ pub struct ClusterSpec {
     /// Whether slots move away from slow servers, and back ([`crate::shares`]). Otherwise all have
     /// equal parts of the rows.
     pub slots_move: bool,
+    /// The embedding workers; `None` if they take no time.
+    pub embedding: Option<EmbeddingSpec>,
     /// The links between workers, servers and the coordinator.
     pub link: LinkSpec,
     /// The time from a failure until the coordinator detects it.
@@ -173,14 +187,23 @@ pub struct ClusterSpec {
 }
 
 impl ClusterSpec {
-    /// The share of workers that are slow at `seconds`.
+    /// The share of members that are slow at `seconds`, in the role in which it is largest.
     #[must_use]
     pub fn slowed_share(&self, seconds: f64) -> f64 {
         let slow = |worker: &WorkerSpec| {
             1.0 - worker.slowness.iter().map(|slowness| 1.0 - slowness.probability_at(seconds)).product::<f64>()
         };
-        self.workers.iter().map(slow).sum::<f64>() / self.workers.len().max(1) as f64
+        let workers = self.workers.iter().map(slow).sum::<f64>() / self.workers.len().max(1) as f64;
+        let servers: Vec<Option<MemberSlowness>> = self.servers.iter().map(|server| server.slowness).collect();
+        let embedding = self.embedding.as_ref().map_or(&[][..], |embedding| embedding.workers.as_slice());
+        [servers.as_slice(), embedding].into_iter().map(|role| slow_share(role, seconds)).fold(workers, f64::max)
     }
+}
+
+/// The share of a role's members that are slow at `seconds`.
+fn slow_share(members: &[Option<MemberSlowness>], seconds: f64) -> f64 {
+    let is_slow = |slow: &&MemberSlowness| slow.factor > 1.0 && slow.contains(seconds);
+    members.iter().flatten().filter(is_slow).count() as f64 / members.len().max(1) as f64
 }
 
 /// One run.
@@ -284,6 +307,7 @@ fn validate(simulation: &Simulation) -> Result<(), SimulationError> {
     for (missing, what) in [
         (cluster.workers.is_empty(), "worker"),
         (cluster.servers.is_empty(), "parameter server"),
+        (cluster.embedding.as_ref().is_some_and(|embedding| embedding.workers.is_empty()), "embedding worker"),
         (simulation.local_rows == 0, "row in a batch"),
     ] {
         if missing {
@@ -303,6 +327,11 @@ fn validate(simulation: &Simulation) -> Result<(), SimulationError> {
         numbers.push(("a server's seconds per request", server.seconds_per_request, 0.0));
         numbers.push(("a server's bandwidth in bytes a second", server.bytes_per_second, 1.0));
         numbers.extend(server.slowness.map(|slow| ("a server's slowness", slow.factor, 1e-6)));
+    }
+    if let Some(embedding) = &cluster.embedding {
+        numbers.push(("an embedding worker's seconds for a row", embedding.seconds_per_row, 0.0));
+        let slow = embedding.workers.iter().flatten();
+        numbers.extend(slow.map(|slow| ("an embedding worker's slowness", slow.factor, 1e-6)));
     }
     for (rank, worker) in cluster.workers.iter().enumerate() {
         step_numbers(Rank(rank as u32), &worker.step, simulation.local_rows, &mut numbers)?;

@@ -1,6 +1,6 @@
 //! The modes without a barrier under the virtual clock.
 
-use super::timeline::{Servers, Time, Timeline, WorkerSpeed, nanoseconds};
+use super::timeline::{EmbeddingWorkers, Servers, Time, Timeline, WorkerSpeed, nanoseconds};
 use super::{Report, Simulation, SimulationError, Tally};
 use crate::CoordinatorHalf;
 use crate::gba::{
@@ -37,6 +37,8 @@ enum Event {
     Acknowledged(Life, Server, Batch, Outcome),
     Fails(Life, Time),
     Recovers(u32),
+    /// A batch arrives at its embedding worker.
+    BatchArrives(Life),
     /// Events at a server.
     PullArrives(Life, Server),
     PullServed(Life, Server),
@@ -66,6 +68,9 @@ struct World<'a> {
     workers: Vec<Worker>,
     servers: Vec<GradientServer<()>>,
     requests: Servers,
+    embedding: Option<EmbeddingWorkers>,
+    /// Batches that have arrived at embedding workers.
+    looked_up: u64,
     /// Bytes of a batch's parameters. Its gradients have as many. Messages to and from all servers
     /// at the same time share the worker's link.
     bytes: f64,
@@ -112,6 +117,8 @@ fn begin(simulation: &Simulation, mode: TokenMode) -> Result<World<'_>, Simulati
         workers: WorkerSpeed::all(cluster, simulation.seed).into_iter().map(worker).collect(),
         servers: (0..servers).map(|_| GradientServer::new(mode, n as u32, GlobalStep(0), 0)).collect(),
         requests: Servers::new(cluster, bytes),
+        embedding: cluster.embedding.as_ref().map(|spec| EmbeddingWorkers::new(spec, simulation.local_rows)),
+        looked_up: 0,
         bytes,
         tally: Tally::new(simulation),
     };
@@ -143,6 +150,12 @@ impl World<'_> {
             Event::ServerAt(server, step) => {
                 let answers = self.dispatcher.server_at(server, step)?;
                 self.answer(answers);
+            }
+            Event::BatchArrives(life) => {
+                let now = self.timeline.now;
+                let served = self.embedding.as_mut().map_or(now, |workers| workers.serve(self.looked_up, now));
+                self.looked_up += 1;
+                self.look_up(life, served);
             }
             Event::PullArrives(life, server) => {
                 let served = self.requests.serve(server.0 as usize, self.timeline.now);
@@ -279,8 +292,10 @@ impl World<'_> {
                     let worker = &mut self.workers[rank as usize];
                     worker.assignment = Some(assignment);
                     worker.missing = self.servers.len();
-                    for server in 0..self.servers.len() as u32 {
-                        self.timeline.plan(now + self.link(rank, 0.0), Event::PullArrives(life, Server(server)));
+                    let at = now + self.link(rank, 0.0);
+                    match self.embedding {
+                        Some(_) => self.timeline.plan(at, Event::BatchArrives(life)),
+                        None => self.look_up(life, at),
                     }
                 }
                 WorkerAction::Push(Assignment { batch, token }) => {
@@ -293,6 +308,13 @@ impl World<'_> {
                 }
                 WorkerAction::Stop => {}
             }
+        }
+    }
+
+    /// The pulls of a batch arrive at the servers at `at`.
+    fn look_up(&mut self, life: Life, at: Time) {
+        for server in 0..self.servers.len() as u32 {
+            self.timeline.plan(at, Event::PullArrives(life, Server(server)));
         }
     }
 
