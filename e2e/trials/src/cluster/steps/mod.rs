@@ -20,6 +20,8 @@ pub(super) mod scrapes;
 pub(super) mod serving;
 pub(super) mod shortage;
 pub(super) mod silence;
+pub(super) mod slow_at_random;
+pub(super) mod slow_kills;
 pub(super) mod slow_members;
 pub(super) mod strangers;
 pub(super) mod stream;
