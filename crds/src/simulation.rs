@@ -25,8 +25,10 @@ const STEP_SECONDS: [f64; 1] = [0.05];
 const REQUEST_SECONDS: f64 = 4e-6;
 /// The default of `spec.servers.bytesPerSecond`: 100 Gbit/s.
 const SERVER_BYTES_PER_SECOND: f64 = 12.5e9;
-/// The default of `spec.embeddingWorkers.count`.
+/// The default of `spec.embeddingWorkers.count` and `spec.loaders.count`.
 const MEMBERS: u32 = 2;
+/// The default of `spec.loaders.batchesPerChunk`.
+const BATCHES_PER_CHUNK: u32 = 4;
 /// The default of `spec.network.latencySeconds`.
 const LATENCY_SECONDS: f64 = 1e-4;
 /// The default of `spec.network.bytesPerSecond`: 10 Gbit/s.
@@ -218,6 +220,43 @@ impl Default for SimulatedEmbeddingSpec {
     }
 }
 
+/// The loaders.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct SimulatedLoadersSpec {
+    /// The number of loaders.
+    #[schemars(range(min = 1, max = 64), extend("x-default" = MEMBERS))]
+    pub count: u32,
+
+    /// Seconds that a loader reads `localBatchSize` rows. 0 leaves loaders out.
+    #[schemars(range(min = 0.0, max = 1000.0), extend("x-default" = 0.0))]
+    pub batch_seconds: f64,
+
+    /// Global batches of a chunk. A loader reads one chunk after another, and training needs the
+    /// chunks in order.
+    #[schemars(range(min = 1, max = 4096), extend("x-default" = BATCHES_PER_CHUNK))]
+    pub batches_per_chunk: u32,
+
+    /// Loaders that are slower than the others.
+    pub slow: Option<SlowMembersSpec>,
+
+    /// Whether a slow loader gets fewer chunks, which a second one reads as well, as in a job.
+    #[schemars(extend("x-default" = false))]
+    pub move_chunks: bool,
+}
+
+impl Default for SimulatedLoadersSpec {
+    fn default() -> Self {
+        Self {
+            count: MEMBERS,
+            batch_seconds: 0.0,
+            batches_per_chunk: BATCHES_PER_CHUNK,
+            slow: None,
+            move_chunks: false,
+        }
+    }
+}
+
 /// The links between workers and servers, and the bytes they carry.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
@@ -360,6 +399,9 @@ pub struct SimulationSpec {
     /// The embedding workers.
     pub embedding_workers: SimulatedEmbeddingSpec,
 
+    /// The loaders.
+    pub loaders: SimulatedLoadersSpec,
+
     /// The network.
     pub network: NetworkSpec,
 
@@ -393,6 +435,7 @@ impl Default for SimulationSpec {
             stragglers: Vec::new(),
             servers: SimulatedServersSpec::default(),
             embedding_workers: SimulatedEmbeddingSpec::default(),
+            loaders: SimulatedLoadersSpec::default(),
             network: NetworkSpec::default(),
             hybrid: HybridSpec::default(),
             gba: SimulatedGbaSpec::default(),
@@ -489,17 +532,23 @@ fn contradictions(spec: &SimulationSpec) -> Vec<FieldError> {
     if let Some(least) = spec.step_seconds.iter().find(|seconds| **seconds < spec.overhead_seconds) {
         report("overheadSeconds", format!("expected at most the {least} seconds that a batch takes, in `stepSeconds`"));
     }
-    let embedding = &spec.embedding_workers;
+    let (embedding, loaders) = (&spec.embedding_workers, &spec.loaders);
     for (role, slow, count) in [
         ("servers", spec.servers.slow, spec.servers.count),
         ("embeddingWorkers", embedding.slow, Some(embedding.count)),
+        ("loaders", loaders.slow, Some(loaders.count)),
     ] {
         for (field, message) in slow.into_iter().flat_map(|slow| slow_contradictions(slow, count)) {
             report(&format!("{role}.slow.{field}"), message);
         }
     }
-    if embedding.slow.is_some() && embedding.batch_seconds <= 0.0 {
-        report("embeddingWorkers.slow", "expected `batchSeconds` above 0 too: a batch takes them no time".into());
+    for (role, slow, batch_seconds) in [
+        ("embeddingWorkers", embedding.slow, embedding.batch_seconds),
+        ("loaders", loaders.slow, loaders.batch_seconds),
+    ] {
+        if slow.is_some() && batch_seconds <= 0.0 {
+            report(&format!("{role}.slow"), "expected `batchSeconds` above 0 too: a batch takes them no time".into());
+        }
     }
     if spec.modes.contains(&Mode::HopBw) && spec.hop_bw.backups.is_some_and(|backups| backups >= fewest) {
         report("hopBw.backups", format!("expected fewer than there are workers ({fewest}): a step needs a gradient"));
@@ -621,6 +670,8 @@ mod tests {
                 "{embeddingWorkers: {batchSeconds: 1, slow: {count: 3, factor: 2}}}",
                 "spec.embeddingWorkers.slow.count: expected at most the 2 members",
             ),
+            ("{loaders: {slow: {factor: 2}}}", "spec.loaders.slow: expected `batchSeconds` above 0"),
+            ("{loaders: {batchesPerChunk: 0}}", "spec.loaders.batchesPerChunk: expected an integer from 1"),
             ("{embeddingWorkers: {slow: {factor: 2}}}", "spec.embeddingWorkers.slow: expected `batchSeconds` above 0"),
             ("{hopBw: {backups: 8}}", "spec.hopBw.backups: expected fewer than there are workers (8)"),
             ("", "s.yaml:3:1: spec: missing: `spec` describes the simulation"),

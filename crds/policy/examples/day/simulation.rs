@@ -201,6 +201,7 @@ fn train(nodes: &[Node], mode: SimulatedMode, seed: u64) -> Result<Report, Simul
             servers: vec![SERVER; SERVERS],
             slots_move: false,
             embedding: None,
+            loaders: None,
             link: LINK,
             detection_seconds: 1.0,
         },

@@ -8,8 +8,8 @@ use rectrain_crds::{ManifestError, Mode, defaults};
 use rectrain_modes::gba::{BufferSize, BufferSizeError, Decay, LostTokens};
 use rectrain_modes::shadow::Shadow;
 use rectrain_modes::simulate::{
-    Cause, ClusterSpec, Crashes, EmbeddingSpec, LinkSpec, MemberSlowness, ServerSpec, Simulation, Slowness, StepTime,
-    WorkerSpec,
+    Cause, ClusterSpec, Crashes, EmbeddingSpec, LinkSpec, LoaderSpec, MemberSlowness, ServerSpec, Simulation, Slowness,
+    StepTime, WorkerSpec,
 };
 use rectrain_modes::{ModeSettings, TrainingMode};
 use rectrain_random::SplitMix64;
@@ -81,6 +81,7 @@ fn cluster(spec: &SimulationSpec, trace: Option<&Trace>, workers: u32) -> Cluste
         servers: servers(spec, workers),
         slots_move: spec.servers.move_slots,
         embedding: embedding(spec),
+        loaders: loaders(spec, workers),
         link: LinkSpec {
             latency_seconds: spec.network.latency_seconds,
             bytes_per_second: spec.network.bytes_per_second,
@@ -136,6 +137,18 @@ fn embedding(spec: &SimulationSpec) -> Option<EmbeddingSpec> {
         workers: slowness(embedding.count, embedding.slow).collect(),
         seconds_per_row: embedding.batch_seconds / f64::from(spec.local_batch_size),
         pieces_move: embedding.move_pieces,
+    })
+}
+
+/// The loaders, if they take time.
+fn loaders(spec: &SimulationSpec, workers: u32) -> Option<LoaderSpec> {
+    let loaders = &spec.loaders;
+    (loaders.batch_seconds > 0.0).then(|| LoaderSpec {
+        loaders: slowness(loaders.count, loaders.slow).collect(),
+        seconds_per_row: loaders.batch_seconds / f64::from(spec.local_batch_size),
+        chunk_rows: u64::from(loaders.batches_per_chunk) * u64::from(workers) * u64::from(spec.local_batch_size),
+        chunk_batches: u64::from(loaders.batches_per_chunk),
+        chunks_move: loaders.move_chunks,
     })
 }
 
@@ -292,6 +305,26 @@ mod tests {
         assert_eq!(
             embedding("batchSeconds: 0.5, movePieces: true, slow: {factor: 8, fromSeconds: 3}"),
             Some(EmbeddingSpec { workers: vec![Some(slow), None], seconds_per_row: 0.005, pieces_move: true })
+        );
+    }
+
+    #[test]
+    fn a_chunk_has_global_batches_of_all_workers() {
+        let loaders = |spec: &str| {
+            let spec = format!("{{modes: sync, workers: 3, localBatchSize: 100, loaders: {{{spec}}}}}");
+            plan(&spec, None).unwrap().remove(0).cluster.loaders
+        };
+        assert_eq!(loaders("count: 3"), None);
+        let slow = MemberSlowness { factor: 8.0, from_seconds: 0.0, until_seconds: 9.0 };
+        assert_eq!(
+            loaders("batchSeconds: 0.5, batchesPerChunk: 2, moveChunks: true, slow: {factor: 8, untilSeconds: 9}"),
+            Some(LoaderSpec {
+                loaders: vec![Some(slow), None],
+                seconds_per_row: 0.005,
+                chunk_rows: 600,
+                chunk_batches: 2,
+                chunks_move: true
+            })
         );
     }
 }

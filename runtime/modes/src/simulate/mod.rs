@@ -10,9 +10,11 @@
 //! `rectrain simulate` and tests call it. A batch takes the worker's [`StepTime`], multiplied by
 //! every [`Slowness`] of that moment. A server serves one request after the other. A message takes
 //! the link's latency and the time for its bytes. Slots move between servers, and batches between
-//! embedding workers, by the coordinator's [`crate::shares`]. A move itself takes no time.
+//! embedding workers, by the coordinator's [`crate::shares`], and chunks between loaders by its
+//! [`crate::loader_pace`]. A move itself takes no time.
 
 mod barrier;
+mod loaders;
 mod shadow;
 mod timeline;
 mod tokens;
@@ -155,6 +157,23 @@ pub struct EmbeddingSpec {
     pub pieces_move: bool,
 }
 
+/// The loaders. Each reads one chunk after the other. A batch waits for its chunk, and then for an
+/// embedding worker.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LoaderSpec {
+    /// When each of them is slow; `None` if it never is.
+    pub loaders: Vec<Option<MemberSlowness>>,
+    /// Time to read a row.
+    pub seconds_per_row: f64,
+    /// Rows of a chunk.
+    pub chunk_rows: u64,
+    /// Global batches of a chunk.
+    pub chunk_batches: u64,
+    /// Whether a slow one gets fewer chunks, which a second one reads as well
+    /// ([`crate::loader_pace`]). Otherwise each that is free gets the next chunk.
+    pub chunks_move: bool,
+}
+
 /// The links, and the sizes of the messages.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LinkSpec {
@@ -180,6 +199,8 @@ pub struct ClusterSpec {
     pub slots_move: bool,
     /// The embedding workers; `None` if they take no time.
     pub embedding: Option<EmbeddingSpec>,
+    /// The loaders; `None` if they take no time.
+    pub loaders: Option<LoaderSpec>,
     /// The links between workers, servers and the coordinator.
     pub link: LinkSpec,
     /// The time from a failure until the coordinator detects it.
@@ -196,7 +217,11 @@ impl ClusterSpec {
         let workers = self.workers.iter().map(slow).sum::<f64>() / self.workers.len().max(1) as f64;
         let servers: Vec<Option<MemberSlowness>> = self.servers.iter().map(|server| server.slowness).collect();
         let embedding = self.embedding.as_ref().map_or(&[][..], |embedding| embedding.workers.as_slice());
-        [servers.as_slice(), embedding].into_iter().map(|role| slow_share(role, seconds)).fold(workers, f64::max)
+        let loaders = self.loaders.as_ref().map_or(&[][..], |loaders| loaders.loaders.as_slice());
+        [servers.as_slice(), embedding, loaders]
+            .into_iter()
+            .map(|role| slow_share(role, seconds))
+            .fold(workers, f64::max)
     }
 }
 
@@ -308,6 +333,8 @@ fn validate(simulation: &Simulation) -> Result<(), SimulationError> {
         (cluster.workers.is_empty(), "worker"),
         (cluster.servers.is_empty(), "parameter server"),
         (cluster.embedding.as_ref().is_some_and(|embedding| embedding.workers.is_empty()), "embedding worker"),
+        (cluster.loaders.as_ref().is_some_and(|loaders| loaders.loaders.is_empty()), "loader"),
+        (cluster.loaders.as_ref().is_some_and(|loaders| loaders.chunk_rows == 0), "row in a chunk"),
         (simulation.local_rows == 0, "row in a batch"),
     ] {
         if missing {
@@ -332,6 +359,10 @@ fn validate(simulation: &Simulation) -> Result<(), SimulationError> {
         numbers.push(("an embedding worker's seconds for a row", embedding.seconds_per_row, 0.0));
         let slow = embedding.workers.iter().flatten();
         numbers.extend(slow.map(|slow| ("an embedding worker's slowness", slow.factor, 1e-6)));
+    }
+    if let Some(loaders) = &cluster.loaders {
+        numbers.push(("a loader's seconds for a row", loaders.seconds_per_row, 0.0));
+        numbers.extend(loaders.loaders.iter().flatten().map(|slow| ("a loader's slowness", slow.factor, 1e-6)));
     }
     for (rank, worker) in cluster.workers.iter().enumerate() {
         step_numbers(Rank(rank as u32), &worker.step, simulation.local_rows, &mut numbers)?;

@@ -28,6 +28,7 @@ fn cluster(workers: Vec<WorkerSpec>) -> ClusterSpec {
         servers: vec![ServerSpec { seconds_per_request: 4e-6, bytes_per_second: 1e10, slowness: None }; servers],
         slots_move: false,
         embedding: None,
+        loaders: None,
         link: LinkSpec {
             latency_seconds: 1e-4,
             bytes_per_second: 1e9,
@@ -45,6 +46,7 @@ fn free_network(workers: Vec<WorkerSpec>) -> ClusterSpec {
         servers: vec![ServerSpec { seconds_per_request: 0.0, bytes_per_second: 1e18, slowness: None }; 2],
         slots_move: false,
         embedding: None,
+        loaders: None,
         link: LinkSpec { latency_seconds: 0.0, bytes_per_second: 1e18, dense_bytes: 0.0, embedding_bytes_per_row: 0.0 },
         detection_seconds: 1.0,
     }
@@ -398,6 +400,50 @@ fn batches_that_move_away_from_a_slow_embedding_worker_restore_the_speed() {
     }
 }
 
+/// Two loaders that take 4 ms for a batch of a dense worker, in chunks of 32 of them.
+fn loaders(slow: Option<MemberSlowness>, chunks_move: bool) -> LoaderSpec {
+    let seconds_per_row = 4e-3 / f64::from(LOCAL_ROWS);
+    let chunk_rows = 32 * u64::from(LOCAL_ROWS);
+    LoaderSpec { loaders: vec![slow, None], seconds_per_row, chunk_rows, chunk_batches: 4, chunks_move }
+}
+
+/// Samples per second of each ten seconds of 120. Loader 0 of two is twenty times slower from 30 to
+/// 80 s.
+fn with_a_slow_loader(mode: TrainingMode, chunks_move: bool) -> Vec<f64> {
+    let slow = MemberSlowness { factor: 20.0, from_seconds: 30.0, until_seconds: 80.0 };
+    let loaders = Some(loaders(Some(slow), chunks_move));
+    let cluster = ClusterSpec { loaders, ..cluster(vec![worker(None); 8]) };
+    let simulation = Simulation { cluster, mode, local_rows: LOCAL_ROWS, seconds: 120.0, intervals: 12, seed: 3 };
+    simulate(&simulation).unwrap().interval_samples_per_second
+}
+
+#[test]
+fn chunks_that_move_away_from_a_slow_loader_restore_the_speed() {
+    for mode in [TrainingMode::Sync, gba(8), TrainingMode::Tokens(TokenMode::Async)] {
+        let [fixed, moving] = [false, true].map(|chunks_move| with_a_slow_loader(mode, chunks_move));
+        let name = mode.name();
+        assert_eq!(fixed[..3], moving[..3], "{name}: nothing moves before");
+        let healthy = fixed[1];
+        assert!(fixed[6] < 0.6 * healthy, "{name}: {fixed:?}");
+        assert!(moving[6] > 0.8 * healthy && moving[7] > 0.8 * healthy, "{name}: {moving:?}");
+        assert!(fixed[10] > 0.95 * healthy && moving[11] > 0.9 * healthy, "{name}: {fixed:?} {moving:?}");
+        assert_eq!(moving, with_a_slow_loader(mode, true), "{name}: it repeats to the bit");
+    }
+}
+
+/// Dense workers need 8 batches in 51.2 ms. Two loaders that take 40 ms for each read 50 batches a
+/// second.
+#[test]
+fn training_is_as_fast_as_its_loaders() {
+    let slow = LoaderSpec { seconds_per_row: 40e-3 / f64::from(LOCAL_ROWS), ..loaders(None, true) };
+    let cluster = ClusterSpec { loaders: Some(slow), ..free_network(vec![worker(None); 8]) };
+    for mode in [TrainingMode::Sync, gba(8)] {
+        let rate = run(&cluster, mode, 200.0).global_samples_per_second;
+        let expected = 50.0 * f64::from(LOCAL_ROWS);
+        assert!((rate / expected - 1.0).abs() < 0.05, "{}: {rate}, not {expected}", mode.name());
+    }
+}
+
 #[test]
 fn the_role_with_the_most_slow_members_is_drawn() {
     let slow = MemberSlowness { factor: 20.0, from_seconds: 30.0, until_seconds: 80.0 };
@@ -455,6 +501,15 @@ fn invalid_settings_are_explained() {
         let cluster = ClusterSpec { embedding, ..good.cluster.clone() };
         simulate(&Simulation { cluster, ..good.clone() }).unwrap_err().to_string()
     };
+    let loaders = |change: fn(&mut LoaderSpec)| {
+        let mut spec = loaders(Some(slowness), true);
+        change(&mut spec);
+        let cluster = ClusterSpec { loaders: Some(spec), ..good.cluster.clone() };
+        simulate(&Simulation { cluster, ..good.clone() }).unwrap_err().to_string()
+    };
+    assert!(loaders(|_| ()).contains("a loader's slowness is 0"));
+    assert!(loaders(|spec| spec.loaders.clear()).contains("at least one loader"));
+    assert!(loaders(|spec| spec.chunk_rows = 0).contains("at least one row in a chunk"));
     assert!(embedding(Vec::new(), 1e-5).contains("at least one embedding worker"));
     assert!(embedding(vec![None], -1.0).contains("an embedding worker's seconds for a row is -1"));
     assert!(embedding(vec![Some(slowness)], 1e-5).contains("an embedding worker's slowness"));

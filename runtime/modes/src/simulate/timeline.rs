@@ -11,7 +11,7 @@ use crate::shares::{PIECES, Pace, SLOTS, Shares};
 use crate::turns;
 
 /// Nanoseconds between two decisions about the shares of a role, at least.
-const DECIDE_EVERY: Time = 1_000_000_000;
+pub(super) const DECIDE_EVERY: Time = 1_000_000_000;
 
 /// Virtual time in nanoseconds from the start. It is a whole number, so the order of events never
 /// depends on rounding.
@@ -259,7 +259,7 @@ impl EmbeddingWorkers {
 }
 
 /// The factor on the time of work that begins at `now`.
-fn slower_at(slowness: Option<MemberSlowness>, now: Time) -> f64 {
+pub(super) fn slower_at(slowness: Option<MemberSlowness>, now: Time) -> f64 {
     let now = now as f64 * 1e-9;
     slowness.filter(|slow| slow.contains(now)).map_or(1.0, |slow| slow.factor)
 }

@@ -80,8 +80,9 @@ fn killed(cluster: &TestCluster, mode: &str, compare: Comparison) -> Result<(), 
         Trial { jobs, name: &name, random: SplitMix64::new(SEED), moves: Counter::default(), lost: Counter::default() };
     trial.kill_all()?;
     let (moves, lost) = (trial.moves.total, trial.lost.total);
+    let status = jobs.status(&name)?;
     let table = json!({"mode": mode, "seed": SEED, "kills": KILLS, "shareChanges": moves, "tokensLost": lost,
-        "restarts": jobs.status(&name)?["restarts"]});
+        "restarts": status["restarts"]});
     println!("{table}");
     write(&cluster.paths.root().join(format!("{name}.json")), format!("{table:#}\n"))?;
     compare(jobs, &name, &alone)?;
