@@ -114,7 +114,8 @@ fn pod(job: &str, (role, number): (&str, u32)) -> String {
 
 /// Any member of these roles, each with the same probability.
 fn any_of(roles: &[(&'static str, u32)], random: &mut SplitMix64) -> (&'static str, u32) {
-    let members: Vec<_> = roles.iter().flat_map(|(role, count)| (0..*count).map(|number| (*role, number))).collect();
+    let members: Vec<_> =
+        roles.iter().flat_map(|(role, count)| (0..*count).map(move |number| (*role, number))).collect();
     let chosen = members.get(random.remainder(members.len() as u64) as usize);
     chosen.copied().unwrap_or(("coordinator", 0))
 }
