@@ -25,6 +25,10 @@ const STEP_SECONDS: [f64; 1] = [0.05];
 const REQUEST_SECONDS: f64 = 4e-6;
 /// The default of `spec.servers.bytesPerSecond`: 100 Gbit/s.
 const SERVER_BYTES_PER_SECOND: f64 = 12.5e9;
+/// The default of `spec.embeddingWorkers.count` and `spec.loaders.count`.
+const MEMBERS: u32 = 2;
+/// The default of `spec.loaders.batchesPerChunk`.
+const BATCHES_PER_CHUNK: u32 = 4;
 /// The default of `spec.network.latencySeconds`.
 const LATENCY_SECONDS: f64 = 1e-4;
 /// The default of `spec.network.bytesPerSecond`: 10 Gbit/s.
@@ -142,7 +146,7 @@ pub struct SimulatedServersSpec {
     pub bytes_per_second: f64,
 
     /// Servers that are slower than the others.
-    pub slow: Option<SlowServersSpec>,
+    pub slow: Option<SlowMembersSpec>,
 
     /// Whether slots move away from slow servers and back, as in a job.
     #[schemars(extend("x-default" = false))]
@@ -161,31 +165,96 @@ impl Default for SimulatedServersSpec {
     }
 }
 
-/// Slow parameter servers.
+/// Members of a role that are slower than the others: the first ones, by number.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct SlowServersSpec {
-    /// The number of slow servers.
-    #[serde(default = "one_server")]
+pub struct SlowMembersSpec {
+    /// The number of slow members.
+    #[serde(default = "one_member")]
     #[schemars(range(min = 1, max = 64), extend("x-default" = 1))]
     pub count: u32,
 
-    /// The factor on the duration of a request, bytes included. Required.
+    /// The factor on the duration of their work, bytes included. Required.
     #[schemars(range(min = 0.01, max = 1_000_000.0))]
     pub factor: f64,
 
-    /// The servers are not slow before this time of the simulation.
+    /// The members are not slow before this time of the simulation.
     #[serde(default)]
     #[schemars(range(min = 0.0, max = 10_000_000.0), extend("x-default" = 0.0))]
     pub from_seconds: f64,
 
-    /// The servers are not slow from this time on.
+    /// The members are not slow from this time on.
     #[schemars(range(min = 0.0, max = 10_000_000.0), extend("x-default" = "slow to the end"))]
     pub until_seconds: Option<f64>,
 }
 
-fn one_server() -> u32 {
+fn one_member() -> u32 {
     1
+}
+
+/// The embedding workers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct SimulatedEmbeddingSpec {
+    /// The number of embedding workers.
+    #[schemars(range(min = 1, max = 64), extend("x-default" = MEMBERS))]
+    pub count: u32,
+
+    /// Seconds that a batch of `localBatchSize` rows takes an embedding worker, with its gradients.
+    /// An embedding worker handles one batch after another. 0 leaves them out.
+    #[schemars(range(min = 0.0, max = 1000.0), extend("x-default" = 0.0))]
+    pub batch_seconds: f64,
+
+    /// Embedding workers that are slower than the others.
+    pub slow: Option<SlowMembersSpec>,
+
+    /// Whether a slow embedding worker gets fewer batches, and as many again when it is well, as in
+    /// a job.
+    #[schemars(extend("x-default" = false))]
+    pub move_pieces: bool,
+}
+
+impl Default for SimulatedEmbeddingSpec {
+    fn default() -> Self {
+        Self { count: MEMBERS, batch_seconds: 0.0, slow: None, move_pieces: false }
+    }
+}
+
+/// The loaders.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct SimulatedLoadersSpec {
+    /// The number of loaders.
+    #[schemars(range(min = 1, max = 64), extend("x-default" = MEMBERS))]
+    pub count: u32,
+
+    /// Seconds that a loader reads `localBatchSize` rows. 0 leaves loaders out.
+    #[schemars(range(min = 0.0, max = 1000.0), extend("x-default" = 0.0))]
+    pub batch_seconds: f64,
+
+    /// Global batches of a chunk. A loader reads one chunk after another, and training needs the
+    /// chunks in order.
+    #[schemars(range(min = 1, max = 4096), extend("x-default" = BATCHES_PER_CHUNK))]
+    pub batches_per_chunk: u32,
+
+    /// Loaders that are slower than the others.
+    pub slow: Option<SlowMembersSpec>,
+
+    /// Whether a slow loader gets fewer chunks, which a second one reads as well, as in a job.
+    #[schemars(extend("x-default" = false))]
+    pub move_chunks: bool,
+}
+
+impl Default for SimulatedLoadersSpec {
+    fn default() -> Self {
+        Self {
+            count: MEMBERS,
+            batch_seconds: 0.0,
+            batches_per_chunk: BATCHES_PER_CHUNK,
+            slow: None,
+            move_chunks: false,
+        }
+    }
 }
 
 /// The links between workers and servers, and the bytes they carry.
@@ -327,6 +396,12 @@ pub struct SimulationSpec {
     /// The parameter servers.
     pub servers: SimulatedServersSpec,
 
+    /// The embedding workers.
+    pub embedding_workers: SimulatedEmbeddingSpec,
+
+    /// The loaders.
+    pub loaders: SimulatedLoadersSpec,
+
     /// The network.
     pub network: NetworkSpec,
 
@@ -359,6 +434,8 @@ impl Default for SimulationSpec {
             trace: None,
             stragglers: Vec::new(),
             servers: SimulatedServersSpec::default(),
+            embedding_workers: SimulatedEmbeddingSpec::default(),
+            loaders: SimulatedLoadersSpec::default(),
             network: NetworkSpec::default(),
             hybrid: HybridSpec::default(),
             gba: SimulatedGbaSpec::default(),
@@ -455,15 +532,23 @@ fn contradictions(spec: &SimulationSpec) -> Vec<FieldError> {
     if let Some(least) = spec.step_seconds.iter().find(|seconds| **seconds < spec.overhead_seconds) {
         report("overheadSeconds", format!("expected at most the {least} seconds that a batch takes, in `stepSeconds`"));
     }
-    if let Some(slow) = spec.servers.slow
-        && spec.servers.count.is_some_and(|count| slow.count > count)
-    {
-        report("servers.slow.count", format!("expected at most the number of servers, found {}", slow.count));
+    let (embedding, loaders) = (&spec.embedding_workers, &spec.loaders);
+    for (role, slow, count) in [
+        ("servers", spec.servers.slow, spec.servers.count),
+        ("embeddingWorkers", embedding.slow, Some(embedding.count)),
+        ("loaders", loaders.slow, Some(loaders.count)),
+    ] {
+        for (field, message) in slow.into_iter().flat_map(|slow| slow_contradictions(slow, count)) {
+            report(&format!("{role}.slow.{field}"), message);
+        }
     }
-    if let Some(slow) = spec.servers.slow
-        && slow.until_seconds.is_some_and(|until| until <= slow.from_seconds)
-    {
-        report("servers.slow.untilSeconds", format!("expected more than `fromSeconds` ({})", slow.from_seconds));
+    for (role, slow, batch_seconds) in [
+        ("embeddingWorkers", embedding.slow, embedding.batch_seconds),
+        ("loaders", loaders.slow, loaders.batch_seconds),
+    ] {
+        if slow.is_some() && batch_seconds <= 0.0 {
+            report(&format!("{role}.slow"), "expected `batchSeconds` above 0 too: a batch takes them no time".into());
+        }
     }
     if spec.modes.contains(&Mode::HopBw) && spec.hop_bw.backups.is_some_and(|backups| backups >= fewest) {
         report("hopBw.backups", format!("expected fewer than there are workers ({fewest}): a step needs a gradient"));
@@ -473,6 +558,18 @@ fn contradictions(spec: &SimulationSpec) -> Vec<FieldError> {
             let path = format!("stragglers[{index}]{}{field}", if field.is_empty() { "" } else { "." });
             report(&path, message);
         }
+    }
+    errors
+}
+
+/// Mistakes in a role with so many members, by field. Their number may be unknown.
+fn slow_contradictions(slow: SlowMembersSpec, count: Option<u32>) -> Vec<(&'static str, String)> {
+    let mut errors = Vec::new();
+    if let Some(count) = count.filter(|count| slow.count > *count) {
+        errors.push(("count", format!("expected at most the {count} members of the role, found {}", slow.count)));
+    }
+    if slow.until_seconds.is_some_and(|until| until <= slow.from_seconds) {
+        errors.push(("untilSeconds", format!("expected more than `fromSeconds` ({})", slow.from_seconds)));
     }
     errors
 }
@@ -569,6 +666,13 @@ mod tests {
                 "spec.servers.slow.untilSeconds: expected more than `fromSeconds` (5)",
             ),
             ("{servers: {moveSlots: 3}}", "spec.servers.moveSlots"),
+            (
+                "{embeddingWorkers: {batchSeconds: 1, slow: {count: 3, factor: 2}}}",
+                "spec.embeddingWorkers.slow.count: expected at most the 2 members",
+            ),
+            ("{loaders: {slow: {factor: 2}}}", "spec.loaders.slow: expected `batchSeconds` above 0"),
+            ("{loaders: {batchesPerChunk: 0}}", "spec.loaders.batchesPerChunk: expected an integer from 1"),
+            ("{embeddingWorkers: {slow: {factor: 2}}}", "spec.embeddingWorkers.slow: expected `batchSeconds` above 0"),
             ("{hopBw: {backups: 8}}", "spec.hopBw.backups: expected fewer than there are workers (8)"),
             ("", "s.yaml:3:1: spec: missing: `spec` describes the simulation"),
         ] {

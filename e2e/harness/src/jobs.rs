@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
+use std::net::{IpAddr, SocketAddr};
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -246,19 +247,25 @@ impl Jobs {
         address.ok_or_else(|| events::missing(pod, &found["status"], "podIP"))
     }
 
-    /// The process of a pod's container, on this machine. Its cgroup's name contains the pod's uid.
+    /// The address of a port of a pod.
+    ///
+    /// # Errors
+    /// [`HarnessError::NoField`] if the pod has no IP address.
+    pub fn socket_of(&self, pod: &str, port: u16) -> Result<SocketAddr, HarnessError> {
+        let text = self.address_of(pod)?;
+        let ip: Option<IpAddr> = text.parse().ok();
+        let ip = ip.ok_or_else(|| events::missing(pod, &json!(text), "an IP address"))?;
+        Ok(SocketAddr::new(ip, port))
+    }
+
+    /// The process of a pod's container, on this machine.
     ///
     /// # Errors
     /// [`HarnessError::NoProcess`].
     pub fn process_of(&self, pod: &str) -> Result<u32, HarnessError> {
-        let uid = self.get(&format!("pod/{pod}"))?["metadata"]["uid"].as_str().unwrap_or_default().to_owned();
-        let belongs = |process: u32| {
-            let cgroup = std::fs::read_to_string(format!("/proc/{process}/cgroup")).unwrap_or_default();
-            !uid.is_empty() && cgroup.contains(&uid)
-        };
-        // The pod's pause process has fewer words.
-        let mut its = processes::all().filter(|(process, words)| words.len() > 2 && belongs(*process));
-        its.next().map(|(process, _)| process).ok_or_else(|| HarnessError::NoProcess { pod: pod.to_owned() })
+        let found = self.get(&format!("pod/{pod}"))?;
+        let uid = found["metadata"]["uid"].as_str().unwrap_or_default();
+        processes::of_pod(uid).ok_or_else(|| HarnessError::NoProcess { pod: pod.to_owned() })
     }
 
     /// The metrics of a job's pod.

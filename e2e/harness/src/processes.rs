@@ -48,6 +48,18 @@ pub fn children_of(parent: u32) -> Vec<(u32, String)> {
     children
 }
 
+/// The process of a pod's container, by the uid of the pod. Its cgroup's name contains the uid.
+#[must_use]
+pub fn of_pod(uid: &str) -> Option<u32> {
+    let belongs = |process: u32| {
+        let cgroup = std::fs::read_to_string(format!("/proc/{process}/cgroup")).unwrap_or_default();
+        !uid.is_empty() && cgroup.contains(uid)
+    };
+    // The pod's pause process has fewer words.
+    let mut its = all().filter(|(process, words)| words.len() > 2 && belongs(*process));
+    its.next().map(|(process, _)| process)
+}
+
 /// The resident memory of a process in bytes; `None` if it is gone.
 #[must_use]
 pub fn resident_bytes(process: u32) -> Option<u64> {

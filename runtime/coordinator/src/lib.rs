@@ -27,7 +27,6 @@ mod in_flight;
 mod incarnations;
 mod journal;
 mod lease;
-mod loader_pace;
 mod loader_scaling;
 mod loader_use;
 mod membership;

@@ -4,9 +4,8 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
+use rectrain_modes::loader_pace::ChunkNumber;
 use rectrain_policy::LoaderUse;
-
-use crate::loader_pace::ChunkNumber;
 
 /// The use of the loaders since the last look.
 #[derive(Debug, Default)]

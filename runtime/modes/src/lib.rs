@@ -7,6 +7,8 @@
 //!   of ids.
 //! - [`gba`]: the modes without a barrier, based on tokens.
 //! - [`shares`]: the shares of work that members get by their measured speed.
+//! - [`loader_pace`]: the chunks that a slow loader gets, and that two loaders read.
+//! - [`turns`]: which member gets which unit of work, by shares.
 //! - [`shadow`]: the mode whose dense workers train replicas, synchronised beside training.
 //! - [`switch`]: the switch from one mode to another at a global-step boundary.
 //! - [`DataLedger`]: the coordinator's account of the training data: the leased chunks, the global
@@ -25,6 +27,7 @@ mod data_ledger;
 pub mod des;
 mod evaluation;
 pub mod gba;
+pub mod loader_pace;
 pub mod migration;
 mod mode;
 pub mod packing;
@@ -34,6 +37,7 @@ pub mod shares;
 pub mod simulate;
 mod stream_chunks;
 pub mod switch;
+pub mod turns;
 
 use std::fmt;
 

@@ -2,14 +2,12 @@
 //! The number of workers and their shares may change from some batch on. The coordinator announces
 //! the change before a member sends, fetches or returns a piece of that batch.
 
+use rectrain_modes::turns::{member_at, of_weights};
 use rectrain_proto::v1;
 use serde::{Deserialize, Serialize};
 
 use crate::batch::BatchKey;
 use crate::error::RoleError;
-
-/// Shares are parts of this many, for each worker.
-const PARTS_A_WORKER: u64 = 64;
 
 /// A piece, and the index of the embedding worker that holds it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,20 +35,8 @@ impl Turns {
     }
 
     /// The worker at a position of the sequence of all pieces.
-    ///
-    /// The positions in bit-reversed order fill the range of the shares evenly (van der Corput's
-    /// sequence). So in any run of pieces, each worker has about its share.
     fn worker(&self, position: u64) -> usize {
-        let parts: u64 = self.shares.iter().map(|share| u64::from(*share)).sum();
-        if parts < 2 {
-            return (position % u64::from(self.workers.max(1))) as usize;
-        }
-        let part = position.reverse_bits() >> (u64::BITS - parts.trailing_zeros());
-        let ends = self.shares.iter().scan(0, |end, share| {
-            *end += u64::from(*share);
-            Some(*end)
-        });
-        ends.take_while(|end| *end <= part).count()
+        member_at(&self.shares, self.workers, position)
     }
 
     fn is_valid(&self) -> bool {
@@ -81,7 +67,7 @@ impl RoundRobin {
     /// that batch yet. Shares are in proportion to `weights`, which has an entry for each worker.
     /// A worker with at least a 64th of the largest weight gets some pieces.
     pub fn set_weights_from(&mut self, from: u64, weights: &[u32]) {
-        self.set_from(Turns { from, workers: (weights.len() as u32).max(1), shares: shares(weights) });
+        self.set_from(Turns { from, workers: (weights.len() as u32).max(1), shares: of_weights(weights) });
     }
 
     fn set_from(&mut self, turns: Turns) {
@@ -148,24 +134,6 @@ impl RoundRobin {
         }
         Ok(Self(all))
     }
-}
-
-/// Shares in proportion to weights, with a power of two as their sum. Each is less than one off.
-/// Empty for equal weights.
-fn shares(weights: &[u32]) -> Vec<u32> {
-    let total: u64 = weights.iter().map(|weight| u64::from(*weight)).sum();
-    let first = weights.first().copied().unwrap_or_default();
-    if total == 0 || weights.iter().all(|weight| *weight == first) {
-        return Vec::new();
-    }
-    let parts = PARTS_A_WORKER * (weights.len() as u64).next_power_of_two();
-    let mut before = 0;
-    let share = |weight: &u32| {
-        let begin = parts * before / total;
-        before += u64::from(*weight);
-        (parts * before / total - begin) as u32
-    };
-    weights.iter().map(share).collect()
 }
 
 #[cfg(test)]
@@ -256,18 +224,6 @@ mod tests {
         let rare: Vec<u64> = (0..256).filter(|position| turns.worker(*position) == 1).collect();
         let gaps = rare.windows(2).map(|pair| pair[1] - pair[0]);
         assert!(gaps.max() <= Some(2 * 256 / 7), "{rare:?} are not spread");
-    }
-
-    #[test]
-    fn shares_are_in_proportion_to_weights_and_equal_weights_have_none() {
-        assert_eq!(shares(&[64, 64, 64]), [0_u32; 0]);
-        assert_eq!(shares(&[0, 0]), [0_u32; 0]);
-        assert_eq!(shares(&[64, 2]), [124, 4]);
-        assert_eq!(shares(&[64, 1, 0]).iter().sum::<u32>(), 256);
-        let many: Vec<u32> = (0..1000).map(|worker| if worker == 7 { 2 } else { 64 }).collect();
-        let shares = shares(&many);
-        assert_eq!(shares.iter().sum::<u32>(), 65_536);
-        assert!((2..=3).contains(&shares[7]) && shares.iter().all(|share| *share <= 66), "{shares:?}");
     }
 
     #[test]

@@ -200,6 +200,8 @@ fn train(nodes: &[Node], mode: SimulatedMode, seed: u64) -> Result<Report, Simul
             workers: nodes.iter().map(worker).collect(),
             servers: vec![SERVER; SERVERS],
             slots_move: false,
+            embedding: None,
+            loaders: None,
             link: LINK,
             detection_seconds: 1.0,
         },

@@ -31,6 +31,8 @@ fn simulated(workers: &[Vec<f64>], link: LinkSpec, mode: SimulatedMode) -> Repor
         workers: workers.iter().map(worker).collect(),
         servers: vec![ServerSpec { seconds_per_request: 0.0, bytes_per_second: 1e18, slowness: None }; 2],
         slots_move: false,
+        embedding: None,
+        loaders: None,
         link,
         detection_seconds: 1.0,
     };

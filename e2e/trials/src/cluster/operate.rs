@@ -9,8 +9,8 @@ use rectrain_harness::jobs::NAMESPACE;
 
 use super::steps::{
     alerts, contention, dashboards, failures, faked_nodes, kills, lifecycle, long_names, measured, page, recovery,
-    refusals, repairs, rights, scaling, scrapes, serving, shortage, slow_members, strangers, stream, survivors,
-    switches, takeover, thousand, unseen,
+    refusals, repairs, rights, scaling, scrapes, serving, shortage, silence, slow_at_random, slow_kills, slow_members,
+    strangers, stream, survivors, switches, takeover, thousand, unseen,
 };
 use super::support::TestCluster;
 use super::support::chart::{POLL_EVERY_SECOND, install};
@@ -36,7 +36,7 @@ const fn long(name: &'static str, run: fn(&TestCluster) -> Result<(), TrialError
     Step { name, claim, run, is_quick: false }
 }
 
-const STEPS: [Step; 43] = [
+const STEPS: [Step; 47] = [
     quick("completes", lifecycle::completes, "a job completes with the model of a run outside of the cluster"),
     quick("switches", switches::switches, "a running job switches its training mode without a restart"),
     quick("refuses", refusals::refuses, "the API server refuses invalid manifests, and says why"),
@@ -65,6 +65,11 @@ const STEPS: [Step; 43] = [
         "outlives-the-chart",
         takeover::outlives_the_chart,
         "a running job survives the removal of the chart, and the next chart updates its CRD",
+    ),
+    long(
+        "waits-for-the-api-server",
+        silence::waits_for_the_api_server,
+        "no instance exits while the API server does not answer for 90 s, and a job trains on",
     ),
     quick("survives", kills::survives, "a job in hybrid completes although a pod of each role is killed"),
     long(
@@ -114,6 +119,21 @@ const STEPS: [Step; 43] = [
         "slow-members coordinator",
         slow_members::coordinator,
         "a job outlives a slow coordinator, and its figures are printed",
+    ),
+    long(
+        "slow-members random",
+        slow_at_random::random,
+        "members that are slow at random cost no more than with fixed shares, and no share flaps",
+    ),
+    long(
+        "slow-members kills",
+        slow_kills::in_sync,
+        "20 kills while members are slow and work moves change no bit of the model in sync",
+    ),
+    long(
+        "slow-members kills-gba",
+        slow_kills::in_gba,
+        "20 kills while members are slow and work moves lose no row in gba, and train none twice",
     ),
     long("stream broker", stream::broker, "a job on Kafka outlives a killed broker, and trains each row once"),
     long("stream lag", stream::lag, "loaders of a stream are added in a burst and removed after it"),
@@ -212,6 +232,6 @@ mod tests {
         assert_eq!(names(&["scales", "slow-members"]), ["scales", "slow-members"]);
         assert_eq!(names(&["server", "slow-members", "servers"]), ["server", "slow-members", "servers"]);
         let of_group = |name| STEPS.iter().filter(|step| is_named(step.name, name)).count();
-        assert_eq!([of_group("slow-members"), of_group("slow-members dense"), of_group("slow")], [5, 1, 0]);
+        assert_eq!([of_group("slow-members"), of_group("slow-members dense"), of_group("slow")], [8, 1, 0]);
     }
 }

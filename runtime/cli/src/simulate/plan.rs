@@ -1,12 +1,15 @@
 //! Makes the runs of a [`SimulationSpec`]: one for each number of workers and each mode, in that
 //! order. Pure.
 
-use rectrain_crds::simulation::{SimulatedLostTokens, SimulationDocument, SimulationSpec, StragglersSpec};
+use rectrain_crds::simulation::{
+    SimulatedLostTokens, SimulationDocument, SimulationSpec, SlowMembersSpec, StragglersSpec,
+};
 use rectrain_crds::{ManifestError, Mode, defaults};
 use rectrain_modes::gba::{BufferSize, BufferSizeError, Decay, LostTokens};
 use rectrain_modes::shadow::Shadow;
 use rectrain_modes::simulate::{
-    Cause, ClusterSpec, Crashes, LinkSpec, ServerSlowness, ServerSpec, Simulation, Slowness, StepTime, WorkerSpec,
+    Cause, ClusterSpec, Crashes, EmbeddingSpec, LinkSpec, LoaderSpec, MemberSlowness, ServerSpec, Simulation, Slowness,
+    StepTime, WorkerSpec,
 };
 use rectrain_modes::{ModeSettings, TrainingMode};
 use rectrain_random::SplitMix64;
@@ -77,6 +80,8 @@ fn cluster(spec: &SimulationSpec, trace: Option<&Trace>, workers: u32) -> Cluste
         workers: (0..workers as usize).map(|rank| worker(spec, trace, rank)).collect(),
         servers: servers(spec, workers),
         slots_move: spec.servers.move_slots,
+        embedding: embedding(spec),
+        loaders: loaders(spec, workers),
         link: LinkSpec {
             latency_seconds: spec.network.latency_seconds,
             bytes_per_second: spec.network.bytes_per_second,
@@ -117,19 +122,45 @@ fn worker(spec: &SimulationSpec, trace: Option<&Trace>, rank: usize) -> WorkerSp
 
 fn servers(spec: &SimulationSpec, workers: u32) -> Vec<ServerSpec> {
     let count = spec.servers.count.unwrap_or((workers / 100).clamp(2, 64));
-    let server = |index: u32| {
-        let slow = spec.servers.slow.filter(|slow| index < slow.count);
-        ServerSpec {
-            seconds_per_request: spec.servers.request_seconds,
-            bytes_per_second: spec.servers.bytes_per_second,
-            slowness: slow.map(|slow| ServerSlowness {
-                factor: slow.factor,
-                from_seconds: slow.from_seconds,
-                until_seconds: slow.until_seconds.unwrap_or(f64::INFINITY),
-            }),
-        }
+    let server = |slowness| ServerSpec {
+        seconds_per_request: spec.servers.request_seconds,
+        bytes_per_second: spec.servers.bytes_per_second,
+        slowness,
     };
-    (0..count).map(server).collect()
+    slowness(count, spec.servers.slow).map(server).collect()
+}
+
+/// The embedding workers, if they take time.
+fn embedding(spec: &SimulationSpec) -> Option<EmbeddingSpec> {
+    let embedding = &spec.embedding_workers;
+    (embedding.batch_seconds > 0.0).then(|| EmbeddingSpec {
+        workers: slowness(embedding.count, embedding.slow).collect(),
+        seconds_per_row: embedding.batch_seconds / f64::from(spec.local_batch_size),
+        pieces_move: embedding.move_pieces,
+    })
+}
+
+/// The loaders, if they take time.
+fn loaders(spec: &SimulationSpec, workers: u32) -> Option<LoaderSpec> {
+    let loaders = &spec.loaders;
+    (loaders.batch_seconds > 0.0).then(|| LoaderSpec {
+        loaders: slowness(loaders.count, loaders.slow).collect(),
+        seconds_per_row: loaders.batch_seconds / f64::from(spec.local_batch_size),
+        chunk_rows: u64::from(loaders.batches_per_chunk) * u64::from(workers) * u64::from(spec.local_batch_size),
+        chunk_batches: u64::from(loaders.batches_per_chunk),
+        chunks_move: loaders.move_chunks,
+    })
+}
+
+/// When each of `count` members of a role is slow.
+fn slowness(count: u32, slow: Option<SlowMembersSpec>) -> impl Iterator<Item = Option<MemberSlowness>> {
+    (0..count).map(move |member| {
+        slow.filter(|slow| member < slow.count).map(|slow| MemberSlowness {
+            factor: slow.factor,
+            from_seconds: slow.from_seconds,
+            until_seconds: slow.until_seconds.unwrap_or(f64::INFINITY),
+        })
+    })
 }
 
 /// The workers of a group. `next` is the first worker of the next group that is given as a share.
@@ -254,12 +285,46 @@ mod tests {
             let spec = format!("{{modes: sync, servers: {{count: 3, moveSlots: true, slow: {{{slow}}}}}}}");
             let cluster = plan(&spec, None).unwrap().remove(0).cluster;
             assert!(cluster.slots_move);
-            let span = |slow: ServerSlowness| (slow.factor, slow.from_seconds, slow.until_seconds);
+            let span = |slow: MemberSlowness| (slow.factor, slow.from_seconds, slow.until_seconds);
             cluster.servers.iter().map(|server| server.slowness.map(span)).collect::<Vec<_>>()
         };
         let always = Some((10.0, 0.0, f64::INFINITY));
         assert_eq!(servers("count: 2, factor: 10"), [always, always, None]);
         assert_eq!(servers("factor: 10, fromSeconds: 3, untilSeconds: 9"), [Some((10.0, 3.0, 9.0)), None, None]);
         assert!(!plan("{modes: sync}", None).unwrap()[0].cluster.slots_move);
+    }
+
+    #[test]
+    fn embedding_workers_take_part_if_they_take_time() {
+        let embedding = |spec: &str| {
+            let spec = format!("{{modes: sync, localBatchSize: 100, embeddingWorkers: {{{spec}}}}}");
+            plan(&spec, None).unwrap().remove(0).cluster.embedding
+        };
+        assert_eq!(embedding("count: 3"), None);
+        let slow = MemberSlowness { factor: 8.0, from_seconds: 3.0, until_seconds: f64::INFINITY };
+        assert_eq!(
+            embedding("batchSeconds: 0.5, movePieces: true, slow: {factor: 8, fromSeconds: 3}"),
+            Some(EmbeddingSpec { workers: vec![Some(slow), None], seconds_per_row: 0.005, pieces_move: true })
+        );
+    }
+
+    #[test]
+    fn a_chunk_has_global_batches_of_all_workers() {
+        let loaders = |spec: &str| {
+            let spec = format!("{{modes: sync, workers: 3, localBatchSize: 100, loaders: {{{spec}}}}}");
+            plan(&spec, None).unwrap().remove(0).cluster.loaders
+        };
+        assert_eq!(loaders("count: 3"), None);
+        let slow = MemberSlowness { factor: 8.0, from_seconds: 0.0, until_seconds: 9.0 };
+        assert_eq!(
+            loaders("batchSeconds: 0.5, batchesPerChunk: 2, moveChunks: true, slow: {factor: 8, untilSeconds: 9}"),
+            Some(LoaderSpec {
+                loaders: vec![Some(slow), None],
+                seconds_per_row: 0.005,
+                chunk_rows: 600,
+                chunk_batches: 2,
+                chunks_move: true
+            })
+        );
     }
 }

@@ -1,5 +1,5 @@
 //! Draws simulations as SVG, with one panel for each number of workers. A panel has bars of
-//! throughput by mode, and curves of throughput over time in front of the share of slowed workers.
+//! throughput by mode, and curves of throughput over time in front of the share of slowed members.
 //! The curves follow figure 1 of the GBA paper. Pure.
 
 use std::fmt::Write;
@@ -83,7 +83,7 @@ fn curves(panel: &[Run<'_>]) -> String {
     let seconds = simulation.seconds;
     let bottom = TOP + CHART_HEIGHT;
     let mut svg =
-        text(CURVE_LEFT, 22.0, "start", "samples/s over time, relative to the largest; grey: share of slowed workers");
+        text(CURVE_LEFT, 22.0, "start", "samples/s over time, relative to the largest; grey: share of slowed members");
     svg += &slowed_area(simulation);
     for share in [0.0, 0.5, 1.0] {
         let y = bottom - share * CHART_HEIGHT;
@@ -124,7 +124,7 @@ fn curve(report: &Report, most: f64) -> String {
     )
 }
 
-/// The grey area: the share of slowed workers over time.
+/// The grey area: the share of slowed members over time, in the role with most of them.
 fn slowed_area(simulation: &Simulation) -> String {
     const STEPS: usize = 215;
     let mut svg = String::new();

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
+use rectrain_modes::loader_pace::LoaderPace;
 use rectrain_modes::shares::{PIECES, ShareChange, Shares};
 use rectrain_modes::{DataLedger, DataPosition, GlobalStep, JobChunks, Lease, LedgerError};
 use rectrain_policy::{LoaderUse, ReplicaCount};
@@ -14,7 +15,6 @@ use super::stream::Stream;
 use crate::batch_index::Chunk;
 use crate::files::FileList;
 use crate::in_flight::{InFlightChunks, Leased, Replay};
-use crate::loader_pace::LoaderPace;
 use crate::loader_use::LoaderUseMeter;
 use crate::snapshot::Snapshot;
 use rectrain_protocol::Role;

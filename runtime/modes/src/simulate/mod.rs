@@ -9,10 +9,12 @@
 //!
 //! `rectrain simulate` and tests call it. A batch takes the worker's [`StepTime`], multiplied by
 //! every [`Slowness`] of that moment. A server serves one request after the other. A message takes
-//! the link's latency and the time for its bytes. Slots move between servers by the coordinator's
-//! [`crate::shares`]; a move itself takes no time.
+//! the link's latency and the time for its bytes. Slots move between servers, and batches between
+//! embedding workers, by the coordinator's [`crate::shares`], and chunks between loaders by its
+//! [`crate::loader_pace`]. A move itself takes no time.
 
 mod barrier;
+mod loaders;
 mod shadow;
 mod timeline;
 mod tokens;
@@ -113,15 +115,22 @@ pub struct WorkerSpec {
     pub crashes: Option<Crashes>,
 }
 
-/// A time span in which a parameter server is slow. It affects the requests that begin in it.
+/// A time span in which a member is slow that is no dense worker. It affects the work that begins in
+/// it.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct ServerSlowness {
-    /// Every request takes this many times as long.
+pub struct MemberSlowness {
+    /// All its work takes this many times as long.
     pub factor: f64,
     /// The span begins at this virtual time.
     pub from_seconds: f64,
     /// The span ends before this time; may be infinite.
     pub until_seconds: f64,
+}
+
+impl MemberSlowness {
+    fn contains(&self, seconds: f64) -> bool {
+        (self.from_seconds..self.until_seconds).contains(&seconds)
+    }
 }
 
 /// A parameter server.
@@ -132,15 +141,37 @@ pub struct ServerSpec {
     /// The rate at which it sends or receives its share of the bytes, one request after the other.
     pub bytes_per_second: f64,
     /// When it is slow; `None` if it never is.
-    pub slowness: Option<ServerSlowness>,
+    pub slowness: Option<MemberSlowness>,
 }
 
-impl ServerSpec {
-    /// The factor on the time of a request that begins at `seconds`.
-    fn slower_at(&self, seconds: f64) -> f64 {
-        let is_in = |slow: &ServerSlowness| (slow.from_seconds..slow.until_seconds).contains(&seconds);
-        self.slowness.filter(is_in).map_or(1.0, |slow| slow.factor)
-    }
+/// The embedding workers. Each takes one batch after the other. A batch waits for one of them, and
+/// then for the servers.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EmbeddingSpec {
+    /// When each of them is slow; `None` if it never is.
+    pub workers: Vec<Option<MemberSlowness>>,
+    /// Time for a row of a batch, its gradients included.
+    pub seconds_per_row: f64,
+    /// Whether a slow one gets fewer batches, and as many again when it is well
+    /// ([`crate::shares`]). Otherwise they take turns.
+    pub pieces_move: bool,
+}
+
+/// The loaders. Each reads one chunk after the other. A batch waits for its chunk, and then for an
+/// embedding worker.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LoaderSpec {
+    /// When each of them is slow; `None` if it never is.
+    pub loaders: Vec<Option<MemberSlowness>>,
+    /// Time to read a row.
+    pub seconds_per_row: f64,
+    /// Rows of a chunk.
+    pub chunk_rows: u64,
+    /// Global batches of a chunk.
+    pub chunk_batches: u64,
+    /// Whether a slow one gets fewer chunks, which a second one reads as well
+    /// ([`crate::loader_pace`]). Otherwise each that is free gets the next chunk.
+    pub chunks_move: bool,
 }
 
 /// The links, and the sizes of the messages.
@@ -166,6 +197,10 @@ pub struct ClusterSpec {
     /// Whether slots move away from slow servers, and back ([`crate::shares`]). Otherwise all have
     /// equal parts of the rows.
     pub slots_move: bool,
+    /// The embedding workers; `None` if they take no time.
+    pub embedding: Option<EmbeddingSpec>,
+    /// The loaders; `None` if they take no time.
+    pub loaders: Option<LoaderSpec>,
     /// The links between workers, servers and the coordinator.
     pub link: LinkSpec,
     /// The time from a failure until the coordinator detects it.
@@ -173,14 +208,27 @@ pub struct ClusterSpec {
 }
 
 impl ClusterSpec {
-    /// The share of workers that are slow at `seconds`.
+    /// The share of members that are slow at `seconds`, in the role in which it is largest.
     #[must_use]
     pub fn slowed_share(&self, seconds: f64) -> f64 {
         let slow = |worker: &WorkerSpec| {
             1.0 - worker.slowness.iter().map(|slowness| 1.0 - slowness.probability_at(seconds)).product::<f64>()
         };
-        self.workers.iter().map(slow).sum::<f64>() / self.workers.len().max(1) as f64
+        let workers = self.workers.iter().map(slow).sum::<f64>() / self.workers.len().max(1) as f64;
+        let servers: Vec<Option<MemberSlowness>> = self.servers.iter().map(|server| server.slowness).collect();
+        let embedding = self.embedding.as_ref().map_or(&[][..], |embedding| embedding.workers.as_slice());
+        let loaders = self.loaders.as_ref().map_or(&[][..], |loaders| loaders.loaders.as_slice());
+        [servers.as_slice(), embedding, loaders]
+            .into_iter()
+            .map(|role| slow_share(role, seconds))
+            .fold(workers, f64::max)
     }
+}
+
+/// The share of a role's members that are slow at `seconds`.
+fn slow_share(members: &[Option<MemberSlowness>], seconds: f64) -> f64 {
+    let is_slow = |slow: &&MemberSlowness| slow.factor > 1.0 && slow.contains(seconds);
+    members.iter().flatten().filter(is_slow).count() as f64 / members.len().max(1) as f64
 }
 
 /// One run.
@@ -284,6 +332,9 @@ fn validate(simulation: &Simulation) -> Result<(), SimulationError> {
     for (missing, what) in [
         (cluster.workers.is_empty(), "worker"),
         (cluster.servers.is_empty(), "parameter server"),
+        (cluster.embedding.as_ref().is_some_and(|embedding| embedding.workers.is_empty()), "embedding worker"),
+        (cluster.loaders.as_ref().is_some_and(|loaders| loaders.loaders.is_empty()), "loader"),
+        (cluster.loaders.as_ref().is_some_and(|loaders| loaders.chunk_rows == 0), "row in a chunk"),
         (simulation.local_rows == 0, "row in a batch"),
     ] {
         if missing {
@@ -303,6 +354,15 @@ fn validate(simulation: &Simulation) -> Result<(), SimulationError> {
         numbers.push(("a server's seconds per request", server.seconds_per_request, 0.0));
         numbers.push(("a server's bandwidth in bytes a second", server.bytes_per_second, 1.0));
         numbers.extend(server.slowness.map(|slow| ("a server's slowness", slow.factor, 1e-6)));
+    }
+    if let Some(embedding) = &cluster.embedding {
+        numbers.push(("an embedding worker's seconds for a row", embedding.seconds_per_row, 0.0));
+        let slow = embedding.workers.iter().flatten();
+        numbers.extend(slow.map(|slow| ("an embedding worker's slowness", slow.factor, 1e-6)));
+    }
+    if let Some(loaders) = &cluster.loaders {
+        numbers.push(("a loader's seconds for a row", loaders.seconds_per_row, 0.0));
+        numbers.extend(loaders.loaders.iter().flatten().map(|slow| ("a loader's slowness", slow.factor, 1e-6)));
     }
     for (rank, worker) in cluster.workers.iter().enumerate() {
         step_numbers(Rank(rank as u32), &worker.step, simulation.local_rows, &mut numbers)?;

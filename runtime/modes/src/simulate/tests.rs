@@ -27,6 +27,8 @@ fn cluster(workers: Vec<WorkerSpec>) -> ClusterSpec {
         workers,
         servers: vec![ServerSpec { seconds_per_request: 4e-6, bytes_per_second: 1e10, slowness: None }; servers],
         slots_move: false,
+        embedding: None,
+        loaders: None,
         link: LinkSpec {
             latency_seconds: 1e-4,
             bytes_per_second: 1e9,
@@ -43,6 +45,8 @@ fn free_network(workers: Vec<WorkerSpec>) -> ClusterSpec {
         workers,
         servers: vec![ServerSpec { seconds_per_request: 0.0, bytes_per_second: 1e18, slowness: None }; 2],
         slots_move: false,
+        embedding: None,
+        loaders: None,
         link: LinkSpec { latency_seconds: 0.0, bytes_per_second: 1e18, dense_bytes: 0.0, embedding_bytes_per_row: 0.0 },
         detection_seconds: 1.0,
     }
@@ -349,7 +353,7 @@ pub(super) fn random_simulation(seed: u64) -> Simulation {
 fn with_a_slow_server(mode: TrainingMode, slots_move: bool) -> Vec<f64> {
     let mut cluster = cluster(vec![worker(None); 8]);
     let usual = ServerSpec { seconds_per_request: 4e-6, bytes_per_second: 5e8, slowness: None };
-    let slowness = Some(ServerSlowness { factor: 60.0, from_seconds: 30.0, until_seconds: 80.0 });
+    let slowness = Some(MemberSlowness { factor: 60.0, from_seconds: 30.0, until_seconds: 80.0 });
     cluster.servers = vec![ServerSpec { slowness, ..usual }, usual, usual];
     cluster.slots_move = slots_move;
     let simulation = Simulation { cluster, mode, local_rows: LOCAL_ROWS, seconds: 120.0, intervals: 12, seed: 3 };
@@ -368,6 +372,96 @@ fn slots_that_move_away_from_a_slow_server_restore_the_speed() {
         assert!(fixed[10] > 0.95 * healthy && moving[11] > 0.95 * healthy, "{name}: {fixed:?} {moving:?}");
         assert_eq!(moving, with_a_slow_server(mode, true), "{name}: it repeats to the bit");
     }
+}
+
+/// Samples per second of each ten seconds of 120, with two embedding workers that take 4 ms for a
+/// batch. Embedding worker 0 is twenty times slower from 30 to 80 s.
+fn with_a_slow_embedding_worker(mode: TrainingMode, pieces_move: bool) -> Vec<f64> {
+    let slow = MemberSlowness { factor: 20.0, from_seconds: 30.0, until_seconds: 80.0 };
+    let seconds_per_row = 4e-3 / f64::from(LOCAL_ROWS);
+    let embedding = Some(EmbeddingSpec { workers: vec![Some(slow), None], seconds_per_row, pieces_move });
+    let cluster = ClusterSpec { embedding, ..cluster(vec![worker(None); 8]) };
+    let simulation = Simulation { cluster, mode, local_rows: LOCAL_ROWS, seconds: 120.0, intervals: 12, seed: 3 };
+    simulate(&simulation).unwrap().interval_samples_per_second
+}
+
+#[test]
+fn batches_that_move_away_from_a_slow_embedding_worker_restore_the_speed() {
+    // In `sync` a step still waits for the slow one whenever it has one of its batches.
+    for (mode, share) in [(TrainingMode::Sync, 0.5), (gba(8), 0.75), (TrainingMode::Tokens(TokenMode::Async), 0.75)] {
+        let [fixed, moving] = [false, true].map(|pieces_move| with_a_slow_embedding_worker(mode, pieces_move));
+        let name = mode.name();
+        assert_eq!(fixed[..3], moving[..3], "{name}: nothing moves before");
+        let healthy = fixed[1];
+        assert!(fixed[6] < 0.4 * healthy, "{name}: {fixed:?}");
+        assert!(moving[6] > share * healthy && moving[7] > share * healthy, "{name}: {moving:?}");
+        assert!(fixed[10] > 0.95 * healthy && moving[11] > 0.9 * healthy, "{name}: {fixed:?} {moving:?}");
+        assert_eq!(moving, with_a_slow_embedding_worker(mode, true), "{name}: it repeats to the bit");
+    }
+}
+
+/// Two loaders that take 4 ms for a batch of a dense worker, in chunks of 32 of them.
+fn loaders(slow: Option<MemberSlowness>, chunks_move: bool) -> LoaderSpec {
+    let seconds_per_row = 4e-3 / f64::from(LOCAL_ROWS);
+    let chunk_rows = 32 * u64::from(LOCAL_ROWS);
+    LoaderSpec { loaders: vec![slow, None], seconds_per_row, chunk_rows, chunk_batches: 4, chunks_move }
+}
+
+/// Samples per second of each ten seconds of 120. Loader 0 of two is twenty times slower from 30 to
+/// 80 s.
+fn with_a_slow_loader(mode: TrainingMode, chunks_move: bool) -> Vec<f64> {
+    let slow = MemberSlowness { factor: 20.0, from_seconds: 30.0, until_seconds: 80.0 };
+    let loaders = Some(loaders(Some(slow), chunks_move));
+    let cluster = ClusterSpec { loaders, ..cluster(vec![worker(None); 8]) };
+    let simulation = Simulation { cluster, mode, local_rows: LOCAL_ROWS, seconds: 120.0, intervals: 12, seed: 3 };
+    simulate(&simulation).unwrap().interval_samples_per_second
+}
+
+#[test]
+fn chunks_that_move_away_from_a_slow_loader_restore_the_speed() {
+    for mode in [TrainingMode::Sync, gba(8), TrainingMode::Tokens(TokenMode::Async)] {
+        let [fixed, moving] = [false, true].map(|chunks_move| with_a_slow_loader(mode, chunks_move));
+        let name = mode.name();
+        assert_eq!(fixed[..3], moving[..3], "{name}: nothing moves before");
+        let healthy = fixed[1];
+        assert!(fixed[6] < 0.6 * healthy, "{name}: {fixed:?}");
+        assert!(moving[6] > 0.8 * healthy && moving[7] > 0.8 * healthy, "{name}: {moving:?}");
+        assert!(fixed[10] > 0.95 * healthy && moving[11] > 0.9 * healthy, "{name}: {fixed:?} {moving:?}");
+        assert_eq!(moving, with_a_slow_loader(mode, true), "{name}: it repeats to the bit");
+    }
+}
+
+/// Dense workers need 8 batches in 51.2 ms. Two loaders that take 40 ms for each read 50 batches a
+/// second.
+#[test]
+fn training_is_as_fast_as_its_loaders() {
+    let slow = LoaderSpec { seconds_per_row: 40e-3 / f64::from(LOCAL_ROWS), ..loaders(None, true) };
+    let cluster = ClusterSpec { loaders: Some(slow), ..free_network(vec![worker(None); 8]) };
+    for mode in [TrainingMode::Sync, gba(8)] {
+        let rate = run(&cluster, mode, 200.0).global_samples_per_second;
+        let expected = 50.0 * f64::from(LOCAL_ROWS);
+        assert!((rate / expected - 1.0).abs() < 0.05, "{}: {rate}, not {expected}", mode.name());
+    }
+}
+
+#[test]
+fn the_role_with_the_most_slow_members_is_drawn() {
+    let slow = MemberSlowness { factor: 20.0, from_seconds: 30.0, until_seconds: 80.0 };
+    let embedding = Some(EmbeddingSpec { workers: vec![Some(slow), None], seconds_per_row: 1e-5, pieces_move: true });
+    let cluster = ClusterSpec { embedding, ..stragglers(8) };
+    assert_eq!([29.0, 30.0, 79.0, 80.0].map(|at| cluster.slowed_share(at)), [0.25, 0.5, 0.5, 0.25]);
+}
+
+/// Each of two embedding workers has every other batch. A step has two of its batches, one after
+/// the other.
+#[test]
+fn a_batch_waits_for_its_turn_at_an_embedding_worker() {
+    let seconds_per_row = 0.01 / f64::from(LOCAL_ROWS);
+    let embedding = Some(EmbeddingSpec { workers: vec![None; 2], seconds_per_row, pieces_move: false });
+    let cluster = ClusterSpec { embedding, ..free_network(vec![worker(None); 4]) };
+    let rate = run(&cluster, TrainingMode::Sync, 40.0).global_samples_per_second;
+    let expected = 4.0 * f64::from(LOCAL_ROWS) / (0.0512 + 2.0 * 0.01);
+    assert!((rate / expected - 1.0).abs() < 0.01, "{rate}, not {expected}");
 }
 
 #[test]
@@ -393,7 +487,7 @@ fn invalid_settings_are_explained() {
     assert!(explain(|s| s.cluster.workers[0] = traced(&[1.0, f64::NAN, 2.0])).contains("NaN"));
     assert!(explain(|s| s.cluster.workers[0] = traced(&[1.0, -1.0])).contains("-1"));
     assert!(explain(|s| s.cluster.servers[0].bytes_per_second = 0.0).contains("server's bandwidth"));
-    let slowness = ServerSlowness { factor: 0.0, from_seconds: 0.0, until_seconds: 1.0 };
+    let slowness = MemberSlowness { factor: 0.0, from_seconds: 0.0, until_seconds: 1.0 };
     let error = simulate(&Simulation {
         cluster: ClusterSpec {
             servers: vec![ServerSpec { slowness: Some(slowness), ..good.cluster.servers[0] }],
@@ -402,5 +496,22 @@ fn invalid_settings_are_explained() {
         ..good.clone()
     });
     assert!(error.unwrap_err().to_string().contains("server's slowness"));
+    let embedding = |workers, seconds_per_row| {
+        let embedding = Some(EmbeddingSpec { workers, seconds_per_row, pieces_move: true });
+        let cluster = ClusterSpec { embedding, ..good.cluster.clone() };
+        simulate(&Simulation { cluster, ..good.clone() }).unwrap_err().to_string()
+    };
+    let loaders = |change: fn(&mut LoaderSpec)| {
+        let mut spec = loaders(Some(slowness), true);
+        change(&mut spec);
+        let cluster = ClusterSpec { loaders: Some(spec), ..good.cluster.clone() };
+        simulate(&Simulation { cluster, ..good.clone() }).unwrap_err().to_string()
+    };
+    assert!(loaders(|_| ()).contains("a loader's slowness is 0"));
+    assert!(loaders(|spec| spec.loaders.clear()).contains("at least one loader"));
+    assert!(loaders(|spec| spec.chunk_rows = 0).contains("at least one row in a chunk"));
+    assert!(embedding(Vec::new(), 1e-5).contains("at least one embedding worker"));
+    assert!(embedding(vec![None], -1.0).contains("an embedding worker's seconds for a row is -1"));
+    assert!(embedding(vec![Some(slowness)], 1e-5).contains("an embedding worker's slowness"));
     assert!(explain(|s| s.mode = TrainingMode::Tokens(TokenMode::HopBw { backups: 4 })).contains("b3"));
 }

@@ -6,11 +6,12 @@ use std::time::{Duration, Instant};
 
 use rectrain_random::SplitMix64;
 
-use super::{Cause, ClusterSpec, LinkSpec, ServerSpec, Slowness, StepTime, WorkerSpec};
-use crate::shares::{SLOTS, Shares};
+use super::{Cause, ClusterSpec, EmbeddingSpec, LinkSpec, MemberSlowness, ServerSpec, Slowness, StepTime, WorkerSpec};
+use crate::shares::{PIECES, Pace, SLOTS, Shares};
+use crate::turns;
 
-/// Nanoseconds between two decisions about the servers' shares, at least.
-const DECIDE_EVERY: Time = 1_000_000_000;
+/// Nanoseconds between two decisions about the shares of a role, at least.
+pub(super) const DECIDE_EVERY: Time = 1_000_000_000;
 
 /// Virtual time in nanoseconds from the start. It is a whole number, so the order of events never
 /// depends on rounding.
@@ -145,29 +146,55 @@ fn factor(slowness: &Slowness, now: f64, random: &mut SplitMix64) -> f64 {
     if (slowness.from_seconds..slowness.until_seconds).contains(&now) { factor } else { 1.0 }
 }
 
+/// The shares of work of a role's members by their measured speed, as the coordinator decides.
+pub(super) struct Moving {
+    shares: Shares,
+    pace: Pace,
+    members: Vec<u32>,
+    /// The virtual time 0.
+    origin: Instant,
+    decided: Time,
+}
+
+impl Moving {
+    pub(super) fn new(members: usize, pace: Pace) -> Self {
+        let members = (0..members as u32).collect();
+        Self { shares: Shares::default(), pace, members, origin: Instant::now(), decided: 0 }
+    }
+
+    /// The weights of all members.
+    pub(super) fn weights(&self) -> Vec<u32> {
+        self.members.iter().map(|member| self.shares.weight(*member)).collect()
+    }
+
+    /// Measures work of a member, and decides once a second. Returns whether a share has changed.
+    pub(super) fn follow(&mut self, member: usize, units: f64, seconds: f64, now: Time) -> bool {
+        let at = self.origin + Duration::from_nanos(now);
+        self.shares.record(member as u32, units, seconds, at);
+        if now < self.decided + DECIDE_EVERY {
+            return false;
+        }
+        self.shares.passed((now - self.decided) as f64 * 1e-9, at);
+        self.decided = now;
+        self.shares.decide(&self.members, self.pace, at).is_some()
+    }
+}
+
 /// The parameter servers. Each serves one request after the other.
 pub(super) struct Servers {
     specs: Vec<ServerSpec>,
     free_at: Vec<Time>,
     /// Bytes of a request to all servers together.
     bytes: f64,
-    moving: Option<MovingSlots>,
-}
-
-/// The parts of the rows that servers have by their measured speed, as the coordinator decides.
-struct MovingSlots {
-    shares: Shares,
-    /// The virtual time 0.
-    origin: Instant,
-    decided: Time,
+    moving: Option<Moving>,
 }
 
 impl Servers {
     /// The servers of a cluster. A request to all of them has `bytes`.
     pub(super) fn new(cluster: &ClusterSpec, bytes: f64) -> Self {
         let (specs, free_at) = (cluster.servers.clone(), vec![0; cluster.servers.len()]);
-        let moving = || MovingSlots { shares: Shares::default(), origin: Instant::now(), decided: 0 };
-        Self { specs, free_at, bytes, moving: cluster.slots_move.then(moving) }
+        let moving = cluster.slots_move.then(|| Moving::new(specs.len(), SLOTS));
+        Self { specs, free_at, bytes, moving }
     }
 
     /// The time at which a server has served a request that arrives at `now`.
@@ -175,33 +202,64 @@ impl Servers {
         let begins = self.free_at[server].max(now);
         let spec = &self.specs[server];
         let usual = spec.seconds_per_request + self.bytes_of(server) / spec.bytes_per_second;
-        let seconds = usual * spec.slower_at(begins as f64 * 1e-9);
+        let seconds = usual * slower_at(spec.slowness, begins);
         self.free_at[server] = begins + nanoseconds(seconds);
-        self.follow(server, usual, seconds, now);
+        if let Some(moving) = &mut self.moving {
+            // A unit of work takes a server of the usual speed a microsecond. New shares hold from
+            // the next request on.
+            moving.follow(server, usual * 1e6, seconds, now);
+        }
         self.free_at[server]
     }
 
     /// A server's part of the bytes of a request.
     fn bytes_of(&self, server: usize) -> f64 {
-        let servers = self.specs.len() as u32;
-        let Some(MovingSlots { shares, .. }) = &self.moving else { return self.bytes / f64::from(servers) };
-        let all: u32 = (0..servers).map(|server| shares.weight(server)).sum();
-        self.bytes * f64::from(shares.weight(server as u32)) / f64::from(all)
+        let Some(moving) = &self.moving else { return self.bytes / self.specs.len() as f64 };
+        let weights = moving.weights();
+        self.bytes * f64::from(weights[server]) / f64::from(weights.iter().sum::<u32>())
     }
+}
 
-    /// Measures a request, and decides about the shares once a second.
-    fn follow(&mut self, server: usize, usual: f64, seconds: f64, now: Time) {
-        let servers = self.specs.len() as u32;
-        let Some(MovingSlots { shares, origin, decided }) = &mut self.moving else { return };
-        let at = *origin + Duration::from_nanos(now);
-        // A unit of work takes a server of the usual speed a microsecond.
-        shares.record(server as u32, usual * 1e6, seconds, at);
-        if now >= *decided + DECIDE_EVERY {
-            shares.passed((now - *decided) as f64 * 1e-9, at);
-            *decided = now;
-            let members: Vec<u32> = (0..servers).collect();
-            // The new shares hold from the next request on.
-            let _change = shares.decide(&members, SLOTS, at);
+/// The embedding workers. Each looks up one batch after the other.
+pub(super) struct EmbeddingWorkers {
+    workers: Vec<Option<MemberSlowness>>,
+    seconds_per_batch: f64,
+    free_at: Vec<Time>,
+    moving: Option<Moving>,
+    /// Their shares of the batches, as in [`turns`].
+    shares: Vec<u32>,
+}
+
+impl EmbeddingWorkers {
+    /// `rows` are the rows of a batch.
+    pub(super) fn new(spec: &EmbeddingSpec, rows: u32) -> Self {
+        Self {
+            workers: spec.workers.clone(),
+            seconds_per_batch: spec.seconds_per_row * f64::from(rows),
+            free_at: vec![0; spec.workers.len()],
+            moving: spec.pieces_move.then(|| Moving::new(spec.workers.len(), PIECES)),
+            shares: Vec::new(),
         }
     }
+
+    /// The time at which a batch has its look-ups and they leave for the servers. The batch arrives
+    /// at `now`, and `position` is its number among all batches.
+    pub(super) fn serve(&mut self, position: u64, now: Time) -> Time {
+        let worker = turns::member_at(&self.shares, self.workers.len() as u32, position);
+        let begins = self.free_at[worker].max(now);
+        let seconds = self.seconds_per_batch * slower_at(self.workers[worker], begins);
+        self.free_at[worker] = begins + nanoseconds(seconds);
+        if let Some(moving) = &mut self.moving
+            && moving.follow(worker, 1.0, seconds, now)
+        {
+            self.shares = turns::of_weights(&moving.weights());
+        }
+        self.free_at[worker]
+    }
+}
+
+/// The factor on the time of work that begins at `now`.
+pub(super) fn slower_at(slowness: Option<MemberSlowness>, now: Time) -> f64 {
+    let now = now as f64 * 1e-9;
+    slowness.filter(|slow| slow.contains(now)).map_or(1.0, |slow| slow.factor)
 }

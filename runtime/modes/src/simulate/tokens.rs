@@ -1,6 +1,7 @@
 //! The modes without a barrier under the virtual clock.
 
-use super::timeline::{Servers, Time, Timeline, WorkerSpeed, nanoseconds};
+use super::loaders::Loaders;
+use super::timeline::{DECIDE_EVERY, EmbeddingWorkers, Servers, Time, Timeline, WorkerSpeed, nanoseconds};
 use super::{Report, Simulation, SimulationError, Tally};
 use crate::CoordinatorHalf;
 use crate::gba::{
@@ -37,6 +38,11 @@ enum Event {
     Acknowledged(Life, Server, Batch, Outcome),
     Fails(Life, Time),
     Recovers(u32),
+    /// A batch is requested from the loaders and its embedding worker.
+    BatchArrives(Life),
+    /// Events at a loader.
+    ChunkRead(usize, u64),
+    LookAtLoaders,
     /// Events at a server.
     PullArrives(Life, Server),
     PullServed(Life, Server),
@@ -66,6 +72,11 @@ struct World<'a> {
     workers: Vec<Worker>,
     servers: Vec<GradientServer<()>>,
     requests: Servers,
+    embedding: Option<EmbeddingWorkers>,
+    /// Batches that wait for a chunk: their workers, and their numbers.
+    loaders: Option<Loaders<(Life, u64)>>,
+    /// Batches requested so far.
+    requested: u64,
     /// Bytes of a batch's parameters. Its gradients have as many. Messages to and from all servers
     /// at the same time share the worker's link.
     bytes: f64,
@@ -112,9 +123,15 @@ fn begin(simulation: &Simulation, mode: TokenMode) -> Result<World<'_>, Simulati
         workers: WorkerSpeed::all(cluster, simulation.seed).into_iter().map(worker).collect(),
         servers: (0..servers).map(|_| GradientServer::new(mode, n as u32, GlobalStep(0), 0)).collect(),
         requests: Servers::new(cluster, bytes),
+        embedding: cluster.embedding.as_ref().map(|spec| EmbeddingWorkers::new(spec, simulation.local_rows)),
+        loaders: cluster.loaders.as_ref().map(|spec| Loaders::new(spec, simulation.local_rows)),
+        requested: 0,
         bytes,
         tally: Tally::new(simulation),
     };
+    if world.loaders.is_some() {
+        world.timeline.plan(0, Event::LookAtLoaders);
+    }
     (0..n as u32).for_each(|rank| world.start(rank));
     Ok(world)
 }
@@ -143,6 +160,21 @@ impl World<'_> {
             Event::ServerAt(server, step) => {
                 let answers = self.dispatcher.server_at(server, step)?;
                 self.answer(answers);
+            }
+            Event::BatchArrives(life) => self.request(life),
+            Event::ChunkRead(loader, chunk) => {
+                let now = self.timeline.now;
+                let ready = self.loaders.as_mut().map(|loaders| loaders.has_read(loader, chunk, now));
+                ready.into_iter().flatten().for_each(|(life, position)| self.prepare(life, position));
+                self.load();
+            }
+            Event::LookAtLoaders => {
+                let now = self.timeline.now;
+                if let Some(loaders) = &mut self.loaders {
+                    loaders.look(now);
+                }
+                self.load();
+                self.timeline.plan(now + DECIDE_EVERY, Event::LookAtLoaders);
             }
             Event::PullArrives(life, server) => {
                 let served = self.requests.serve(server.0 as usize, self.timeline.now);
@@ -279,8 +311,11 @@ impl World<'_> {
                     let worker = &mut self.workers[rank as usize];
                     worker.assignment = Some(assignment);
                     worker.missing = self.servers.len();
-                    for server in 0..self.servers.len() as u32 {
-                        self.timeline.plan(now + self.link(rank, 0.0), Event::PullArrives(life, Server(server)));
+                    let at = now + self.link(rank, 0.0);
+                    if self.embedding.is_some() || self.loaders.is_some() {
+                        self.timeline.plan(at, Event::BatchArrives(life));
+                    } else {
+                        self.look_up(life, at);
                     }
                 }
                 WorkerAction::Push(Assignment { batch, token }) => {
@@ -293,6 +328,42 @@ impl World<'_> {
                 }
                 WorkerAction::Stop => {}
             }
+        }
+    }
+
+    /// Requests a worker's batch from the loaders.
+    fn request(&mut self, life: Life) {
+        let batch = (life, self.requested);
+        self.requested += 1;
+        let ready = match &mut self.loaders {
+            Some(loaders) => loaders.request(batch.1, batch),
+            None => Some(batch),
+        };
+        if let Some((life, position)) = ready {
+            self.prepare(life, position);
+        }
+        self.load();
+    }
+
+    /// Has free loaders begin chunks.
+    fn load(&mut self) {
+        let now = self.timeline.now;
+        for read in self.loaders.iter_mut().flat_map(|loaders| loaders.begin(now)) {
+            self.timeline.plan(read.until, Event::ChunkRead(read.loader, read.chunk));
+        }
+    }
+
+    /// An embedding worker takes a batch, and then the servers.
+    fn prepare(&mut self, life: Life, position: u64) {
+        let now = self.timeline.now;
+        let served = self.embedding.as_mut().map_or(now, |workers| workers.serve(position, now));
+        self.look_up(life, served);
+    }
+
+    /// The pulls of a batch arrive at the servers at `at`.
+    fn look_up(&mut self, life: Life, at: Time) {
+        for server in 0..self.servers.len() as u32 {
+            self.timeline.plan(at, Event::PullArrives(life, Server(server)));
         }
     }
 

@@ -4,7 +4,7 @@
 //! JSON.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use rectrain_bring_up::cgroups::LimitedProcessor;
@@ -22,7 +22,7 @@ use crate::cluster::support::outcome::no_restart;
 use crate::error::unmet;
 
 /// The part of a processor that a slow member has, in percent.
-const SLOW_PERCENT: u32 = 3;
+pub(super) const SLOW_PERCENT: u32 = 3;
 /// How long the job may take to name a slow member.
 const NAMED: Duration = Duration::from_secs(30);
 /// The time after a member has become slow, or has recovered, at which throughput is judged.
@@ -36,17 +36,17 @@ const SETTLED: Duration = Duration::from_secs(210);
 /// than the cool-down and the window of a decision together.
 const UNCHANGED: Duration = Duration::from_secs(55);
 /// How long a page or the API server may take to answer.
-const ANSWERS: Duration = Duration::from_secs(60);
+pub(super) const ANSWERS: Duration = Duration::from_secs(60);
 /// The time between two looks at the status.
 const LOOK: Duration = Duration::from_secs(2);
 /// The least throughput over the healthy one while a member is slow, and after it has recovered.
 const WHILE_SLOW: f64 = 0.7;
 const AFTERWARDS: f64 = 0.9;
 /// Dense workers of the job.
-const WORKERS: u32 = 4;
+pub(super) const WORKERS: u32 = 4;
 /// The roles whose numbers must not grow, as in a status.
 const SCALED: [&str; 3] = ["ps", "embeddingWorker", "loader"];
-const SHARE_CHANGES: &str = "rectrain_coordinator_share_changes_total";
+pub(super) const SHARE_CHANGES: &str = "rectrain_coordinator_share_changes_total";
 
 /// The promises about a slow member. Each includes the ones before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -215,7 +215,7 @@ fn slowed(cluster: &TestCluster, case: &Case) -> Result<(), TrialError> {
 
 /// A DLRM over many rows, whose parameter servers and embedding workers have about as much work as
 /// its dense workers. The operator may change its mode and the number of its members.
-fn job() -> Value {
+pub(super) fn job() -> Value {
     json!({
         "model": {"kind": "dlrm", "hidden": [64], "bottom": [32]},
         "data": {"synthetic": {"vocabulary": 100_000}},
@@ -233,14 +233,8 @@ fn job() -> Value {
 }
 
 /// The metrics addresses of the dense workers.
-fn workers(cluster: &TestCluster, name: &str) -> Result<Vec<SocketAddr>, TrialError> {
-    let address = |worker: u32| {
-        let pod = format!("{name}-dense-worker-{worker}");
-        let text = cluster.jobs.address_of(&pod)?;
-        let ip: Option<IpAddr> = text.parse().ok();
-        let ip = ip.ok_or_else(|| missing(&pod, &json!(text), "an IP address"))?;
-        Ok(SocketAddr::new(ip, METRICS_PORT))
-    };
+pub(super) fn workers(cluster: &TestCluster, name: &str) -> Result<Vec<SocketAddr>, HarnessError> {
+    let address = |worker: u32| cluster.jobs.socket_of(&format!("{name}-dense-worker-{worker}"), METRICS_PORT);
     (0..WORKERS).map(address).collect()
 }
 
@@ -368,27 +362,31 @@ impl Trial<'_> {
 
     /// The samples per second of all dense workers, over [`MEASURED`].
     fn samples_per_second(&self) -> Result<f64, HarnessError> {
-        let before = self.trained()?;
+        let before = trained(&self.workers)?;
         std::thread::sleep(MEASURED);
-        let after = self.trained()?;
-        // Each worker has its own time: a slow one may take long to answer.
-        let rate = |((at, before), (then, after)): (&(Instant, f64), &(Instant, f64))| {
-            (after - before) / then.duration_since(*at).as_secs_f64()
-        };
-        Ok(before.iter().zip(&after).map(rate).sum())
+        Ok(rate(&before, &trained(&self.workers)?))
     }
+}
 
-    /// The samples that each dense worker has trained, with the time of its answer.
-    fn trained(&self) -> Result<Vec<(Instant, f64)>, HarnessError> {
-        let samples = |worker: &SocketAddr| {
-            eventually(ANSWERS, "a dense worker's metrics", || {
-                let page = http::get(*worker, "/metrics")?;
-                let sum = http::sum_of(&page, "rectrain_dense_worker_samples_total");
-                sum.map(|sum| (Instant::now(), sum)).ok_or_else(|| not_yet("it has trained no sample"))
-            })
-        };
-        self.workers.iter().map(samples).collect()
-    }
+/// The samples that each dense worker has trained, with the time of its answer.
+pub(super) fn trained(workers: &[SocketAddr]) -> Result<Vec<(Instant, f64)>, HarnessError> {
+    let samples = |worker: &SocketAddr| {
+        eventually(ANSWERS, "a dense worker's metrics", || {
+            let page = http::get(*worker, "/metrics")?;
+            let sum = http::sum_of(&page, "rectrain_dense_worker_samples_total");
+            sum.map(|sum| (Instant::now(), sum)).ok_or_else(|| not_yet("it has trained no sample"))
+        })
+    };
+    workers.iter().map(samples).collect()
+}
+
+/// The samples per second of all dense workers between two looks. Each worker has its own time: a
+/// slow one may take long to answer.
+pub(super) fn rate(before: &[(Instant, f64)], after: &[(Instant, f64)]) -> f64 {
+    let rate = |((at, before), (then, after)): (&(Instant, f64), &(Instant, f64))| {
+        (after - before) / then.duration_since(*at).as_secs_f64().max(f64::MIN_POSITIVE)
+    };
+    before.iter().zip(after).map(rate).sum()
 }
 
 #[cfg(test)]

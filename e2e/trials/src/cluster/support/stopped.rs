@@ -17,9 +17,20 @@ impl Stopped {
     /// Stops the kubelet of a node of this machine's cluster.
     pub(crate) fn kubelet_of(node: &str) -> Result<Self, HarnessError> {
         let name = format!("--hostname-override={node}");
-        let is_it = |words: &[String]| words.get(1).is_some_and(|word| word == "kubelet") && words.contains(&name);
+        Self::component("kubelet", &format!("the kubelet of {node}"), |words| words.contains(&name))
+    }
+
+    /// Stops the API server of this machine's cluster.
+    pub(crate) fn api_server() -> Result<Self, HarnessError> {
+        Self::component("kube-apiserver", "the API server", |_| true)
+    }
+
+    /// Stops the process of a component whose command line fits. `title` names it for the
+    /// error.
+    fn component(component: &str, title: &str, fits: impl Fn(&[String]) -> bool) -> Result<Self, HarnessError> {
+        let is_it = |words: &[String]| words.get(1).is_some_and(|word| word == component) && fits(words);
         let found = processes::all().find(|(_, words)| is_it(words)).map(|(process, _)| process);
-        let stopped = Self(found.ok_or_else(|| HarnessError::NoProcess { pod: format!("the kubelet of {node}") })?);
+        let stopped = Self(found.ok_or_else(|| HarnessError::NoProcess { pod: title.to_owned() })?);
         processes::signal(stopped.0, "STOP")?;
         Ok(stopped)
     }

@@ -14,8 +14,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use rectrain_modes::shares::{EVEN, PIECES, ShareChange, Shares};
 use serde::{Deserialize, Serialize};
+
+use crate::shares::{EVEN, PIECES, ShareChange, Shares};
 
 /// The least weight of a slow loader.
 const LEAST: u32 = EVEN / 16;
@@ -34,11 +35,11 @@ const OUT_OF_TURN: Duration = Duration::from_secs(5);
 const REMEMBERED: usize = 256;
 
 /// The epoch and the number of a chunk.
-pub(super) type ChunkNumber = (u32, u64);
+pub type ChunkNumber = (u32, u64);
 
 /// See the module documentation.
 #[derive(Debug, Default, Serialize, Deserialize)]
-pub(super) struct LoaderPace {
+pub struct LoaderPace {
     shares: Shares,
     /// Chunks leased to each loader since the last change of a share.
     taken: BTreeMap<u32, u64>,
@@ -69,7 +70,7 @@ struct Reading {
 
 impl LoaderPace {
     /// Whether `loader` may have the next chunk now. `loaders` of them are at work.
-    pub(super) fn may_lease(&self, loader: u32, loaders: u32, now: Instant) -> bool {
+    pub fn may_lease(&self, loader: u32, loaders: u32, now: Instant) -> bool {
         if !self.is_slow(loader) {
             return true;
         }
@@ -80,7 +81,7 @@ impl LoaderPace {
     }
 
     /// Whether the loader gets fewer chunks than the others.
-    pub(super) fn is_slow(&self, loader: u32) -> bool {
+    pub fn is_slow(&self, loader: u32) -> bool {
         self.weight(loader) < EVEN
     }
 
@@ -93,7 +94,7 @@ impl LoaderPace {
     }
 
     /// A loader has leased a chunk of so many batches.
-    pub(super) fn leased(&mut self, chunk: ChunkNumber, loader: u32, batches: u64, now: Instant) {
+    pub fn leased(&mut self, chunk: ChunkNumber, loader: u32, batches: u64, now: Instant) {
         *self.taken.entry(loader).or_default() += 1;
         self.leased = Some(now);
         self.reading.insert(chunk, Reading { loader, batches, since: now });
@@ -105,7 +106,7 @@ impl LoaderPace {
 
     /// The first chunk that was not read arrives. Training has waited for its loader if that took
     /// much longer for it than the others do.
-    pub(super) fn arrives(&mut self, chunk: ChunkNumber, now: Instant) {
+    pub fn arrives(&mut self, chunk: ChunkNumber, now: Instant) {
         let Some(Reading { loader, since, .. }) = self.reading.get(&chunk).copied() else { return };
         let time = now.saturating_duration_since(since);
         if self.usual_read(loader).is_some_and(|usual| time >= usual * SLOW_FACTOR) {
@@ -114,19 +115,19 @@ impl LoaderPace {
     }
 
     /// The loader that training has waited for lately.
-    pub(super) fn awaited(&self, now: Instant) -> Option<u32> {
+    pub fn awaited(&self, now: Instant) -> Option<u32> {
         let is_recent = |at: &Instant| now.saturating_duration_since(*at) < AWAITED_COUNTS;
         self.awaited.filter(|(_, at)| is_recent(at)).map(|(loader, _)| loader)
     }
 
     /// The loader that leased a chunk and still reads it.
-    pub(super) fn reader_of(&self, chunk: ChunkNumber) -> Option<u32> {
+    pub fn reader_of(&self, chunk: ChunkNumber) -> Option<u32> {
         self.reading.get(&chunk).map(|reading| reading.loader)
     }
 
     /// A loader has read a chunk. Only the loader that leased it is measured: a second one reads
     /// it beside its own chunks.
-    pub(super) fn read(&mut self, chunk: ChunkNumber, loader: u32, now: Instant) {
+    pub fn read(&mut self, chunk: ChunkNumber, loader: u32, now: Instant) {
         let Some(reading) = self.reading.get(&chunk).copied().filter(|reading| reading.loader == loader) else {
             return;
         };
@@ -138,7 +139,7 @@ impl LoaderPace {
 
     /// Whether training stands still because a chunk that is being read is late. `trained` are the
     /// rows trained so far. Call it at least every few seconds.
-    pub(super) fn is_late(&mut self, chunk: ChunkNumber, trained: u64, now: Instant) -> bool {
+    pub fn is_late(&mut self, chunk: ChunkNumber, trained: u64, now: Instant) -> bool {
         let since = self.trained.filter(|(before, _)| *before == trained).map_or(now, |(_, since)| since);
         self.trained = Some((trained, since));
         if now.saturating_duration_since(since) < STANDS_STILL {
@@ -160,7 +161,7 @@ impl LoaderPace {
     }
 
     /// A second loader is to read a chunk.
-    pub(super) fn reads_twice(&mut self, chunk: ChunkNumber) {
+    pub fn reads_twice(&mut self, chunk: ChunkNumber) {
         self.read_twice.insert(chunk);
         if self.read_twice.len() > REMEMBERED {
             self.read_twice.pop_first();
@@ -168,17 +169,17 @@ impl LoaderPace {
     }
 
     /// Whether two loaders read a chunk.
-    pub(super) fn is_read_twice(&self, chunk: ChunkNumber) -> bool {
+    pub fn is_read_twice(&self, chunk: ChunkNumber) -> bool {
         self.read_twice.contains(&chunk)
     }
 
     /// Records that training has gone on for `seconds`.
-    pub(super) fn passed(&mut self, seconds: f64, now: Instant) {
+    pub fn passed(&mut self, seconds: f64, now: Instant) {
         self.shares.passed(seconds, now);
     }
 
     /// Forgets the measurements: the loaders are about to change.
-    pub(super) fn forget(&mut self) {
+    pub fn forget(&mut self) {
         self.shares.forget();
         self.last_reads.clear();
         self.awaited = None;
@@ -187,7 +188,7 @@ impl LoaderPace {
 
     /// Decides at `now` about the share of one of so many loaders. Call it at least every few
     /// seconds.
-    pub(super) fn decide(&mut self, loaders: u32, now: Instant) -> Option<ShareChange> {
+    pub fn decide(&mut self, loaders: u32, now: Instant) -> Option<ShareChange> {
         let numbers: Vec<u32> = (0..loaders).collect();
         let change = self.shares.decide(&numbers, PIECES, now)?;
         self.taken.clear();
@@ -195,7 +196,7 @@ impl LoaderPace {
     }
 
     /// Sets the weight of a loader.
-    pub(super) fn set(&mut self, loader: u32, weight: u32) {
+    pub fn set(&mut self, loader: u32, weight: u32) {
         self.shares.set(loader, weight);
         self.taken.clear();
     }
