@@ -27,8 +27,9 @@ use crate::error::unmet;
 const USAGE: &str = "usage: cargo xtask freshness [--manifest FILE] [--servers 3] [--seconds 60] [--every 1] \
 [--poll 50ms] [--stopped 20] [--set PATH=VALUE]
   Trains FILE (by default synthetic rows) with a publication every EVERY seconds, such as 0.2, and SERVERS inference
-  servers that look for a newer one every POLL. Prints one line of JSON: the p50, p99 and the longest time in seconds from a
-  global step until an answer shows it, and the time in which a server catches up after STOPPED seconds of SIGSTOP.
+  servers that look for a newer one every POLL. Prints one line of JSON: the p50, p99 and the longest time in seconds
+  from a global step until an answer shows it, and the time in which a server catches up after STOPPED seconds of
+  SIGSTOP.
   Fails if no answer changes, or if a server is stale after it was stopped, or at the end.";
 
 /// The time between two looks at the step, and between two requests to a server.
