@@ -1276,8 +1276,8 @@ fn warm_start(spec: &RecTrainingJobSpec, errors: &mut Errors) -> Option<WarmStar
 }
 
 /// The seconds between two publications, if they are given.
-fn publish_seconds(spec: &RecTrainingJobSpec) -> Option<u64> {
-    spec.serving.as_ref()?.publish.as_ref()?.every_seconds.map(u64::from)
+fn publish_seconds(spec: &RecTrainingJobSpec) -> Option<f64> {
+    spec.serving.as_ref()?.publish.as_ref()?.every_seconds
 }
 
 fn publish(spec: &RecTrainingJobSpec, errors: &mut Errors) -> Option<ResolvedPublish> {
@@ -1301,11 +1301,11 @@ fn publish(spec: &RecTrainingJobSpec, errors: &mut Errors) -> Option<ResolvedPub
 }
 
 /// `at_most` are the most seconds between two checkpoints that another field allows.
-fn checkpoint(given: &CheckpointSpec, at_most: Option<u64>) -> Option<ResolvedCheckpoint> {
+fn checkpoint(given: &CheckpointSpec, at_most: Option<f64>) -> Option<ResolvedCheckpoint> {
     Some(ResolvedCheckpoint {
         path: given.path.clone()?,
         every_steps: given.every_steps,
-        every_seconds: given.every_seconds.into_iter().chain(at_most).min(),
+        every_seconds: given.every_seconds.map(|seconds| seconds as f64).into_iter().chain(at_most).reduce(f64::min),
         full_every: given.full_every.unwrap_or(d::FULL_CHECKPOINT_EVERY),
         keep: given.keep.unwrap_or(d::CHECKPOINTS_KEPT) as usize,
         resume: given.resume.unwrap_or_default(),

@@ -516,27 +516,27 @@ pub struct ResolvedRole {
 }
 
 /// Publications of the model. The checkpoints of the job are taken as often.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ResolvedPublish {
     /// Directory or URL.
     pub path: String,
-    /// Seconds between two publications; `None` means one for each checkpoint.
-    pub every_seconds: Option<u32>,
+    /// Seconds between two publications, at least 0.1; `None` means one for each checkpoint.
+    pub every_seconds: Option<f64>,
     /// Full models to keep, at least 1.
     pub keep: usize,
 }
 
 /// Checkpoints.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ResolvedCheckpoint {
     /// Directory or URL.
     pub path: String,
     /// Global batches between two checkpoints; `None` means one at the end.
     pub every_steps: Option<u64>,
-    /// Seconds between two checkpoints; `None` means none by time.
-    pub every_seconds: Option<u64>,
+    /// Seconds between two checkpoints, at least 0.1; `None` means none by time.
+    pub every_seconds: Option<f64>,
     /// Every n-th checkpoint is a full one; at least 1.
     pub full_every: u32,
     /// Full checkpoints to keep, at least 1.

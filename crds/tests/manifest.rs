@@ -98,10 +98,11 @@ fn checkpoints_are_taken_as_often_as_models_are_published() {
     };
     let (publish, checkpoint) = ("spec.serving.publish.everySeconds=5", "spec.checkpoint.everySeconds=60");
     assert_eq!(seconds(&[]), (None, None));
-    assert_eq!(seconds(&[publish]), (Some(5), Some(5)));
-    assert_eq!(seconds(&[publish, checkpoint]), (Some(5), Some(5)));
-    assert_eq!(seconds(&[checkpoint]), (Some(60), None));
-    assert_eq!(seconds(&[checkpoint, "spec.serving.publish.everySeconds=300"]), (Some(60), Some(300)));
+    assert_eq!(seconds(&[publish]), (Some(5.0), Some(5.0)));
+    assert_eq!(seconds(&[publish, checkpoint]), (Some(5.0), Some(5.0)));
+    assert_eq!(seconds(&[checkpoint]), (Some(60.0), None));
+    assert_eq!(seconds(&[checkpoint, "spec.serving.publish.everySeconds=300"]), (Some(60.0), Some(300.0)));
+    assert_eq!(seconds(&[checkpoint, "spec.serving.publish.everySeconds=0.2"]), (Some(0.2), Some(0.2)));
 }
 
 #[test]
@@ -962,6 +963,16 @@ const BAD_JOBS: [(&[&str], &str, &str); 75] = [
     ),
     (&["spec.training.barrierWorkers=2"], "spec.training.barrierWorkers", "at most the 1 dense workers"),
     (&["spec.training.mode=hopBw"], "spec.training.hopBw.backups", "expected fewer than there are"),
+    (
+        &["spec.checkpoint.path=/ck,spec.serving.publish.path=/p,spec.serving.publish.everySeconds=0.05"],
+        "spec.serving.publish.everySeconds",
+        "expected a number from 0.1 to 86400, found 0.05",
+    ),
+    (
+        &["spec.checkpoint.path=/ck,spec.serving.publish.path=/p,spec.serving.publish.everySeconds=200ms"],
+        "spec.serving.publish.everySeconds",
+        "expected a number from 0.1 to 86400, found the text `200ms`",
+    ),
     (&["spec.training.shadow.alpha=0"], "spec.training.shadow.alpha", "expected a number from 0.001 to 1, found 0"),
     (&["spec.training.shadow.alpha=1.5"], "spec.training.shadow.alpha", "expected a number from 0.001 to 1, found 1.5"),
     (&["spec.training.shadow.algorithm=adpsgd"], "spec.training.shadow.algorithm", "expected one of"),

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::defaults;
 
 /// The model for inference servers, while it is trained.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ServingSpec {
     /// Publishes the model at every checkpoint: a full model, and then the rows that changed.
@@ -17,7 +17,7 @@ pub struct ServingSpec {
 }
 
 /// Publications of the model.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PublishSpec {
     /// Directory of the published models: a local path, or a gs:// or s3:// URL. It belongs to one
@@ -25,11 +25,11 @@ pub struct PublishSpec {
     #[schemars(length(min = 1, max = 1024))]
     pub path: String,
 
-    /// Seconds between two published models. A checkpoint is taken this often, at the next
-    /// global-step boundary, if `spec.checkpoint` asks for fewer.
+    /// Seconds between two published models, such as 5 or 0.2. A checkpoint is taken this often, at
+    /// the next global-step boundary, if `spec.checkpoint` asks for fewer.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 1, max = 86_400), extend("x-default" = "as often as checkpoints"))]
-    pub every_seconds: Option<u32>,
+    #[schemars(range(min = 0.1, max = 86400.0), extend("x-default" = "as often as checkpoints"))]
+    pub every_seconds: Option<f64>,
 
     /// The number of full models to keep, with the changes that build on them. Older ones are
     /// deleted. A server that was away longer loads the newest full model.

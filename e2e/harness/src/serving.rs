@@ -36,16 +36,16 @@ pub struct PublishingJob {
 
 impl PublishingJob {
     /// Starts a job of `rectrain run`, with its checkpoints and publications in `folder`, and waits
-    /// for the first publication. The rows of [`MANIFEST`] do not end. `sets` override all
-    /// settings.
+    /// for the first publication. It publishes every `every_seconds`, and a full model after at least
+    /// 30 s. The rows of [`MANIFEST`] do not end. `sets` override all settings.
     ///
     /// # Errors
     /// A job that does not start, or that publishes nothing in time.
-    pub fn start(manifest: &str, sets: &[String], every_seconds: u32, folder: &Path) -> Result<Self, HarnessError> {
+    pub fn start(manifest: &str, sets: &[String], every_seconds: f64, folder: &Path) -> Result<Self, HarnessError> {
         let (page, published) = (http::free_address()?, folder.join("published"));
         let own = [
             format!("spec.checkpoint.path={}", folder.join("checkpoints").display()),
-            "spec.checkpoint.fullEvery=30".to_owned(),
+            format!("spec.checkpoint.fullEvery={}", full_every(every_seconds)),
             format!("spec.serving.publish.path={}", published.display()),
             format!("spec.serving.publish.everySeconds={every_seconds}"),
         ];
@@ -109,6 +109,12 @@ impl PublishingJob {
         let signalled = Command::new("kill").args(["-INT", &self.run.0.id().to_string()]).status();
         signalled.and_then(|_| self.run.0.wait()).map(drop).map_err(HarnessError::io("end", "the job"))
     }
+}
+
+/// The number of checkpoints from a full one to the next, for one every 30 s. It is at least 30, so
+/// that servers mostly take deltas, and at most as many as a manifest may ask for.
+fn full_every(every_seconds: f64) -> u32 {
+    (30.0 / every_seconds).ceil().clamp(30.0, 1000.0) as u32
 }
 
 /// The address of a model that a server answers for.
@@ -240,6 +246,11 @@ mod tests {
         let expected = Endpoint { address: "127.0.0.1:80".parse().unwrap(), path: "/v2/models/model".to_owned() };
         assert_eq!(Endpoint::of_line(line), Some(expected));
         assert_eq!(Endpoint::of_line(""), None);
+    }
+
+    #[test]
+    fn full_models_are_published_every_thirty_seconds_at_most() {
+        assert_eq!([0.2, 1.0, 2.0, 0.0].map(full_every), [150, 30, 30, 1000]);
     }
 
     #[test]

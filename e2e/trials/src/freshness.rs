@@ -27,9 +27,10 @@ use crate::error::unmet;
 
 const USAGE: &str = "usage: cargo xtask freshness [--manifest FILE] [--servers 3] [--seconds 60] [--every 1] \
 [--poll 50ms] [--stopped 20] [--set PATH=VALUE]
-  Trains FILE (by default synthetic rows) with a publication every EVERY seconds, and SERVERS inference servers that
-  look for a newer one every POLL. Prints one line of JSON: the p50, p99 and the longest time in seconds from a
-  global step until an answer shows it, and the time in which a server catches up after STOPPED seconds of SIGSTOP.
+  Trains FILE (by default synthetic rows) with a publication every EVERY seconds, such as 0.2, and SERVERS inference
+  servers that look for a newer one every POLL. Prints one line of JSON: the p50, p99 and the longest time in seconds
+  from a global step until an answer shows it, and the time in which a server catches up after STOPPED seconds of
+  SIGSTOP.
   Fails if no answer changes, or if a server is stale after it was stopped, or at the end.";
 
 /// The time between two looks at the step, and between two requests to a server.
@@ -43,7 +44,7 @@ struct Plan {
     manifest: String,
     servers: usize,
     seconds: u64,
-    every: u32,
+    every: f64,
     poll: String,
     stopped: u64,
     sets: Vec<String>,
@@ -69,7 +70,7 @@ fn parse(arguments: &[&str]) -> Result<Plan, HarnessError> {
         manifest: serving::MANIFEST.to_owned(),
         servers: 3,
         seconds: 60,
-        every: 1,
+        every: 1.0,
         poll: "50ms".to_owned(),
         stopped: 20,
         sets: Vec::new(),
@@ -271,8 +272,9 @@ mod tests {
     fn arguments_replace_the_defaults() {
         let plan = parse(&["--servers", "2", "--stopped", "5", "--set", "a=1"]).expect("valid");
         assert_eq!((plan.servers, plan.stopped, plan.seconds), (2, 5, 60));
+        assert_eq!(parse(&["--every", "0.2"]).expect("valid").every, 0.2);
         assert_eq!((plan.manifest.as_str(), plan.sets), (serving::MANIFEST, vec!["a=1".to_owned()]));
-        for wrong in [&["--servers", "0"][..], &["--servers"], &["--slow", "1"]] {
+        for wrong in [&["--servers", "0"][..], &["--servers"], &["--slow", "1"], &["--every", "often"]] {
             assert!(matches!(parse(wrong), Err(HarnessError::Usage(_))), "{wrong:?}");
         }
     }

@@ -78,6 +78,15 @@ impl Checkpoint {
     /// [`CheckpointError::Unfinished`], [`CheckpointError::Manifest`],
     /// [`CheckpointError::FutureVersion`], [`CheckpointError::Base`], and errors of the storage.
     pub async fn open(directory: &Directory, name: &str) -> Result<Self, CheckpointError> {
+        Self::open_upon(directory, name, &[]).await
+    }
+
+    /// As [`Self::open`], for a reader that follows a chain while it grows. Manifests in `known`,
+    /// the chain of an earlier checkpoint of the directory, are not read again.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub async fn open_upon(directory: &Directory, name: &str, mut known: &[Manifest]) -> Result<Self, CheckpointError> {
         if parse_directory_name(name).is_none() {
             return Err(CheckpointError::Name { name: name.to_owned() });
         }
@@ -89,7 +98,15 @@ impl Checkpoint {
                 base: base.directory.clone(),
                 problem,
             };
-            let manifest = match find_manifest(directory, &base.directory).await {
+            let found = match known.iter().rposition(|manifest| manifest.id == base.id) {
+                Some(place) => {
+                    let manifest = known[place].clone();
+                    known = &known[..place];
+                    Ok(Some(manifest))
+                }
+                None => find_manifest(directory, &base.directory).await,
+            };
+            let manifest = match found {
                 Ok(Some(manifest)) => manifest,
                 Ok(None) => return Err(unusable("it does not exist".into())),
                 Err(error) if error.is_checkpoints_fault() => return Err(unusable(error.to_string())),

@@ -86,6 +86,36 @@ fn a_chain_of_deltas_is_the_job_at_its_end() {
     });
 }
 
+#[test]
+fn known_manifests_of_a_chain_are_not_read_again() {
+    runtime().block_on(async {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = local(&folder);
+        let mut job = Job::new(2);
+        let mut saved: Vec<Manifest> = Vec::new();
+        for _ in 0..4 {
+            job.train(3);
+            let manifest = job.save(&directory, saved.last()).await.unwrap();
+            saved.push(manifest);
+        }
+        let name = saved[3].directory();
+        let whole = Checkpoint::open(&directory, &name).await.unwrap();
+        assert_eq!(whole.chain(), &saved[..]);
+        let other = Job::saved(&local(&tempfile::tempdir().unwrap())).await.1;
+        let again = Checkpoint::open_upon(&directory, &name, &[other]).await.unwrap();
+        assert_eq!(again.chain(), &saved[..], "unknown ones are read");
+        for known in &saved[..2] {
+            std::fs::remove_file(folder.path().join(known.directory()).join(MANIFEST)).unwrap();
+        }
+        for known in [&saved[..2], &saved[..3], &saved[..]] {
+            let upon = Checkpoint::open_upon(&directory, &name, known).await.unwrap();
+            assert_eq!(upon.chain(), &saved[..], "with {} known ones", known.len());
+        }
+        let error = Checkpoint::open_upon(&directory, &name, &saved[..1]).await.unwrap_err();
+        assert!(error.to_string().contains("it does not exist"), "{error}");
+    });
+}
+
 /// Values by row group and key.
 type Rows = BTreeMap<(u16, FeatureKey), Vec<f32>>;
 

@@ -5,6 +5,7 @@
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use rectrain_protocol::events::{EventFollower, JobEvent};
 use rectrain_protocol::metrics::CoordinatorMetrics;
 use rectrain_protocol::plan::{CheckpointPlan, JobPlan, PublishPlan};
 use rectrain_serving::ServingError;
@@ -15,7 +16,7 @@ use tokio::sync::oneshot;
 use crate::failure::Failure;
 
 /// The time between two looks for a newer checkpoint, in a folder and in an object store. A look at
-/// a store is a request that costs money.
+/// a store is a request that costs money. The events of the job tell of most checkpoints earlier.
 const LOOK_AT_FOLDER: Duration = Duration::from_millis(100);
 const LOOK_AT_STORE: Duration = Duration::from_secs(1);
 /// The longest time that the end of a job waits for its last publication.
@@ -33,20 +34,44 @@ struct Work {
     publisher: Publisher,
     /// The time between two looks for a newer checkpoint.
     look: Duration,
-    every: Duration,
+    schedule: Schedule,
     metrics: CoordinatorMetrics,
-    /// The last publication.
-    last: Option<Instant>,
     /// The last warning. One that repeats is not logged again.
     warned: Option<String>,
 }
 
+/// The times of publications: one for each interval, on average.
+#[derive(Debug)]
+struct Schedule {
+    every: Duration,
+    /// The earliest time of the next publication; `None`: at once.
+    due: Option<Instant>,
+}
+
+impl Schedule {
+    /// The time until a publication may begin.
+    fn wait(&self, now: Instant) -> Duration {
+        self.due.map_or(Duration::ZERO, |due| due.saturating_duration_since(now))
+    }
+
+    /// A publication began. The next one is due an interval after this one was due, so a late one
+    /// does not delay it. It is never due in the past.
+    fn began(&mut self, now: Instant) {
+        let next = self.due.unwrap_or(now).checked_add(self.every);
+        self.due = next.map(|next| next.max(now));
+    }
+}
+
 impl Publishing {
-    /// Starts the thread; `None` if the job publishes nothing.
+    /// Starts the thread; `None` if the job publishes nothing. `events` are those of the job.
     ///
     /// # Errors
     /// A path that cannot be used, or that belongs to another job.
-    pub(crate) async fn start(plan: &JobPlan, metrics: &CoordinatorMetrics) -> Result<Option<Self>, Failure> {
+    pub(crate) async fn start(
+        plan: &JobPlan,
+        metrics: &CoordinatorMetrics,
+        events: EventFollower,
+    ) -> Result<Option<Self>, Failure> {
         let (Some(publish), Some(checkpoint)) = (plan.publish.clone(), plan.checkpoint.clone()) else {
             return Ok(None);
         };
@@ -67,9 +92,9 @@ impl Publishing {
                     }
                 };
                 let _gone = opened.send(Ok(()));
-                let every = publish.every.unwrap_or_default();
+                let schedule = Schedule { every: publish.every.unwrap_or_default(), due: None };
                 let look = look_at(&checkpoint.path);
-                Work { publisher, look, every, metrics, last: None, warned: None }.run(ending).await;
+                Work { publisher, look, schedule, metrics, warned: None }.run(ending, events).await;
             });
         };
         let thread = std::thread::Builder::new().name("rectrain-publish".into()).spawn(work);
@@ -112,6 +137,16 @@ fn cannot_start(error: &std::io::Error) -> Failure {
     Failure::Failed(format!("cannot start the thread that publishes: {error}"))
 }
 
+/// Waits until the job has saved a checkpoint. After the last event of the job it waits for ever.
+async fn a_checkpoint(events: &mut EventFollower) {
+    while let Some(event) = events.next().await {
+        if matches!(event, JobEvent::CheckpointSaved { .. }) {
+            return;
+        }
+    }
+    std::future::pending().await
+}
+
 async fn open(publish: &PublishPlan, checkpoint: &CheckpointPlan, job: &str) -> Result<Publisher, ServingError> {
     let open = |path: &str| Directory::open(path, &checkpoint.storage_options, true);
     Publisher::open(open(&checkpoint.path)?, open(&publish.path)?, job, publish.keep).await
@@ -119,10 +154,13 @@ async fn open(publish: &PublishPlan, checkpoint: &CheckpointPlan, job: &str) -> 
 
 impl Work {
     /// Publishes until `end` is sent, and then once more. Ends at once if its sender is dropped.
-    async fn run(mut self, mut end: oneshot::Receiver<()>) {
+    async fn run(mut self, mut end: oneshot::Receiver<()>, mut events: EventFollower) {
         loop {
-            // In trouble it looks at a folder as rarely as at a store.
-            let look = if self.warned.is_some() { LOOK_AT_STORE } else { self.look };
+            // In trouble it looks at a folder as rarely as at a store, and after no event.
+            let (look, is_told) = match &self.warned {
+                Some(_) => (LOOK_AT_STORE, false),
+                None => (self.look, true),
+            };
             tokio::select! {
                 ended = &mut end => {
                     if ended.is_ok() {
@@ -130,10 +168,13 @@ impl Work {
                     }
                     return;
                 }
+                () = a_checkpoint(&mut events), if is_told => {}
                 () = tokio::time::sleep(look) => {}
             }
-            // Half a look earlier, so that a publication does not wait for the look after the next.
-            if self.last.is_none_or(|last| last.elapsed() + self.look / 2 >= self.every) {
+            let wait = self.schedule.wait(Instant::now());
+            if wait < look {
+                // The end of the job does not come much later for it.
+                tokio::time::sleep(wait).await;
                 self.publish().await;
             }
         }
@@ -144,7 +185,7 @@ impl Work {
         match self.publisher.publish().await {
             Ok(None) => {}
             Ok(Some(published)) => {
-                self.last = Some(started);
+                self.schedule.began(started);
                 self.count(&published, started.elapsed());
                 match published.not_deleted {
                     Some(error) => self.warn(format!("old published models cannot be deleted: {error}")),
@@ -172,5 +213,60 @@ impl Work {
             tracing::warn!("{warning}");
             self.warned = Some(warning);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rectrain_protocol::events::EventLog;
+
+    use super::*;
+
+    #[test]
+    fn a_late_publication_does_not_delay_the_next_one() {
+        let begin = Instant::now();
+        let at = |milliseconds| begin + Duration::from_millis(milliseconds);
+        let mut schedule = Schedule { every: Duration::from_millis(200), due: None };
+        let wait = |schedule: &Schedule, now| schedule.wait(at(now)).as_millis();
+        assert_eq!(wait(&schedule, 0), 0);
+        schedule.began(at(0));
+        assert_eq!((wait(&schedule, 0), wait(&schedule, 150), wait(&schedule, 250)), (200, 50, 0));
+        schedule.began(at(250));
+        assert_eq!(wait(&schedule, 250), 150, "due at 400 ms");
+        schedule.began(at(1000));
+        assert_eq!(wait(&schedule, 1000), 0, "due at 600 ms, so at once");
+        schedule.began(at(1000));
+        assert_eq!(wait(&schedule, 1000), 200, "one of the missed ones is made up for, and no more");
+    }
+
+    #[test]
+    fn without_an_interval_each_checkpoint_is_published() {
+        let now = Instant::now();
+        let mut schedule = Schedule { every: Duration::ZERO, due: None };
+        schedule.began(now);
+        assert_eq!(schedule.wait(now), Duration::ZERO);
+    }
+
+    /// Whether an event has told of a checkpoint by now.
+    async fn is_told(events: &mut EventFollower) -> bool {
+        tokio::select! {
+            biased;
+            () = a_checkpoint(events) => true,
+            () = std::future::ready(()) => false,
+        }
+    }
+
+    #[tokio::test]
+    async fn only_a_saved_checkpoint_is_told_of() {
+        let log = EventLog::default();
+        let mut events = log.follow();
+        log.push(JobEvent::Warning { message: "slow".to_owned() });
+        assert!(!is_told(&mut events).await, "a warning is no checkpoint");
+        let checkpoint = "step-000000000010".to_owned();
+        log.push(JobEvent::CheckpointSaved { step: 10, checkpoint, rows: 1, bytes: 1, seconds: 0.1 });
+        assert!(is_told(&mut events).await);
+        assert!(!is_told(&mut events).await, "once for each checkpoint");
+        log.push(JobEvent::Failed { message: "a defect".to_owned(), user_error: false, divergence: None });
+        assert!(!is_told(&mut events).await, "the job has ended");
     }
 }

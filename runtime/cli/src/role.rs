@@ -85,7 +85,7 @@ pub(crate) fn coordinate(args: &CoordinatorArgs) -> Result<(), Failure> {
             () = &mut signalled => return Err(interrupted(Err("training had not begun".to_owned()))),
         };
         let coordinator = Box::pin(started(&plan, args, journal, &events, &coordinator_metrics)).await?;
-        let publishing = Publishing::start(&plan, &coordinator_metrics).await?;
+        let publishing = Publishing::start(&plan, &coordinator_metrics, events.follow_after(events.number())).await?;
         let coordinator = Arc::new(coordinator);
         page.show(Arc::clone(&coordinator));
         let service = Arc::clone(&coordinator) as Arc<dyn Service>;

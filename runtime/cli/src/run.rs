@@ -91,12 +91,12 @@ async fn in_process(
     }
     let slow = slow::factors(&args.slow, plan.replicas.dense_worker)?;
     let events = EventLog::default();
-    let mut follower = events.follow();
+    let (mut follower, saved) = (events.follow(), events.follow());
     let name = plan.name.clone();
     let coordinator_metrics = CoordinatorMetrics::of(&metrics, 0);
     let (run, metrics_of_job) = (job::new_run(), coordinator_metrics.clone());
     let coordinator = Coordinator::start(Arc::clone(&plan), &run, None, events, metrics_of_job).await?;
-    let publishing = Publishing::start(&plan, &coordinator_metrics).await?;
+    let publishing = Publishing::start(&plan, &coordinator_metrics, saved).await?;
     let coordinator = Arc::new(coordinator);
     page.show(Arc::clone(&coordinator));
     let (control, _control) = serve_control(args.control, Arc::clone(&coordinator), None)

@@ -62,6 +62,8 @@ pub(super) struct Checkpoints {
     /// Counts the times that servers lost track of their changes. A checkpoint can be the base of a
     /// delta only if this has not increased since it began.
     invalidations: u64,
+    /// Whether the path holds nothing to delete until the next full checkpoint exists.
+    is_tidy: bool,
 }
 
 /// A checkpoint to resume from.
@@ -122,6 +124,7 @@ impl Checkpoints {
             full_bytes: 0,
             last: None,
             invalidations: 0,
+            is_tidy: false,
         }))
     }
 
@@ -238,6 +241,7 @@ impl Checkpoints {
 
     /// The parameter servers hold exactly the rows of this checkpoint.
     pub(super) fn restored(&mut self, resumed: &ResumePoint) {
+        self.is_tidy = false;
         self.base = Some(resumed.base.clone());
         self.deltas = resumed.deltas;
         self.full_bytes = resumed.full_bytes;
@@ -314,7 +318,8 @@ impl Checkpoints {
     }
 
     /// Writes a checkpoint: waits for all parts, then commits or aborts it. Afterwards deletes old
-    /// checkpoints, which may take as long as the write. The future does not borrow `self`.
+    /// checkpoints, which may take as long as the write. A delta in a tidy path makes no other
+    /// checkpoint old, so nothing is listed after it. The future does not borrow `self`.
     pub(super) fn write(
         &self,
         begun: PendingCheckpoint,
@@ -325,6 +330,7 @@ impl Checkpoints {
         let (directory, servers) = (self.directory.clone(), servers.to_vec());
         let (identity, keep) = (self.identity.clone(), self.settings.keep);
         let (lease, exclude) = (self.lease(), self.damaged_but(&begun.ticket.directory));
+        let stays_tidy = self.is_tidy && self.damaged.is_empty() && begun.ticket.base.is_some();
         async move {
             let PendingCheckpoint { writer, ticket, started, pause, invalidations } = begun;
             lease.confirm().await?;
@@ -334,7 +340,10 @@ impl Checkpoints {
                     lease.confirm().await?;
                     let manifest = writer.commit(files).await?;
                     let seconds = started.elapsed().as_secs_f64();
-                    let not_deleted = retain(&directory, &identity, keep, &exclude, &[]).await.err();
+                    let not_deleted = match stays_tidy {
+                        true => None,
+                        false => retain(&directory, &identity, keep, &exclude, &[]).await.err(),
+                    };
                     Ok(WrittenCheckpoint {
                         name: ticket.directory,
                         manifest,
@@ -366,6 +375,7 @@ impl Checkpoints {
         self.base = (written.invalidations == self.invalidations).then_some(base);
         self.last = Some((written.pause, written.name.clone()));
         self.damaged = self.damaged_but(&written.name);
+        self.is_tidy = written.not_deleted.is_none();
     }
 
     /// The damaged checkpoints except `written`, which replaces a damaged one of the same name.
@@ -383,6 +393,7 @@ impl Checkpoints {
     /// Makes the next checkpoint full, because this one was aborted.
     pub(super) fn aborted(&mut self) {
         self.base = None;
+        self.is_tidy = false;
     }
 }
 
@@ -463,16 +474,49 @@ mod tests {
     use super::*;
     use rectrain_protocol::plan::small_plan;
 
-    fn checkpoints(path: &Path) -> Checkpoints {
+    fn checkpoints(path: &Path, full_every: u32) -> Checkpoints {
         let path = format!("spec.checkpoint.path={}", path.display());
-        let plan = small_plan(&[&path, "spec.checkpoint.fullEvery=1", "spec.checkpoint.keep=1"]);
+        let full_every = format!("spec.checkpoint.fullEvery={full_every}");
+        let plan = small_plan(&[&path, &full_every, "spec.checkpoint.keep=1"]);
         Checkpoints::open(&Arc::new(plan), "run").unwrap().unwrap()
+    }
+
+    /// Writes a checkpoint without rows, and returns the names of those that are there.
+    async fn write(checkpoints: &mut Checkpoints, step: u64) -> Vec<String> {
+        let begun = checkpoints.begin(Boundary { step: GlobalStep(step), next_row: 0 }, "sync");
+        let written = checkpoints.write(begun, b"state".to_vec(), None, &[]).await.unwrap();
+        assert!(written.not_deleted.is_none());
+        checkpoints.written(&written);
+        list(&checkpoints.directory).await.unwrap().into_iter().map(|listed| listed.name).collect()
+    }
+
+    #[tokio::test]
+    async fn a_delta_in_a_tidy_path_deletes_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let leave = || {
+            let left = folder.path().join(directory_name(8, Kind::Full));
+            std::fs::create_dir_all(&left).unwrap();
+            std::fs::write(left.join("state"), "cut short").unwrap();
+        };
+        let mut checkpoints = checkpoints(folder.path(), 1000);
+        let [first, second, third, fourth, left] =
+            [(1, Kind::Full), (2, Kind::Delta), (3, Kind::Delta), (4, Kind::Full), (8, Kind::Full)]
+                .map(|(step, kind)| directory_name(step, kind));
+        leave();
+        assert_eq!(write(&mut checkpoints, 1).await, [&*first], "another process may have left something");
+        leave();
+        assert_eq!(write(&mut checkpoints, 2).await, [&*first, &second, &left], "nothing is looked for");
+        checkpoints.mark_damaged(&left);
+        assert_eq!(write(&mut checkpoints, 3).await, [&*first, &second, &third]);
+        leave();
+        checkpoints.aborted();
+        assert_eq!(write(&mut checkpoints, 4).await, [&*fourth], "a full one makes the others old");
     }
 
     #[tokio::test]
     async fn writing_a_checkpoint_deletes_old_ones_at_once() {
         let folder = tempfile::tempdir().unwrap();
-        let mut checkpoints = checkpoints(folder.path());
+        let mut checkpoints = checkpoints(folder.path(), 1);
         // The second checkpoint replaces a damaged one.
         checkpoints.mark_damaged(&directory_name(2, Kind::Full));
         for step in 1..=3 {

@@ -8,9 +8,9 @@ use rectrain_bring_up::Paths;
 use rectrain_harness::jobs::NAMESPACE;
 
 use super::steps::{
-    alerts, contention, dashboards, failures, faked_nodes, kills, lifecycle, long_names, measured, page, recovery,
-    refusals, repairs, rights, scaling, scrapes, serving, shortage, silence, slow_at_random, slow_kills, slow_members,
-    strangers, stream, survivors, switches, takeover, thousand, unseen,
+    alerts, contention, dashboards, failures, faked_nodes, kills, lifecycle, long_names, measured, model_servers, page,
+    recovery, refusals, repairs, rights, scaling, scrapes, serving, shortage, silence, slow_at_random, slow_kills,
+    slow_members, strangers, stream, survivors, switches, takeover, thousand, unseen,
 };
 use super::support::TestCluster;
 use super::support::chart::{POLL_EVERY_SECOND, install};
@@ -36,7 +36,7 @@ const fn long(name: &'static str, run: fn(&TestCluster) -> Result<(), TrialError
     Step { name, claim, run, is_quick: false }
 }
 
-const STEPS: [Step; 47] = [
+const STEPS: [Step; 50] = [
     quick("completes", lifecycle::completes, "a job completes with the model of a run outside of the cluster"),
     quick("switches", switches::switches, "a running job switches its training mode without a restart"),
     quick("refuses", refusals::refuses, "the API server refuses invalid manifests, and says why"),
@@ -145,7 +145,22 @@ const STEPS: [Step; 47] = [
     long(
         "serves-a-model",
         serving::serves_a_model,
-        "servers of a model follow its job's checkpoints, go back, and outlive the job, and no request fails",
+        "servers of a model follow its job, go back within 30 s, and outlive the job, and no request fails",
+    ),
+    long(
+        "model-servers canary",
+        model_servers::canary,
+        "a canary gets its share of requests, all servers take its model, and no request fails",
+    ),
+    long(
+        "model-servers gate",
+        model_servers::gate,
+        "a gate refuses a newer model, the earlier one goes on, and no request fails",
+    ),
+    long(
+        "model-servers load",
+        model_servers::load,
+        "an autoscaler adds a server under load and removes it afterwards, and no request fails",
     ),
     quick("fails", failures::fails, "every failure shows its condition"),
     quick("needs-its-rights", rights::needs_its_rights, "the operator uses every right that the chart grants"),

@@ -10,6 +10,9 @@ use rectrain_kinds::Precision;
 
 /// The longest time of an argument. Longer ones are taken for errors.
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
+/// The default of `--poll` in a folder, and in a bucket.
+const POLL_FOLDER: Duration = Duration::from_millis(100);
+const POLL_BUCKET: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
@@ -55,9 +58,10 @@ pub(crate) struct ServeArgs {
     /// Log requests that take this long, at most one a second
     #[arg(long, value_name = "TIME", default_value = "500ms", value_parser = time)]
     pub(super) slow: Duration,
-    /// The time between two looks for a newer published model
-    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = time_above_zero)]
-    pub(super) poll: Duration,
+    /// The time between two looks for a newer published model; by default 100ms in a folder, and 1s
+    /// in a bucket, where each look is a request
+    #[arg(long, value_name = "TIME", value_parser = time_above_zero)]
+    poll: Option<Duration>,
     /// Held-out rows with labels, files as in spec.data: a model whose AUC on them is below
     /// --gate-min-auc is not taken, and the one before goes on serving
     #[arg(long, value_name = "FILE", num_args = 1.., requires = "gate_min_auc")]
@@ -77,6 +81,11 @@ pub(crate) struct ServeArgs {
 }
 
 impl ServeArgs {
+    /// The time between two looks for a newer published model.
+    pub(super) fn poll(&self) -> Duration {
+        self.poll.unwrap_or(if self.model.contains("://") { POLL_BUCKET } else { POLL_FOLDER })
+    }
+
     pub(super) fn limits(&self) -> Limits {
         Limits {
             max_batch_rows: self.max_batch_rows as usize,
@@ -137,6 +146,19 @@ mod tests {
             let message = parse(&["model", &format!("{option}={value}")]).unwrap_err().to_string();
             assert!(message.contains("expected a time"), "{option} {value}: {message}");
         }
+    }
+
+    #[test]
+    fn a_bucket_is_looked_at_less_often_than_a_folder() {
+        for (arguments, milliseconds) in [
+            (&["published/clicks"][..], 100),
+            (&["gs://models/published/clicks"], 1000),
+            (&["gs://models/published/clicks", "--poll", "50ms"], 50),
+        ] {
+            assert_eq!(parse(arguments).unwrap().poll().as_millis(), milliseconds, "{arguments:?}");
+        }
+        let message = parse(&["model", "--poll=0s"]).unwrap_err().to_string();
+        assert!(message.contains("expected a time above 0"), "{message}");
     }
 
     #[test]

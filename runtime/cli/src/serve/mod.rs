@@ -38,7 +38,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     let path = format!("/v2/models/{}", served.name);
     let server = Server::new(served, predictor, args.limits(), Registry::new())?;
     if let Some(following) = following {
-        following.start(args.poll, gate, server.updates())?;
+        following.start(args.poll(), gate, server.updates())?;
     }
     runtime()?.block_on(async {
         let interrupted = signal::interrupted();

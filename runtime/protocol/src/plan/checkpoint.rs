@@ -40,11 +40,19 @@ pub struct PublishPlan {
     pub keep: NonZeroUsize,
 }
 
+/// The shortest time between two checkpoints or publications, in seconds.
+const SHORTEST: f64 = 0.1;
+
+/// A time between two checkpoints or publications.
+fn interval(seconds: f64) -> Duration {
+    Duration::try_from_secs_f64(seconds.max(SHORTEST)).unwrap_or(Duration::MAX)
+}
+
 impl PublishPlan {
     pub(super) fn new(publish: &crds::ResolvedPublish) -> Self {
         Self {
             path: publish.path.clone(),
-            every: publish.every_seconds.map(|seconds| Duration::from_secs(u64::from(seconds.max(1)))),
+            every: publish.every_seconds.map(interval),
             keep: NonZeroUsize::new(publish.keep).unwrap_or(NonZeroUsize::MIN),
         }
     }
@@ -56,7 +64,7 @@ impl CheckpointPlan {
             path: checkpoint.path.clone(),
             storage_options: storage_options.clone(),
             every_steps: checkpoint.every_steps.map(|every| every.max(1)),
-            every: checkpoint.every_seconds.map(|seconds| Duration::from_secs(seconds.max(1))),
+            every: checkpoint.every_seconds.map(interval),
             full_every: checkpoint.full_every.max(1),
             keep: NonZeroUsize::new(checkpoint.keep).unwrap_or(NonZeroUsize::MIN),
             resume_latest: checkpoint.resume == crds::Resume::Latest,
@@ -127,6 +135,14 @@ mod tests {
             let error = plan(&folder.path().join(path).display().to_string()).directory().expect_err("it is a file");
             assert!(error.is_user_error(), "{error}");
         }
+    }
+
+    #[test]
+    fn an_interval_is_a_part_of_a_second_or_longer() {
+        let milliseconds = |seconds| interval(seconds).as_millis();
+        assert_eq!([0.2, 5.0, 86_400.0].map(milliseconds), [200, 5_000, 86_400_000]);
+        assert_eq!([0.0, -1.0, f64::NAN].map(milliseconds), [100; 3], "never without a pause");
+        assert_eq!(interval(f64::INFINITY), Duration::MAX);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 use std::num::NonZeroUsize;
 
-use rectrain_checkpoint::{Checkpoint, CheckpointError, find_manifest, parse_directory_name};
+use rectrain_checkpoint::{Checkpoint, CheckpointError, Manifest, find_manifest, parse_directory_name};
 use rectrain_storage::Directory;
 
 use super::changes::Changes;
@@ -28,6 +28,8 @@ pub struct Publisher {
     /// Full models that stay, with the deltas on them.
     keep: NonZeroUsize,
     latest: Option<Latest>,
+    /// The chain of the last checkpoint that this process has published.
+    chain: Vec<Manifest>,
 }
 
 /// A model that was published.
@@ -64,7 +66,7 @@ impl Publisher {
             let problem = format!("the job {other} publishes its models there; give the job {job} another path");
             return Err(ServingError::Publication { file: output.name().to_owned(), problem });
         }
-        Ok(Self { checkpoints, output, job: job.to_owned(), keep, latest })
+        Ok(Self { checkpoints, output, job: job.to_owned(), keep, latest, chain: Vec::new() })
     }
 
     /// Publishes the newest checkpoint, if it is not published yet. Earlier ones that were not
@@ -81,6 +83,7 @@ impl Publisher {
             Some(known) => self.publish_delta(&checkpoint, known).await?,
             None => self.publish_full(&checkpoint).await?,
         };
+        self.chain = checkpoint.chain().to_vec();
         published.not_deleted = self.delete_old().await.err().map(|error| error.to_string());
         Ok(Some(published))
     }
@@ -98,7 +101,7 @@ impl Publisher {
                     return Ok(None);
                 }
             }
-            match Checkpoint::open(&self.checkpoints, &name).await {
+            match Checkpoint::open_upon(&self.checkpoints, &name, &self.chain).await {
                 // It is being written, or was never finished.
                 Err(CheckpointError::Unfinished { .. }) => {}
                 opened => return Ok(Some(opened?)),

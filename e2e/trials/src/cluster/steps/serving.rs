@@ -1,9 +1,10 @@
 //! Servers of a model: they follow the checkpoints of a job, go back to an earlier one, and outlive
 //! the job. A client's requests do not fail meanwhile.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rectrain_harness::events::parse;
 use rectrain_harness::files::write;
@@ -18,11 +19,16 @@ use crate::cluster::support::{TestCluster, object_store};
 use crate::error::unmet;
 
 /// How long a rollout may take.
-const ROLLOUT: Duration = Duration::from_secs(300);
+pub(super) const ROLLOUT: Duration = Duration::from_secs(300);
+/// How long a rollback may take.
+const ROLLBACK: Duration = Duration::from_secs(30);
 /// Global steps between two checkpoints.
 const EVERY: u64 = 2_000;
 /// The job, and its servers.
 const NAME: &str = "served";
+
+/// The number of answers of each model, by its global step.
+pub(super) type Answers = BTreeMap<u64, u64>;
 
 /// The servers start with a checkpoint, roll to a newer one, and back. Then their job is deleted,
 /// and one of them is killed. A client asks for predictions all the time.
@@ -33,36 +39,52 @@ pub(in crate::cluster) fn serves_a_model(cluster: &TestCluster) -> Result<(), Tr
     let kept = json!({"checkpoint": {"keep": 1000}});
     jobs.submit(NAME, &merged(with_checkpoints(&endless(), NAME, EVERY), kept))?;
     jobs.apply(&server(NAME, &json!({"model": {"job": NAME}, "updateEverySeconds": 10})))?;
-    let first = until_serving(jobs, "servers with the first model", |step| step > 0)?;
+    let first = until_serving(jobs, NAME, "servers with the first model", |step| step > 0)?;
     let request = cluster.paths.run().join("prediction-request.json");
     write(&request, row().to_string())?;
-    let answers = under_load(jobs, &request, || rolls_and_outlives(jobs, first))?;
-    println!("{answers} requests answered during rollouts, and none refused");
+    let answers = under_load(jobs, NAME, &request, || rolls_and_outlives(jobs, first))?;
+    println!("{} requests answered during rollouts, and none refused", answers.values().sum::<u64>());
     Ok(jobs.within(&["delete", "recmodelserver", NAME, "--timeout=120s"]).map(drop)?)
 }
 
 fn rolls_and_outlives(jobs: &Jobs, first: u64) -> Result<(), TrialError> {
-    let newer = until_serving(jobs, "servers with a newer model", |step| step > first)?;
-    patch(jobs, NAME, &json!({"spec": {"version": first}}))?;
-    until_serving(jobs, "servers with the first model again", |step| step == first)?;
-    println!("rolled from step {first} to {newer}, and back");
+    let newer = until_serving(jobs, NAME, "servers with a newer model", |step| step > first)?;
+    rolls_back(jobs, newer, first)?;
     jobs.delete(NAME)?;
     patch(jobs, NAME, &json!({"spec": {"version": newer, "replicas": 3}}))?;
-    until_serving(jobs, "three servers without their job", |step| step == newer)?;
+    until_serving(jobs, NAME, "three servers without their job", |step| step == newer)?;
     Ok(())
 }
 
-/// Asks for predictions until `work` is done; returns the number of answers.
-fn under_load(jobs: &Jobs, request: &Path, work: impl FnOnce() -> Result<(), TrialError>) -> Result<u64, TrialError> {
+/// All servers go back to the model of the step `first`, in time.
+fn rolls_back(jobs: &Jobs, newer: u64, first: u64) -> Result<(), TrialError> {
+    let started = Instant::now();
+    patch(jobs, NAME, &json!({"spec": {"version": first}}))?;
+    until_serving(jobs, NAME, "servers with the first model again", |step| step == first)?;
+    let time = started.elapsed();
+    println!("rolled from step {first} to {newer}, and back in {:.0} s", time.as_secs_f64());
+    if time < ROLLBACK {
+        Ok(())
+    } else {
+        Err(unmet(format!("a rollback in less than {ROLLBACK:?}"), format!("{time:?}")))
+    }
+}
+
+/// Asks the servers with a name for predictions until `work` is done.
+pub(super) fn under_load(
+    jobs: &Jobs,
+    name: &str,
+    request: &Path,
+    work: impl FnOnce() -> Result<(), TrialError>,
+) -> Result<Answers, TrialError> {
     let is_done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let load = scope.spawn(|| {
-            let mut answers = 0;
+            let mut answers = Answers::new();
             while !is_done.load(Ordering::Relaxed) {
-                predicts(jobs, NAME, request)?;
-                answers += 1;
+                *answers.entry(predicts(jobs, name, request)?).or_default() += 1;
             }
-            Ok::<u64, TrialError>(answers)
+            Ok::<Answers, TrialError>(answers)
         });
         let worked = work();
         is_done.store(true, Ordering::Relaxed);
@@ -72,23 +94,31 @@ fn under_load(jobs: &Jobs, request: &Path, work: impl FnOnce() -> Result<(), Tri
     })
 }
 
-/// One request to the servers with a name, through the API server.
-pub(super) fn predicts(jobs: &Jobs, name: &str, request: &Path) -> Result<(), TrialError> {
+/// One request to the servers with a name, through the API server. Returns the step of the model
+/// that answered.
+pub(super) fn predicts(jobs: &Jobs, name: &str, request: &Path) -> Result<u64, TrialError> {
     let service = format!("/api/v1/namespaces/{NAMESPACE}/services/{name}-server:http");
     let infer = format!("{service}/proxy/v2/models/{name}/infer");
     let file = request.display().to_string();
     let answer = parse("a prediction", &jobs.within(&["create", "--raw", &infer, "--filename", &file])?)?;
     let probability = answer["outputs"][0]["data"][0].as_f64();
-    if probability.is_some_and(|probability| probability > 0.0 && probability < 1.0) {
-        return Ok(());
+    let step = answer["model_version"].as_str().and_then(|version| version.parse().ok());
+    match (probability, step) {
+        (Some(probability), Some(step)) if probability > 0.0 && probability < 1.0 => Ok(step),
+        _ => Err(unmet("a probability, and the step of its model", answer)),
     }
-    Err(unmet("a probability", answer))
 }
 
 /// A row of the small job.
 pub(super) fn row() -> Value {
-    let ids = (1..=6).map(|n| json!({"name": format!("C{n}"), "shape": [1], "datatype": "INT64", "data": [n]}));
-    let numbers = (1..=4).map(|n| json!({"name": format!("I{n}"), "shape": [1], "datatype": "FP32", "data": [0.5]}));
+    rows(1)
+}
+
+/// This many equal rows of the small job.
+pub(super) fn rows(count: usize) -> Value {
+    let column = |name: String, datatype: &str, value: Value| json!({"name": name, "shape": [count], "datatype": datatype, "data": vec![value; count]});
+    let ids = (1..=6).map(|n| column(format!("C{n}"), "INT64", json!(n)));
+    let numbers = (1..=4).map(|n| column(format!("I{n}"), "FP32", json!(0.5)));
     json!({"inputs": ids.chain(numbers).collect::<Vec<_>>()})
 }
 
@@ -97,14 +127,20 @@ pub(super) fn server(name: &str, spec: &Value) -> Value {
     json!({"apiVersion": "rectrain.dev/v1alpha1", "kind": "RecModelServer", "metadata": {"name": name}, "spec": spec})
 }
 
-fn patch(jobs: &Jobs, name: &str, patch: &Value) -> Result<(), HarnessError> {
+/// Changes a `RecModelServer`.
+pub(super) fn patch(jobs: &Jobs, name: &str, patch: &Value) -> Result<(), HarnessError> {
     jobs.within(&["patch", "recmodelserver", name, "--type=merge", &format!("--patch={patch}")]).map(drop)
 }
 
-/// Waits until all servers answer with a wanted model; returns its step.
-fn until_serving(jobs: &Jobs, awaited: &str, is_wanted: impl Fn(u64) -> bool) -> Result<u64, HarnessError> {
+/// Waits until all servers with a name answer with a wanted model; returns its step.
+pub(super) fn until_serving(
+    jobs: &Jobs,
+    name: &str,
+    awaited: &str,
+    is_wanted: impl Fn(u64) -> bool,
+) -> Result<u64, HarnessError> {
     eventually(ROLLOUT, awaited, || {
-        let server = jobs.get(&format!("recmodelserver/{NAME}"))?;
+        let server = jobs.get(&format!("recmodelserver/{name}"))?;
         let status = &server["status"];
         let step = status["checkpoint"]["step"].as_u64().unwrap_or(0);
         let is_seen = status["observedGeneration"] == server["metadata"]["generation"];
