@@ -140,6 +140,7 @@ fn writes_what_it_tells(more: &[&str]) {
     assert!(written.iter().all(|point| losses.contains(point)), "{written:?} {losses:?}");
     assert_eq!(written.last(), losses.last());
     assert!(!found["train/samples_per_second"].is_empty(), "{found:?}");
+    assert!(!found["train/gradient_norm"].is_empty(), "{found:?}");
 }
 
 #[test]

@@ -182,6 +182,7 @@ fn expected_words(state: &str) -> &'static [(&'static str, &'static str)] {
             ("progress", "epoch 18.6 of 30"),
             ("progress", "left"),
             ("facts", "learning rate, dense 0.001 (adam)"),
+            ("facts", "gradient norm 0.0"),
             ("modes", "sync gba hybrid"),
             ("members", "rows in"),
         ],
@@ -192,7 +193,12 @@ fn expected_words(state: &str) -> &'static [(&'static str, &'static str)] {
             ("results", "test AUC 0.7662"),
             ("facts", "staleness mean 0.42, most 3 steps"),
         ],
-        "failed" => &[("phase", "Failed"), ("banners", "Training diverged at step 379"), ("banners", "To continue:")],
+        "failed" => &[
+            ("phase", "Failed"),
+            ("banners", "Training diverged at step 379"),
+            ("banners", "To continue:"),
+            ("facts", "gradient norm not finite"),
+        ],
         "interrupted" => &[("phase", "Interrupted"), ("banners", "--set spec.checkpoint.resume=latest")],
         _ => &[("phase", "Starting"), ("events", "No event yet")],
     }
@@ -224,6 +230,7 @@ fn expect_curves(state: &str, charts: &Value) -> Result<(), TrialError> {
         ("gauc", "test"),
         ("ne", "test"),
         ("rate", "train"),
+        ("gradient", "train"),
     ] {
         if is_drawn(metric, curve) == (state == "empty") {
             let wanted = if state == "empty" { "no curve" } else { "a curve" };

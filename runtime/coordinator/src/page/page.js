@@ -194,6 +194,7 @@ function facts(run) {
   const stale = summary?.tokensIssued ? `mean ${fixed(summary.meanStaleness, 2)}, most ${count(summary.maxStaleness)} steps`
     : isKnown(state.meanStaleness) ? `mean ${fixed(state.meanStaleness, 2)} steps` : null;
   const gap = summary?.averageSyncGap ?? record.averageSyncGap;
+  const norm = record.gradientNorm === null ? "not finite: a gradient is infinite or no number" : significant(record.gradientNorm, 4);
   const rate = optimizer => isKnown(optimizer?.learningRate) ? `${significant(optimizer.learningRate, 4)} (${optimizer.kind})` : null;
   return [
     ["model", plan.model], ["global batch", plan.globalBatchRows && `${count(plan.globalBatchRows)} rows`],
@@ -203,7 +204,7 @@ function facts(run) {
     ["embedding rows", within(count, state.rows ?? summary?.rows, state.budgetRows)],
     ["embedding memory", within(bytes, state.bytes ?? summary?.storeBytes, state.budgetBytes)],
     ["rows evicted", count(summary?.table?.evicted ?? state.evictedRows)],
-    ["staleness", stale], ["all-reduce", record.allReduceSeconds ? duration(record.allReduceSeconds) : null],
+    ["gradient norm", norm], ["staleness", stale], ["all-reduce", record.allReduceSeconds ? duration(record.allReduceSeconds) : null],
     ["average sync gap", isKnown(gap) ? `${fixed(gap, 2)} batches` : null],
     ["last checkpoint", record.lastCheckpoint], ["started", isKnown(run.startedAt) ? day(run.startedAt) : null],
     ["version", record.version], ["run", record.title], ["command", record.command],
@@ -254,7 +255,7 @@ function drawCharts() {
     button.setAttribute("aria-checked", String(button.dataset.axis === view.axis));
     button.disabled = !isAxis(button.dataset.axis);
   }
-  const isDrawn = chart => !chart.metric.absent || view.runs.some(run => run.tests.some(test => isKnown(test[chart.metric.test])));
+  const isDrawn = ({ metric }) => !metric.absent || view.runs.some(run => metric.train ? run.train[metric.train].some(isKnown) : run.tests.some(test => isKnown(test[metric.test])));
   const drawn = charts.filter(isDrawn), absent = charts.filter(chart => !isDrawn(chart));
   const elements = drawn.map(chart => chart.element);
   if ($("charts").children.length !== elements.length) $("charts").replaceChildren(...elements);
@@ -402,14 +403,14 @@ function draw() {
 
 /** The curves as text: one line for each training point and each test. */
 function csv() {
-  const head = ["run", "kind", "time", "step", "samples", "loss", "auc", "gauc", "normalizedEntropy", "calibration", "samplesPerSecond"];
+  const head = ["run", "kind", "time", "step", "samples", "loss", "auc", "gauc", "normalizedEntropy", "calibration", "samplesPerSecond", "gradientNorm"];
   const lines = [head.join(",")];
   const text = value => value === null || value === undefined ? "" : String(value);
   for (const run of view.runs) {
     run.train.step.forEach((step, place) => lines.push([JSON.stringify(run.name), "training", run.train.at[place], step, run.train.samples[place], run.train.loss[place], run.train.auc[place],
-      "", "", "", run.train.samplesPerSecond[place]].map(text).join(",")));
+      "", "", "", run.train.samplesPerSecond[place], run.train.gradientNorm[place]].map(text).join(",")));
     for (const test of run.tests) {
-      lines.push([JSON.stringify(run.name), "test", test.at, test.step, samplesAt(run, test.step), test.logLoss, test.auc, test.gauc, test.normalizedEntropy, test.calibration, ""].map(text).join(","));
+      lines.push([JSON.stringify(run.name), "test", test.at, test.step, samplesAt(run, test.step), test.logLoss, test.auc, test.gauc, test.normalizedEntropy, test.calibration, "", ""].map(text).join(","));
     }
   }
   return `${lines.join("\n")}\n`;

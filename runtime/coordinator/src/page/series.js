@@ -1,7 +1,7 @@
 // The curves of runs: points, axes, smoothing and thinning. No function here touches the document.
 
 /** The columns of a training point. `record.curve` has the same names. */
-const COLUMNS = ["at", "step", "samples", "loss", "auc", "samplesPerSecond"];
+const COLUMNS = ["at", "step", "samples", "loss", "auc", "samplesPerSecond", "gradientNorm"];
 
 /** A run without points. */
 function emptyRun(name) {
@@ -24,7 +24,8 @@ function addPoints(train, curve) {
   if (!length) return;
   if (!train.step.length) {
     // The columns of an ended run are long, and nothing is added to them.
-    for (const column of COLUMNS) train[column] = curve[column];
+    // Records of earlier versions lack some columns.
+    for (const column of COLUMNS) train[column] = curve[column] ?? new Array(length).fill(null);
     return;
   }
   // A job that restarted from a checkpoint trains some steps again: the later points replace them.
@@ -33,7 +34,7 @@ function addPoints(train, curve) {
   for (const column of COLUMNS) {
     const into = train[column];
     into.length = keep;
-    for (let place = 0; place < length; place += 1) into.push(curve[column][place] ?? null);
+    for (let place = 0; place < length; place += 1) into.push(curve[column]?.[place] ?? null);
   }
 }
 
@@ -171,7 +172,10 @@ const METRICS = [
   { key: "ne", title: "Normalized entropy", unit: "1 is as good as always predicting the mean", test: "normalizedEntropy", best: "least", log: true, digits: 4, line: 1 },
   { key: "gauc", title: "GAUC", unit: "AUC within groups, weighted by rows", test: "gauc", best: "most", digits: 4, absent: "GAUC (the manifest names no group column)" },
   { key: "calibration", title: "Calibration", unit: "mean prediction over mean label; 1 is calibrated", test: "calibration", best: "nearest 1", digits: 3, line: 1 },
-  { key: "rate", title: "Throughput", unit: "samples per second", train: "samplesPerSecond", fromZero: true, digits: 0 },
+  { key: "rate", title: "Throughput", unit: "samples per second", train: "samplesPerSecond", fromZero: true, words: count, tick: compact },
+  { key: "gradient", title: "Gradient norm", unit: "L2 norm of the dense gradients, before the optimizer", train: "gradientNorm", log: true, words: value => significant(value, 4),
+    absent: "gradient norm (no report has one)",
+    about: { train: "The mean over the dense workers of the norm of each one's last step. A norm that is not finite has no point." } },
 ];
 
 /** The place of the best test of a metric; -1 without one. */
