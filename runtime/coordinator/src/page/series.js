@@ -24,8 +24,7 @@ function addPoints(train, curve) {
   if (!length) return;
   if (!train.step.length) {
     // The columns of an ended run are long, and nothing is added to them.
-    // Records of earlier versions lack some columns.
-    for (const column of COLUMNS) train[column] = curve[column] ?? new Array(length).fill(null);
+    for (const column of COLUMNS) setColumn(train, column, curve[column]);
     return;
   }
   // A job that restarted from a checkpoint trains some steps again: the later points replace them.
@@ -36,6 +35,14 @@ function addPoints(train, curve) {
     into.length = keep;
     for (let place = 0; place < length; place += 1) into.push(curve[column]?.[place] ?? null);
   }
+}
+
+/** Sets a column. A column of many points is a text of JSON, which is parsed when it is first needed. */
+function setColumn(train, column, values) {
+  const set = known => Object.defineProperty(train, column, { value: known, writable: true, configurable: true, enumerable: true });
+  if (typeof values === "string") Object.defineProperty(train, column, { get: () => set(JSON.parse(values))[column], configurable: true, enumerable: true });
+  // Records of earlier versions lack some columns.
+  else set(values ?? new Array(train.step.length).fill(null));
 }
 
 function addEvent(run, logged) {
@@ -62,10 +69,10 @@ function stepsPerEpoch(record) {
   return epochs && record.totalSteps ? record.totalSteps / epochs : null;
 }
 
-/** The axes: the position of a training point, by its place, and of a test. */
+/** The axes: the position of a training point, by its place, and of a test. `column` is the column with the positions. */
 const AXES = {
-  step: { label: "step", point: (run, place) => run.train.step[place], test: (run, test) => test.step, words: count },
-  samples: { label: "samples", point: (run, place) => run.train.samples[place], test: (run, test) => samplesAt(run, test.step), words: compact },
+  step: { label: "step", column: "step", point: (run, place) => run.train.step[place], test: (run, test) => test.step, words: count },
+  samples: { label: "samples", column: "samples", point: (run, place) => run.train.samples[place], test: (run, test) => samplesAt(run, test.step), words: compact },
   epoch: { label: "epoch", point: (run, place) => run.train.step[place] / run.stepsPerEpoch, test: (run, test) => test.step / run.stepsPerEpoch,
     words: value => significant(value, 4), exists: run => Boolean(run.stepsPerEpoch) },
   time: { label: "time since the start", point: (run, place) => run.train.at[place] - run.startedAt, test: (run, test) => test.at - run.startedAt, words: duration },
