@@ -299,6 +299,7 @@ mod tests {
             samples_per_second: 5.0,
             loss: 0.5,
             running_auc: None,
+            gradient_norm: None,
             stream: None,
             window: None,
             baseline: None,

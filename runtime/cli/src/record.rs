@@ -96,7 +96,12 @@ impl Record {
         let samples = event["samples"].as_u64().unwrap_or_default();
         let samples_per_second = event["samplesPerSecond"].as_f64().unwrap_or_default();
         let (loss, auc) = (event["loss"].as_f64(), event["runningAuc"].as_f64());
-        self.curve.push(&Point { at, step, samples, samples_per_second, loss, auc });
+        let gradient_norm = event["gradientNorm"].as_f64();
+        self.curve.push(&Point { at, step, samples, samples_per_second, loss, auc, gradient_norm });
+        // A norm of null is not finite, which the page says.
+        if let Some(norm) = event.get("gradientNorm") {
+            self.set("gradientNorm", norm.clone());
+        }
         let same = ["step", "totalSteps", "samples", "samplesPerSecond", "loss"].map(|field| (field, field));
         self.copy_from(event, &same);
     }
@@ -181,6 +186,21 @@ mod tests {
         fs::write(folder.path().join(EVENTS), text).unwrap();
         fs::write(folder.path().join(MANIFEST), "kind: RecTrainingJob\n").unwrap();
         read(folder.path()).unwrap()
+    }
+
+    #[test]
+    fn a_norm_that_is_no_number_is_told_apart_from_none() {
+        let progress = json!({"event": "progress", "step": 5, "samples": 50, "loss": 0.5});
+        assert_eq!(record_of(std::slice::from_ref(&progress)).get("gradientNorm"), None);
+        let with = |step: u64, norm: Value| {
+            let mut with = progress.clone();
+            (with["step"], with["gradientNorm"]) = (json!(step), norm);
+            with
+        };
+        let record = record_of(&[with(5, json!(1.234_56)), with(6, Value::Null)]);
+        assert_eq!(record.get("gradientNorm"), Some(&Value::Null));
+        assert_eq!(record["curve"]["gradientNorm"], json!([1.235, null]));
+        assert_eq!(record_of(&[with(6, json!(2.5))])["gradientNorm"], json!(2.5));
     }
 
     #[test]

@@ -250,11 +250,21 @@ fn figures(records: &[Value]) -> Table {
     }
     row("best test log loss", &|record| number(tests(record).1["logLoss"].as_f64(), 5));
     row("training loss", &|record| number(record["loss"].as_f64(), 5));
+    row("gradient norm", &|record| norm(record.get("gradientNorm")));
     row("seconds", &|record| number(summary(record)["seconds"].as_f64(), 1));
     row("samples/s", &|record| summary(record)["samplesPerSecond"].as_f64().map_or("-".to_owned(), rate));
     row("embedding rows", &|record| whole(&summary(record)["rows"]));
     row("parameters sha256", &|record| text(&summary(record)["parametersSha256"]));
     table
+}
+
+/// The norm of the last reported gradients. It has any size, and `null` is not finite.
+fn norm(norm: Option<&Value>) -> String {
+    match norm {
+        None => String::new(),
+        Some(Value::Null) => "not finite".to_owned(),
+        Some(norm) => norm.as_f64().map(|norm| format!("{norm:.3e}")).unwrap_or_default(),
+    }
 }
 
 /// The most settings that a comparison shows.
@@ -309,6 +319,13 @@ mod tests {
         assert_eq!(found(place.path().join(names[2]).to_str().unwrap()), place.path().join(names[2]));
         let missing = find(place.path(), "other").unwrap_err();
         assert!(missing.message().contains("no run `other`") && missing.message().contains(names[0]), "{missing:?}");
+    }
+
+    #[test]
+    fn a_norm_is_a_number_or_says_that_it_is_none() {
+        assert_eq!(norm(None), "");
+        assert_eq!(norm(Some(&json!(0.034_21))), "3.421e-2");
+        assert_eq!(norm(Some(&Value::Null)), "not finite");
     }
 
     #[test]

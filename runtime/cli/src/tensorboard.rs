@@ -159,9 +159,10 @@ impl Scalar {
 /// The step and the scalars of an event.
 fn scalars(event: &JobEvent) -> (u64, Vec<(&'static str, Option<f64>)>) {
     match event {
-        JobEvent::Progress { step, samples_per_second, loss, running_auc, .. } => {
+        JobEvent::Progress { step, samples_per_second, loss, running_auc, gradient_norm, .. } => {
+            let norm = ("train/gradient_norm", *gradient_norm);
             let speed = ("train/samples_per_second", Some(*samples_per_second));
-            (*step, vec![("train/loss", Some(*loss)), ("train/auc", *running_auc), speed])
+            (*step, vec![("train/loss", Some(*loss)), ("train/auc", *running_auc), norm, speed])
         }
         JobEvent::Evaluation { step, test } => (*step, quality(test)),
         JobEvent::Summary(summary) => (summary.steps, vec![("train/loss", summary.loss)]),

@@ -140,6 +140,9 @@ fn writes_what_it_tells(more: &[&str]) {
     assert!(written.iter().all(|point| losses.contains(point)), "{written:?} {losses:?}");
     assert_eq!(written.last(), losses.last());
     assert!(!found["train/samples_per_second"].is_empty(), "{found:?}");
+    let (told, norms) =
+        (told(&events, "progress", |event| event["gradientNorm"].as_f64()), &found["train/gradient_norm"]);
+    assert!(!norms.is_empty() && norms.iter().all(|point| point.1 > 0.0 && told.contains(point)), "{norms:?} {told:?}");
 }
 
 #[test]

@@ -75,6 +75,9 @@ pub struct Trainer {
     running_auc: RunningAuc,
     window: WindowPart,
     loss_watch: LossWatch,
+    /// Whether the tower has the gradients of the last step: not a partial sum of an all-reduce
+    /// that was aborted.
+    pub(crate) has_gradients: bool,
     reported: Instant,
     pub(crate) training: Duration,
 }
@@ -121,6 +124,7 @@ impl Trainer {
             running_auc: RunningAuc::new(RUNNING_AUC_SAMPLES),
             window: WindowPart::default(),
             loss_watch,
+            has_gradients: false,
             reported: Instant::now(),
             training: Duration::ZERO,
         })
@@ -178,6 +182,7 @@ impl Trainer {
             let loss = output.loss_sum() / batch.samples as f64;
             self.loss_watch.check(step, loss, || unlearned_loss(&self.tower, &batch.labels))?;
         }
+        self.has_gradients = true;
         self.metrics.compute.observe(started.elapsed().as_secs_f64());
         self.pace.computed(batch.samples, started.elapsed());
         Ok(output)
@@ -231,6 +236,11 @@ impl Trainer {
         self.progress.running_auc = self.running_auc.value();
         self.progress.window = Some(window_part::write(std::mem::take(&mut self.window)));
         self.progress.training_seconds = self.training.as_secs_f64();
+        if self.has_gradients && self.progress.samples > 0 {
+            let norm = self.tower.gradient_norm()?;
+            self.metrics.gradient_norm.set(norm);
+            self.progress.gradient_norm = Some(norm);
+        }
         if let Some(memory) = self.tower.device_memory() {
             self.metrics.gpu_memory_used.set(memory.used_bytes as i64);
             self.metrics.gpu_memory_reserved.set(memory.reserved_bytes as i64);

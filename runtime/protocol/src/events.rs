@@ -51,6 +51,11 @@ pub enum JobEvent {
         loss: f64,
         /// AUC of the latest training predictions. Each was made before its sample was learned.
         running_auc: Option<f64>,
+        /// L2 norm of the dense gradients before the optimizer, as the mean over the dense workers
+        /// of each one's last step. Absent before the first step, and `null` in JSON if it is not
+        /// finite.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        gradient_norm: Option<f64>,
         /// How far training is behind its stream: `lagRows`, `lagSeconds`, `eventTime`. `None` for
         /// a job on files.
         #[serde(flatten)]
@@ -630,6 +635,7 @@ mod tests {
             samples_per_second: 0.0,
             loss: 0.0,
             running_auc: None,
+            gradient_norm: None,
             stream: None,
             window: None,
             baseline: None,

@@ -182,6 +182,7 @@ fn expected_words(state: &str) -> &'static [(&'static str, &'static str)] {
             ("progress", "epoch 18.6 of 30"),
             ("progress", "left"),
             ("facts", "learning rate, dense 0.001 (adam)"),
+            ("facts", "gradient norm 0.0"),
             ("modes", "sync gba hybrid"),
             ("members", "rows in"),
         ],
@@ -192,7 +193,12 @@ fn expected_words(state: &str) -> &'static [(&'static str, &'static str)] {
             ("results", "test AUC 0.7662"),
             ("facts", "staleness mean 0.42, most 3 steps"),
         ],
-        "failed" => &[("phase", "Failed"), ("banners", "Training diverged at step 379"), ("banners", "To continue:")],
+        "failed" => &[
+            ("phase", "Failed"),
+            ("banners", "Training diverged at step 379"),
+            ("banners", "To continue:"),
+            ("facts", "gradient norm not finite"),
+        ],
         "interrupted" => &[("phase", "Interrupted"), ("banners", "--set spec.checkpoint.resume=latest")],
         _ => &[("phase", "Starting"), ("events", "No event yet")],
     }
@@ -224,6 +230,7 @@ fn expect_curves(state: &str, charts: &Value) -> Result<(), TrialError> {
         ("gauc", "test"),
         ("ne", "test"),
         ("rate", "train"),
+        ("gradient", "train"),
     ] {
         if is_drawn(metric, curve) == (state == "empty") {
             let wanted = if state == "empty" { "no curve" } else { "a curve" };
@@ -291,12 +298,15 @@ fn lost_contact(work: &Work) -> Result<(), TrialError> {
 const BEGIN: &str = "const began = performance.now();";
 /// Stands after it, and leaves its findings in the document.
 const MEASURE: &str = "const drawn = performance.now();
+while (waiting.length) drawWaiting();
+const all = performance.now();
 const original = thin, lengths = [];
 thin = (...curve) => { const points = original(...curve); lengths.push(points[0].length); return points; };
 draw();
+while (waiting.length) drawWaiting();
 const found = document.createElement('pre');
 found.id = 'probe';
-found.textContent = JSON.stringify({ first: drawn - began, again: performance.now() - drawn,
+found.textContent = JSON.stringify({ first: drawn - began, rest: all - drawn, again: performance.now() - all,
   points: view.runs[0].train.step.length, least: Math.min(...lengths), most: Math.max(...lengths) });
 document.body.append(found);";
 
@@ -312,7 +322,9 @@ fn many_points(work: &Work) -> Result<(), TrialError> {
     files::write(&path, measured)?;
     let window = Window { width: 1200, height: HEIGHT, picture: None, is_time_virtual: false };
     let found = browser::open(&path, window)?;
-    say(format!("{MANY_POINTS} reports of progress: {found} (`first` and `again` in milliseconds)"));
+    say(format!(
+        "{MANY_POINTS} reports of progress: {found} (`first` charts, the `rest`, and all `again` in milliseconds)"
+    ));
     let is_thinned = found["least"].as_u64() > Some(0) && found["most"].as_u64().is_some_and(|most| most <= MOST_DRAWN);
     if found["points"] != MANY_POINTS || !is_thinned {
         return Err(unmet(format!("{MANY_POINTS} reports, and curves of 1 to {MOST_DRAWN} points"), &found));

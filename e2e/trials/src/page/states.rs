@@ -96,7 +96,11 @@ fn lines(state: &State, steps: u64) -> Lines {
     let last = (steps as f64 * state.until) as u64;
     let mut epoch = 0;
     for step in 1..=last {
-        lines.push(seconds_at(step, steps), &progress(step, steps, state.overfits));
+        let mut report = progress(step, steps, state.overfits);
+        if step == last && state.end == End::Failed {
+            report["gradientNorm"] = Value::Null;
+        }
+        lines.push(seconds_at(step, steps), &report);
         while (epoch + 1) * steps <= step * EPOCHS {
             epoch += 1;
             push_epoch(&mut lines, epoch, step, seconds_at(step, steps), state.overfits);
@@ -150,6 +154,7 @@ fn progress(step: u64, steps: u64, overfits: bool) -> Value {
         "samplesPerSecond": 32_000.0 + 5_000.0 * noise(step + 1),
         "loss": loss,
         "runningAuc": auc + 0.006 * noise(step + 2),
+        "gradientNorm": (0.02 + 0.3 * (-20.0 * part).exp()) * (1.0 + noise(step + 3)),
     })
 }
 

@@ -182,6 +182,7 @@ mod tests {
             samples_per_second: 0.0,
             loss: 0.0,
             running_auc: None,
+            gradient_norm: None,
             stream: None,
             window: None,
             baseline: None,

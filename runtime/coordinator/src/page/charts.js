@@ -130,7 +130,7 @@ class Chart {
   tick(tick) {
     // On a log scale uPlot also puts a tick at the end of the scale, which is no round number.
     if (tick === null || (this.isLog && Number(tick.toPrecision(1)) !== Number(tick.toPrecision(6)))) return "";
-    return this.metric.key === "rate" ? compact(tick) : significant(tick, 4);
+    return this.metric.tick?.(tick) ?? significant(tick, 4);
   }
 
   /** The range of the values between `low` and `high`, with a margin. */
@@ -292,7 +292,7 @@ class Chart {
   }
 
   value(value) {
-    return this.metric.key === "rate" ? count(value) : fixed(value, this.metric.digits);
+    return this.metric.words?.(value) ?? fixed(value, this.metric.digits);
   }
 
   drawLegend(at = null) {

@@ -22,18 +22,22 @@ pub struct Point {
     pub loss: Option<f64>,
     /// AUC of the latest training predictions.
     pub auc: Option<f64>,
+    /// L2 norm of the dense gradients, if it is known and finite.
+    pub gradient_norm: Option<f64>,
 }
 
 impl Point {
     /// The point of a progress event; `None` for all other events.
     #[must_use]
     pub fn of(at: f64, event: &JobEvent) -> Option<Self> {
-        let JobEvent::Progress { step, samples, samples_per_second, loss, running_auc, .. } = event else {
+        let JobEvent::Progress { step, samples, samples_per_second, loss, running_auc, gradient_norm, .. } = event
+        else {
             return None;
         };
         let loss = Some(*loss).filter(|loss| loss.is_finite());
         let (step, samples, samples_per_second) = (*step, *samples, *samples_per_second);
-        Some(Self { at, step, samples, samples_per_second, loss, auc: *running_auc })
+        let gradient_norm = gradient_norm.filter(|norm| norm.is_finite());
+        Some(Self { at, step, samples, samples_per_second, loss, auc: *running_auc, gradient_norm })
     }
 }
 
@@ -48,6 +52,7 @@ pub struct Columns {
     samples_per_second: Vec<f64>,
     loss: Vec<Option<f64>>,
     auc: Vec<Option<f64>>,
+    gradient_norm: Vec<Option<f64>>,
 }
 
 impl Columns {
@@ -61,6 +66,7 @@ impl Columns {
         self.samples_per_second.push(rounded(point.samples_per_second, 10.0));
         self.loss.push(point.loss.map(|loss| rounded(loss, 1e6)));
         self.auc.push(point.auc.map(|auc| rounded(auc, 1e6)));
+        self.gradient_norm.push(point.gradient_norm.map(to_four_digits));
     }
 
     /// The number of points.
@@ -82,12 +88,22 @@ impl Columns {
         self.samples_per_second.truncate(length);
         self.loss.truncate(length);
         self.auc.truncate(length);
+        self.gradient_norm.truncate(length);
     }
 }
 
 /// The value in units of `1 / parts`. More digits make the page large, and no chart shows them.
 fn rounded(value: f64, parts: f64) -> f64 {
     (value * parts).round() / parts
+}
+
+/// The value with four significant digits, because gradients have any size.
+fn to_four_digits(value: f64) -> f64 {
+    if value == 0.0 {
+        return value;
+    }
+    let digits = value.abs().log10().floor() as i32;
+    rounded(value, 10.0_f64.powi(3 - digits))
 }
 
 /// The points of a live page, each with a number.
@@ -143,7 +159,15 @@ mod tests {
     use super::*;
 
     fn point(step: u64) -> Point {
-        Point { at: step as f64, step, samples: 10 * step, samples_per_second: 1.0, loss: None, auc: None }
+        Point {
+            at: step as f64,
+            step,
+            samples: 10 * step,
+            samples_per_second: 1.0,
+            loss: None,
+            auc: None,
+            gradient_norm: None,
+        }
     }
 
     #[test]
@@ -186,6 +210,14 @@ mod tests {
     }
 
     #[test]
+    fn gradients_of_any_size_keep_four_digits() {
+        for (value, kept) in [(0.0, 0.0), (123_456.0, 123_500.0), (9.999_96, 10.0), (1.234_56e-7, 1.235e-7)] {
+            let found = to_four_digits(value);
+            assert!((found - kept).abs() <= 1e-9 * kept, "{value}: {found}");
+        }
+    }
+
+    #[test]
     fn only_progress_is_a_point() {
         let warning = JobEvent::Warning { message: "w".to_owned() };
         assert_eq!(Point::of(1.0, &warning), None);
@@ -196,6 +228,7 @@ mod tests {
             samples_per_second: 2.0,
             loss: f64::NAN,
             running_auc: Some(0.5),
+            gradient_norm: Some(f64::INFINITY),
             stream: None,
             window: None,
             baseline: None,

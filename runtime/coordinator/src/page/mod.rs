@@ -156,6 +156,9 @@ struct Job {
     samples_per_second: f64,
     loss: Option<f64>,
     auc: Option<f64>,
+    /// L2 norm of the dense gradients of the last step. `null` in JSON if it is not finite.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gradient_norm: Option<f64>,
     map_epoch: u64,
     /// When the coordinator started, and the present time, in seconds since 1970.
     started_at: f64,
@@ -242,10 +245,10 @@ impl Attached {
         let coordinator = &self.coordinator;
         let status = coordinator.status();
         let gauges = gauges.with_reported(coordinator.table_sizes.lock().by_server(), status.budget);
-        let (epoch, steps_per_epoch, quality) = {
+        let (epoch, steps_per_epoch, quality, gradient_norm) = {
             let state = coordinator.lock();
             let quality = Quality { window: state.window(), baseline: state.baseline(), is_held: state.is_held() };
-            (state.epoch(), state.steps_per_epoch(), quality)
+            (state.epoch(), state.steps_per_epoch(), quality, state.gradient_norm())
         };
         let some = |text: String| Some(text).filter(|text| !text.is_empty());
         let waits_for = status.no_step.as_ref().and_then(|no_step| no_step.waits_for.as_ref());
@@ -269,6 +272,7 @@ impl Attached {
             samples_per_second: status.samples_per_second,
             loss: Some(status.loss).filter(|loss| loss.is_finite() && status.step > 0),
             auc: status.auc,
+            gradient_norm,
             map_epoch: status.map_epoch,
             started_at: self.since,
             now: now(),

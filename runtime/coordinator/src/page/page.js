@@ -19,6 +19,9 @@ const eventsOnAPage = () => innerWidth < 640 ? 6 : 12;
 const POLL_MILLISECONDS = 1000;
 /** From so many points on, curves are smoothed at first. */
 const MANY_POINTS = 80;
+/** From so many points of all runs on, a reader would wait for all charts: the first ones are drawn before the others. */
+const LARGE = 20_000;
+const AT_ONCE = 2;
 
 /** The state of the view, and the work that the charts share. */
 const view = {
@@ -27,7 +30,8 @@ const view = {
 
   /** The position of each training point of a run on the axis. */
   positions(run) {
-    return this.cached(run, `x ${this.axis}`, () => run.train.step.map((_, place) => AXES[this.axis].point(run, place)));
+    const { column } = AXES[this.axis];
+    return column ? run.train[column] : this.cached(run, `x ${this.axis}`, () => run.train.step.map((_, place) => AXES[this.axis].point(run, place)));
   },
 
   smoothed(run, column) {
@@ -149,10 +153,10 @@ function epochOf(run) {
 function times(run) {
   const { now, step, totalSteps } = run.record, end = hasEnded(run) ? run.events.at(-1)?.at ?? now : now;
   const elapsed = isKnown(run.startedAt) && isKnown(end) ? Math.max(end - run.startedAt, 0) : null;
+  if (hasEnded(run) || !totalSteps) return { elapsed, left: null };
   // The first step since the start is not 0 where the job resumed.
   const first = run.train.step[0] ?? 0, since = run.train.at[0] ?? run.startedAt;
-  const isPaced = !hasEnded(run) && totalSteps && step > first && end > since;
-  return { elapsed, left: isPaced ? (end - since) / (step - first) * (totalSteps - step) : null };
+  return { elapsed, left: step > first && end > since ? (end - since) / (step - first) * (totalSteps - step) : null };
 }
 
 function progress(run) {
@@ -178,10 +182,10 @@ function results(run) {
     if (!best) return result(name, "–", "no evaluation yet");
     return result(name, fixed(last[metric.test], 4), best === last ? `${at(last)}: the best` : `best ${fixed(best[metric.test], 4)} at ${at(best)}`);
   };
-  const loss = run.train.loss.at(-1) ?? run.record.loss, rates = run.train.samplesPerSecond;
+  const loss = run.train.loss.at(-1) ?? run.record.loss;
   const mean = run.summary?.samplesPerSecond;
   return [test(AUC, "test AUC"), test(LOSS, "test log loss"), result("training loss", fixed(loss, 4), "running mean"),
-    hasEnded(run) && mean ? result("samples per second", count(mean), "mean of the run") : result("samples per second", count(run.record.samplesPerSecond ?? rates.at(-1)), "last seconds")];
+    hasEnded(run) && mean ? result("samples per second", count(mean), "mean of the run") : result("samples per second", count(run.record.samplesPerSecond ?? run.train.samplesPerSecond.at(-1)), "last seconds")];
 }
 
 // A figure, and its limit if there is one.
@@ -194,6 +198,7 @@ function facts(run) {
   const stale = summary?.tokensIssued ? `mean ${fixed(summary.meanStaleness, 2)}, most ${count(summary.maxStaleness)} steps`
     : isKnown(state.meanStaleness) ? `mean ${fixed(state.meanStaleness, 2)} steps` : null;
   const gap = summary?.averageSyncGap ?? record.averageSyncGap;
+  const norm = record.gradientNorm === null ? "not finite: a gradient is infinite or no number" : significant(record.gradientNorm, 4);
   const rate = optimizer => isKnown(optimizer?.learningRate) ? `${significant(optimizer.learningRate, 4)} (${optimizer.kind})` : null;
   return [
     ["model", plan.model], ["global batch", plan.globalBatchRows && `${count(plan.globalBatchRows)} rows`],
@@ -203,7 +208,7 @@ function facts(run) {
     ["embedding rows", within(count, state.rows ?? summary?.rows, state.budgetRows)],
     ["embedding memory", within(bytes, state.bytes ?? summary?.storeBytes, state.budgetBytes)],
     ["rows evicted", count(summary?.table?.evicted ?? state.evictedRows)],
-    ["staleness", stale], ["all-reduce", record.allReduceSeconds ? duration(record.allReduceSeconds) : null],
+    ["gradient norm", norm], ["staleness", stale], ["all-reduce", record.allReduceSeconds ? duration(record.allReduceSeconds) : null],
     ["average sync gap", isKnown(gap) ? `${fixed(gap, 2)} batches` : null],
     ["last checkpoint", record.lastCheckpoint], ["started", isKnown(run.startedAt) ? day(run.startedAt) : null],
     ["version", record.version], ["run", record.title], ["command", record.command],
@@ -254,14 +259,32 @@ function drawCharts() {
     button.setAttribute("aria-checked", String(button.dataset.axis === view.axis));
     button.disabled = !isAxis(button.dataset.axis);
   }
-  const isDrawn = chart => !chart.metric.absent || view.runs.some(run => run.tests.some(test => isKnown(test[chart.metric.test])));
+  // A run with a point of such a column has its last value in the record.
+  const isDrawn = ({ metric }) => !metric.absent || view.runs.some(run => metric.train ? run.record[metric.train] !== undefined : run.tests.some(test => isKnown(test[metric.test])));
   const drawn = charts.filter(isDrawn), absent = charts.filter(chart => !isDrawn(chart));
   const elements = drawn.map(chart => chart.element);
   if ($("charts").children.length !== elements.length) $("charts").replaceChildren(...elements);
-  for (const chart of drawn) chart.draw();
+  drawInTurn(drawn);
   const names = view.runs.some(run => run.tests.length) ? absent.map(chart => chart.metric.absent) : [];
   $("not-drawn").hidden = !names.length;
   $("not-drawn").textContent = `Not drawn: ${names.join(", ")}.`;
+}
+
+/** The charts that are drawn after the present task. */
+let waiting = [];
+
+/** Draws all charts, or the first ones at once and each other one in a task of its own, where runs have many points. */
+function drawInTurn(drawn) {
+  const isLarge = view.runs.reduce((points, run) => points + run.train.step.length, 0) > LARGE;
+  const first = isLarge ? AT_ONCE : drawn.length, isUnderWay = waiting.length > 0;
+  waiting = drawn.slice(first);
+  for (const chart of drawn.slice(0, first)) chart.draw();
+  if (waiting.length && !isUnderWay) setTimeout(drawWaiting);
+}
+
+function drawWaiting() {
+  waiting.shift()?.draw();
+  if (waiting.length) setTimeout(drawWaiting);
 }
 
 const isAxis = axis => view.runs.every(run => AXES[axis].exists?.(run) ?? true);
@@ -402,14 +425,14 @@ function draw() {
 
 /** The curves as text: one line for each training point and each test. */
 function csv() {
-  const head = ["run", "kind", "time", "step", "samples", "loss", "auc", "gauc", "normalizedEntropy", "calibration", "samplesPerSecond"];
+  const head = ["run", "kind", "time", "step", "samples", "loss", "auc", "gauc", "normalizedEntropy", "calibration", "samplesPerSecond", "gradientNorm"];
   const lines = [head.join(",")];
   const text = value => value === null || value === undefined ? "" : String(value);
   for (const run of view.runs) {
     run.train.step.forEach((step, place) => lines.push([JSON.stringify(run.name), "training", run.train.at[place], step, run.train.samples[place], run.train.loss[place], run.train.auc[place],
-      "", "", "", run.train.samplesPerSecond[place]].map(text).join(",")));
+      "", "", "", run.train.samplesPerSecond[place], run.train.gradientNorm[place]].map(text).join(",")));
     for (const test of run.tests) {
-      lines.push([JSON.stringify(run.name), "test", test.at, test.step, samplesAt(run, test.step), test.logLoss, test.auc, test.gauc, test.normalizedEntropy, test.calibration, ""].map(text).join(","));
+      lines.push([JSON.stringify(run.name), "test", test.at, test.step, samplesAt(run, test.step), test.logLoss, test.auc, test.gauc, test.normalizedEntropy, test.calibration, "", ""].map(text).join(","));
     }
   }
   return `${lines.join("\n")}\n`;

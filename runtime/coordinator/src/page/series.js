@@ -1,7 +1,7 @@
 // The curves of runs: points, axes, smoothing and thinning. No function here touches the document.
 
 /** The columns of a training point. `record.curve` has the same names. */
-const COLUMNS = ["at", "step", "samples", "loss", "auc", "samplesPerSecond"];
+const COLUMNS = ["at", "step", "samples", "loss", "auc", "samplesPerSecond", "gradientNorm"];
 
 /** A run without points. */
 function emptyRun(name) {
@@ -24,7 +24,7 @@ function addPoints(train, curve) {
   if (!length) return;
   if (!train.step.length) {
     // The columns of an ended run are long, and nothing is added to them.
-    for (const column of COLUMNS) train[column] = curve[column];
+    for (const column of COLUMNS) setColumn(train, column, curve[column]);
     return;
   }
   // A job that restarted from a checkpoint trains some steps again: the later points replace them.
@@ -33,8 +33,16 @@ function addPoints(train, curve) {
   for (const column of COLUMNS) {
     const into = train[column];
     into.length = keep;
-    for (let place = 0; place < length; place += 1) into.push(curve[column][place] ?? null);
+    for (let place = 0; place < length; place += 1) into.push(curve[column]?.[place] ?? null);
   }
+}
+
+/** Sets a column. A column of many points is a text of JSON, which is parsed when it is first needed. */
+function setColumn(train, column, values) {
+  const set = known => Object.defineProperty(train, column, { value: known, writable: true, configurable: true, enumerable: true });
+  if (typeof values === "string") Object.defineProperty(train, column, { get: () => set(JSON.parse(values))[column], configurable: true, enumerable: true });
+  // Records of earlier versions lack some columns.
+  else set(values ?? new Array(train.step.length).fill(null));
 }
 
 function addEvent(run, logged) {
@@ -61,10 +69,10 @@ function stepsPerEpoch(record) {
   return epochs && record.totalSteps ? record.totalSteps / epochs : null;
 }
 
-/** The axes: the position of a training point, by its place, and of a test. */
+/** The axes: the position of a training point, by its place, and of a test. `column` is the column with the positions. */
 const AXES = {
-  step: { label: "step", point: (run, place) => run.train.step[place], test: (run, test) => test.step, words: count },
-  samples: { label: "samples", point: (run, place) => run.train.samples[place], test: (run, test) => samplesAt(run, test.step), words: compact },
+  step: { label: "step", column: "step", point: (run, place) => run.train.step[place], test: (run, test) => test.step, words: count },
+  samples: { label: "samples", column: "samples", point: (run, place) => run.train.samples[place], test: (run, test) => samplesAt(run, test.step), words: compact },
   epoch: { label: "epoch", point: (run, place) => run.train.step[place] / run.stepsPerEpoch, test: (run, test) => test.step / run.stepsPerEpoch,
     words: value => significant(value, 4), exists: run => Boolean(run.stepsPerEpoch) },
   time: { label: "time since the start", point: (run, place) => run.train.at[place] - run.startedAt, test: (run, test) => test.at - run.startedAt, words: duration },
@@ -171,7 +179,10 @@ const METRICS = [
   { key: "ne", title: "Normalized entropy", unit: "1 is as good as always predicting the mean", test: "normalizedEntropy", best: "least", log: true, digits: 4, line: 1 },
   { key: "gauc", title: "GAUC", unit: "AUC within groups, weighted by rows", test: "gauc", best: "most", digits: 4, absent: "GAUC (the manifest names no group column)" },
   { key: "calibration", title: "Calibration", unit: "mean prediction over mean label; 1 is calibrated", test: "calibration", best: "nearest 1", digits: 3, line: 1 },
-  { key: "rate", title: "Throughput", unit: "samples per second", train: "samplesPerSecond", fromZero: true, digits: 0 },
+  { key: "rate", title: "Throughput", unit: "samples per second", train: "samplesPerSecond", fromZero: true, words: count, tick: compact },
+  { key: "gradient", title: "Gradient norm", unit: "L2 norm of the dense gradients, before the optimizer", train: "gradientNorm", log: true, words: value => significant(value, 4),
+    absent: "gradient norm (no report has one)",
+    about: { train: "The mean over the dense workers of the norm of each one's last step. A norm that is not finite has no point." } },
 ];
 
 /** The place of the best test of a metric; -1 without one. */

@@ -37,6 +37,10 @@ pub(crate) struct Trained {
 pub(super) struct DenseWorkerState {
     pub(super) steps_done: u64,
     pub(super) running_auc: Option<f64>,
+    /// The norm of the dense gradients of its last step. A replacement of the coordinator waits for
+    /// the next report.
+    #[serde(skip)]
+    gradient_norm: Option<f64>,
     pub(super) training_seconds: f64,
     /// Training time of earlier incarnations of this rank.
     pub(super) training_seconds_before: f64,
@@ -143,6 +147,7 @@ impl State {
         let has_trained = rank.steps_done < report.steps_done;
         rank.steps_done = rank.steps_done.max(report.steps_done);
         rank.running_auc = report.running_auc;
+        rank.gradient_norm = report.gradient_norm.or(rank.gradient_norm);
         rank.training_seconds = report.training_seconds;
         // Without a barrier, workers count no steps.
         if has_trained || report.samples > 0 {
@@ -182,6 +187,7 @@ impl State {
             samples_per_second: self.samples_per_second(),
             loss: self.progress.last_loss,
             running_auc: self.running_auc(),
+            gradient_norm: self.gradient_norm(),
             stream: self.stream_lag(),
             window: self.window(),
             baseline: self.baseline(),
@@ -392,13 +398,22 @@ impl State {
 
     /// Mean AUC over the dense workers that train.
     fn running_auc(&self) -> Option<f64> {
+        self.mean_of_workers(|rank| rank.running_auc)
+    }
+
+    /// Mean norm of the dense gradients of each dense worker's last step. Not finite if one is not.
+    pub(crate) fn gradient_norm(&self) -> Option<f64> {
+        self.mean_of_workers(|rank| rank.gradient_norm)
+    }
+
+    /// Mean over the dense workers that train and have the figure.
+    fn mean_of_workers(&self, figure: impl Fn(&DenseWorkerState) -> Option<f64>) -> Option<f64> {
         // With a barrier, the other workers only wait and repeat an old value.
         let train = match self.training.mode().family() {
             Family::Barrier => self.training.barrier_workers(),
             Family::Tokens | Family::Replicas => u32::MAX,
         };
-        let known: Vec<f64> =
-            self.progress.ranks.iter().take(train as usize).filter_map(|rank| rank.running_auc).collect();
+        let known: Vec<f64> = self.progress.ranks.iter().take(train as usize).filter_map(figure).collect();
         (!known.is_empty()).then(|| known.iter().sum::<f64>() / known.len() as f64)
     }
 
@@ -545,6 +560,22 @@ mod tests {
         let spent = |index, seconds| v1::Spent { role: v1::Role::Ps.into(), index, seconds };
         let spent = vec![spent(0, 0.7), spent(1, 0.1), spent(2, 0.1)];
         v1::Progress { samples: 1_000, step_seconds: 1.0, spent, ..v1::Progress::default() }
+    }
+
+    #[test]
+    fn the_norm_of_gradients_is_a_mean_that_keeps_infinity() {
+        let mut state = State::new(&small_plan(&["spec.roles.denseWorker.replicas=2"]), None).unwrap();
+        assert_eq!(state.gradient_norm(), None);
+        let mut report = |rank, gradient_norm| {
+            let report = v1::Progress { rank, gradient_norm, ..second() };
+            state.apply_progress(&report).unwrap();
+            state.gradient_norm()
+        };
+        assert_eq!(report(1, Some(3.0)), Some(3.0));
+        assert_eq!(report(0, Some(1.0)), Some(2.0));
+        // A report without a step keeps the norm of the last one.
+        assert_eq!(report(0, None), Some(2.0));
+        assert_eq!(report(1, Some(f64::INFINITY)), Some(f64::INFINITY));
     }
 
     #[test]

@@ -122,6 +122,7 @@ impl Trainer {
             pushes.push_back(self.send_gradients(piece, gradients, Some(step), None));
         }
         while !self.sum_over_workers(GlobalStep(step))? {
+            self.has_gradients = false;
             self.repair_ring()?;
             if self.applied == Some(step + 1) {
                 return self.count(&own, loss_sum, &predictions, batch + 1, started);

@@ -2,7 +2,7 @@
 
 use super::{Compute, Tower};
 use crate::DenseError;
-use crate::finite::first_not_finite;
+use crate::finite::{first_not_finite, l2_norm};
 
 /// Names this work in the errors of a device: the host reads or writes the device's buffers.
 const EXCHANGE: &str = "an exchange with the host";
@@ -50,6 +50,15 @@ impl Tower {
             Compute::Host(host) => Ok(&mut host.gradients),
             Compute::Accelerator(device) => device.gradients.host_mut(EXCHANGE),
         }
+    }
+
+    /// The L2 norm of [`Tower::gradients`], over all dense parameters. It is not finite if a
+    /// gradient is not.
+    ///
+    /// # Errors
+    /// [`DenseError::Device`].
+    pub fn gradient_norm(&mut self) -> Result<f64, DenseError> {
+        self.gradients().map(l2_norm)
     }
 
     /// The flat parameters and the flat optimizer state: one vector of the parameters' layout for

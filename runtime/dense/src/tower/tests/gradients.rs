@@ -41,6 +41,8 @@ fn check_step_of(mut tower: Tower, slack: f64, config: ModelConfig, samples: usi
 
     let scaled = |parameters: &[f64], batch: &Batch| f64::from(scale) * reference.loss_sum(parameters, batch);
     let expected = differences(&parameters, |point| scaled(point, &batch));
+    let norm = expected.iter().map(|gradient| gradient * gradient).sum::<f64>().sqrt();
+    assert_within(slack, &format!("{name}: norm"), &[tower.gradient_norm().unwrap() as f32], &[norm]);
     for entry in layout.entries() {
         let what = format!("{name}: {}", entry.name);
         assert_within(slack, &what, &tower.gradients().unwrap()[entry.range()], &expected[entry.range()]);
