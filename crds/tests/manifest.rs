@@ -867,7 +867,7 @@ fn an_unknown_kind_is_answered_with_every_kind() {
 
 /// Overrides of BASE, the field of the only error and a part of its sentence. No single field shows
 /// these errors.
-const BAD_JOBS: [(&[&str], &str, &str); 75] = [
+const BAD_JOBS: [(&[&str], &str, &str); 77] = [
     (
         &["spec.training.mode=bmuf"],
         "spec.training.mode",
