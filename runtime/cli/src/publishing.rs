@@ -147,6 +147,17 @@ async fn a_checkpoint(events: &mut EventFollower) {
     std::future::pending().await
 }
 
+/// Passes over the events until now. A publication has the changes of all their checkpoints.
+async fn pass(events: &mut EventFollower) {
+    loop {
+        tokio::select! {
+            biased;
+            () = a_checkpoint(events) => {}
+            () = std::future::ready(()) => return,
+        }
+    }
+}
+
 async fn open(publish: &PublishPlan, checkpoint: &CheckpointPlan, job: &str) -> Result<Publisher, ServingError> {
     let open = |path: &str| Directory::open(path, &checkpoint.storage_options, true);
     Publisher::open(open(&checkpoint.path)?, open(&publish.path)?, job, publish.keep).await
@@ -175,6 +186,7 @@ impl Work {
             if wait < look {
                 // The end of the job does not come much later for it.
                 tokio::time::sleep(wait).await;
+                pass(&mut events).await;
                 self.publish().await;
             }
         }
@@ -256,16 +268,25 @@ mod tests {
         }
     }
 
+    fn saved(step: u64) -> JobEvent {
+        let checkpoint = format!("step-{step:012}");
+        JobEvent::CheckpointSaved { step, checkpoint, rows: 1, bytes: 1, seconds: 0.1 }
+    }
+
     #[tokio::test]
     async fn only_a_saved_checkpoint_is_told_of() {
         let log = EventLog::default();
         let mut events = log.follow();
         log.push(JobEvent::Warning { message: "slow".to_owned() });
         assert!(!is_told(&mut events).await, "a warning is no checkpoint");
-        let checkpoint = "step-000000000010".to_owned();
-        log.push(JobEvent::CheckpointSaved { step: 10, checkpoint, rows: 1, bytes: 1, seconds: 0.1 });
+        log.push(saved(10));
         assert!(is_told(&mut events).await);
         assert!(!is_told(&mut events).await, "once for each checkpoint");
+        for step in [20, 30] {
+            log.push(saved(step));
+        }
+        pass(&mut events).await;
+        assert!(!is_told(&mut events).await, "one publication has both");
         log.push(JobEvent::Failed { message: "a defect".to_owned(), user_error: false, divergence: None });
         assert!(!is_told(&mut events).await, "the job has ended");
     }

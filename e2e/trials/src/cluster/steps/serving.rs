@@ -116,7 +116,10 @@ pub(super) fn row() -> Value {
 
 /// This many equal rows of the small job.
 pub(super) fn rows(count: usize) -> Value {
-    let column = |name: String, datatype: &str, value: Value| json!({"name": name, "shape": [count], "datatype": datatype, "data": vec![value; count]});
+    let column = |name: String, datatype: &str, value: Value| {
+        let data = vec![value; count];
+        json!({"name": name, "shape": [count], "datatype": datatype, "data": data})
+    };
     let ids = (1..=6).map(|n| column(format!("C{n}"), "INT64", json!(n)));
     let numbers = (1..=4).map(|n| column(format!("I{n}"), "FP32", json!(0.5)));
     json!({"inputs": ids.chain(numbers).collect::<Vec<_>>()})
