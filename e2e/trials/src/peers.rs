@@ -3,6 +3,7 @@
 //! are meaningful.
 
 mod epoch;
+mod serve;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -21,13 +22,17 @@ use crate::TrialError;
 
 const USAGE: &str = "usage: cargo xtask peers [--rounds 5] [--work a,b,dlrm,job,loader] [--threads 2]
        cargo xtask peers --work epoch [--formats parquet,tsv] [--batches 300] [--peers torchrec,…]
+       cargo xtask peers --work serve [--model EXPORT]
   Installs the peers from PyPI once (they are large), runs each work in turns, and prints a table and a line of
   JSON. A ratio is Rectrain's samples per second divided by the peer's: the median of the rounds, and their
   range. Rectrain computes in bf16 next to a peer in bf16, and in fp32 otherwise. Keep the machine idle.
   a, b: MLPs with 12.9 M and 0.4 M parameters; dlrm: the dense part of the DLRM; job: the whole DLRM with
   embeddings; loader: reading rows in Criteo's layout from text, gzip, zstd and Parquet (e2e/peers).
   epoch: whole processes from a file to a test AUC, in `sync` and in `hybrid`. Each run is a line of JSON with its
-  seconds, peak memory and AUC. It writes BATCHES batches of 4,096 rows once, and a tenth as many to test";
+  seconds, peak memory and AUC. It writes BATCHES batches of 4,096 rows once, and a tenth as many to test.
+  serve: requests of a user with 200 candidates, answered by `rectrain serve` over REST, and by PyTorch with
+  torch.compile and by onnxruntime in process. It fails below 2 times PyTorch, below 1.2 times onnxruntime, or with
+  a p99 of 5 ms at half of the saturating rate. EXPORT is a folder of `rectrain checkpoint export --for serving`";
 
 const FOLDER: &str = "e2e/peers";
 
@@ -74,12 +79,15 @@ struct Plan {
     work: Vec<String>,
     threads: String,
     epoch: epoch::Options,
+    /// The export that `serve` uses. Without it, a model is trained.
+    model: Option<PathBuf>,
 }
 
 /// Runs the trial with the arguments of the command line.
 ///
 /// # Errors
-/// Wrong arguments; a peer that cannot be installed; a run that fails.
+/// Wrong arguments; a peer that cannot be installed; a run that fails; a bound of `serve` that does
+/// not hold.
 pub fn run(arguments: &[&str]) -> Result<(), TrialError> {
     let plan = parse(arguments)?;
     build_programs_and_examples()?;
@@ -88,11 +96,12 @@ pub fn run(arguments: &[&str]) -> Result<(), TrialError> {
         report.extend(match &**work {
             "loader" => compare_loaders(&plan, &install(&TORCH)?)?,
             "epoch" => epoch::compare(&plan)?,
+            "serve" => serve::compare(&plan)?,
             work => compare(work, &plan)?,
         });
     }
     println!("{}", json!({ "rounds": plan.rounds, "threads": plan.threads.parse::<u32>().ok(), "ratios": report }));
-    Ok(())
+    serve::check(&report)
 }
 
 fn parse(arguments: &[&str]) -> Result<Plan, HarnessError> {
@@ -101,6 +110,7 @@ fn parse(arguments: &[&str]) -> Result<Plan, HarnessError> {
         work: list("a,b,dlrm,job,loader"),
         threads: "2".to_owned(),
         epoch: epoch::Options::default(),
+        model: None,
     };
     for pair in arguments.chunks(2) {
         match pair {
@@ -111,11 +121,12 @@ fn parse(arguments: &[&str]) -> Result<Plan, HarnessError> {
             }
             ["--formats", formats] => plan.epoch.formats = list(formats),
             ["--batches", batches] => plan.epoch.batches = number(batches, USAGE)?,
+            ["--model", model] => plan.model = Some(PathBuf::from(model)),
             ["--peers", peers] => plan.epoch.peers = Some(list(peers)),
             _ => return Err(HarnessError::Usage(USAGE)),
         }
     }
-    let known = ["a", "b", "dlrm", "job", "loader", "epoch"];
+    let known = ["a", "b", "dlrm", "job", "loader", "epoch", "serve"];
     if plan.rounds == 0 || !plan.epoch.is_valid() || plan.work.iter().any(|work| !known.contains(&work.as_str())) {
         return Err(HarnessError::Usage(USAGE));
     }

@@ -26,6 +26,8 @@ pub enum BenchError {
     Json(#[from] serde_json::Error),
     #[error("a part of the benchmark ended early: {0}")]
     Ended(String),
+    #[error("cannot write {path}: {source}")]
+    NotWritten { path: String, source: std::io::Error },
     #[error("cannot run {program}: {source}; build it first with `cargo build --release`")]
     NoRectrain { program: String, source: std::io::Error },
 }

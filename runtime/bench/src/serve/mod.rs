@@ -17,11 +17,12 @@ mod load;
 mod requests;
 mod target;
 
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use comfy_table::Table;
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use self::connection::{Connection, post};
 use self::floor::{floor_seconds, layers};
@@ -76,6 +77,9 @@ pub struct ServeArgs {
     /// Widths of the tower's layers, for the time of their matrix products alone
     #[arg(long, default_value = "13-512-256-16,367-512-256-1")]
     pub layers: String,
+    /// Also write each distinct request and the server's answer into this file, as a line of JSON
+    #[arg(long, value_name = "FILE")]
+    pub save: Option<PathBuf>,
     /// Also print a line of JSON
     #[arg(long)]
     pub json: bool,
@@ -136,6 +140,9 @@ pub fn bench_serve(args: &ServeArgs) -> Result<ServeFigures, BenchError> {
     let bytes: Vec<Vec<u8>> = bodies.iter().map(|body| post(&target.address, &path, body)).collect();
     let requests = Requests { address: &target.address, bytes: &bytes, connections: args.connections };
     check_answer(&requests, args.candidates)?;
+    if let Some(path) = &args.save {
+        save(path, &requests, &bodies, args.candidates)?;
+    }
     closed(&requests, Duration::from_secs_f64(args.seconds.min(WARM_UP)))?;
     let rate = saturating_rate(&requests, args)?;
     let mut random = Random::new(3);
@@ -183,17 +190,34 @@ fn check(args: &ServeArgs) -> Result<(), BenchError> {
 /// Sends the first request, and checks the number of its probabilities.
 fn check_answer(requests: &Requests<'_>, candidates: usize) -> Result<(), BenchError> {
     let mut connection = Connection::open(requests.address)?;
-    let status = connection.exchange(&requests.bytes[0])?;
+    probabilities(&mut connection, &requests.bytes[0], candidates).map(drop)
+}
+
+/// Sends a request; returns its probabilities, one for each candidate.
+fn probabilities(connection: &mut Connection, request: &[u8], candidates: usize) -> Result<Value, BenchError> {
+    let status = connection.exchange(request)?;
     let body = String::from_utf8_lossy(connection.body());
-    let answer: Value = serde_json::from_str(&body).unwrap_or_default();
-    match answer["outputs"][0]["data"].as_array() {
-        Some(data) if status == 200 && data.len() == candidates => Ok(()),
-        _ => {
-            let body: String = body.chars().take(500).collect();
-            let expected = format!("expected {candidates} probabilities");
-            Err(BenchError::Ended(format!("the server answers with status {status}, {expected}: {body}")))
-        }
+    let mut answer: Value = serde_json::from_str(&body).unwrap_or_default();
+    let count = answer["outputs"][0]["data"].as_array().map(Vec::len);
+    if status == 200 && count == Some(candidates) {
+        return Ok(answer["outputs"][0]["data"].take());
     }
+    let body: String = body.chars().take(500).collect();
+    let expected = format!("expected {candidates} probabilities");
+    Err(BenchError::Ended(format!("the server answers with status {status}, {expected}: {body}")))
+}
+
+/// Writes each request with its probabilities as a line of JSON.
+fn save(path: &Path, requests: &Requests<'_>, bodies: &[String], candidates: usize) -> Result<(), BenchError> {
+    let mut connection = Connection::open(requests.address)?;
+    let mut lines = String::new();
+    for (body, bytes) in bodies.iter().zip(requests.bytes) {
+        let request: Value = serde_json::from_str(body)?;
+        let probabilities = probabilities(&mut connection, bytes, candidates)?;
+        lines.push_str(&json!({ "request": request, "probabilities": probabilities }).to_string());
+        lines.push('\n');
+    }
+    std::fs::write(path, lines).map_err(|source| BenchError::NotWritten { path: path.display().to_string(), source })
 }
 
 /// The median of the rounds of a closed load, in answers a second.
@@ -265,8 +289,6 @@ mod tests {
     use std::io::{BufRead, BufReader, Read, Write};
     use std::net::{TcpListener, TcpStream};
 
-    use serde_json::json;
-
     use super::*;
 
     /// Ten ids, and seven candidates a request.
@@ -283,6 +305,7 @@ mod tests {
             rounds: 1,
             connections: 1,
             layers: "3-4-1".to_owned(),
+            save: None,
             json: false,
             serve: Vec::new(),
         }
@@ -351,6 +374,24 @@ mod tests {
         let all = ServeArgs { user_features: ["user", "item", "age"].map(str::to_owned).to_vec(), ..other };
         let error = bench_serve(&all).unwrap_err().to_string();
         assert!(error.contains("expected 7 probabilities"), "{error}");
+    }
+
+    #[test]
+    fn the_requests_are_saved_with_their_answers() {
+        let path = std::env::temp_dir().join(format!("rectrain-requests-{}.jsonl", std::process::id()));
+        bench_serve(&ServeArgs { save: Some(path.clone()), ..args(&server()) }).unwrap();
+        let text = std::fs::read_to_string(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!(lines.len(), DISTINCT);
+        for line in &lines {
+            let shapes = line["request"]["inputs"].as_array().unwrap().iter().map(|input| input["shape"].clone());
+            assert_eq!(shapes.collect::<Vec<Value>>(), [1, 7, 7].map(|rows| json!([rows])));
+            assert_eq!(line["probabilities"], json!([0.5; 7]));
+        }
+        let nowhere = ServeArgs { save: Some(path.join("file")), ..args(&server()) };
+        let error = bench_serve(&nowhere).unwrap_err().to_string();
+        assert!(error.starts_with("cannot write ") && error.contains("rectrain-requests-"), "{error}");
     }
 
     #[test]
