@@ -278,7 +278,7 @@ metrics! {
         all_reduce: seconds = metric_names::DENSE_WORKER_ALL_REDUCE_SECONDS, "Time to sum gradients over the dense workers.";
         steps: counter = "rectrain_dense_worker_steps_total", "Steps trained.";
         samples: counter = metric_names::DENSE_WORKER_SAMPLES_TOTAL, "Samples trained.";
-        gradient_norm: ratio = "rectrain_dense_worker_gradient_norm", "L2 norm of the dense gradients of the last step before a report, before the optimizer: of the global batch in modes with a barrier, of the local batch in others. NaN or +Inf if a gradient is not finite.";
+        gradient_norm: ratio = "rectrain_dense_worker_gradient_norm", "L2 norm of the dense gradients of the last step before a report, before the optimizer. In modes with a barrier it covers the global batch, in others the local batch. NaN or +Inf if a gradient is not finite.";
         sync_gap: steps = "rectrain_dense_worker_sync_gap_steps", "Batches of a replica between two exchanges with the parameter servers (shadow). The sum divided by the count is the average sync gap.";
         exchange: seconds = "rectrain_dense_worker_exchange_seconds", "Time of an exchange of the replica with the parameter servers (shadow). Training waits for it only with everySteps.";
         gpu_memory_used: gauge = "rectrain_dense_worker_gpu_memory_used_bytes", "GPU memory in the worker's buffers; 0 on the CPU.";
