@@ -570,7 +570,7 @@ mod tests {
     }
 
     #[test]
-    fn a_surplus_loader_leaves_when_its_last_batches_are_trained_and_no_others_come() {
+    fn a_surplus_loader_leaves_when_its_last_batches_are_trained() {
         let mut state = with_two_loaders();
         assert_eq!([0, 1].map(|loader| leased(&mut state, loader)), [0, 1]);
         state.members.loaders.set_wanted(1);
