@@ -36,8 +36,8 @@ pub struct PublishingJob {
 
 impl PublishingJob {
     /// Starts a job of `rectrain run`, with its checkpoints and publications in `folder`, and waits
-    /// for the first publication. It publishes every `every_seconds`, and a full model after at least
-    /// 30 s. The rows of [`MANIFEST`] do not end. `sets` override all settings.
+    /// for the first publication. It publishes every `every_seconds`, and a full model after at
+    /// least 30 s. The rows of [`MANIFEST`] do not end. `sets` override all settings.
     ///
     /// # Errors
     /// A job that does not start, or that publishes nothing in time.

@@ -63,7 +63,7 @@ impl Schedule {
 }
 
 impl Publishing {
-    /// Starts the thread; `None` if the job publishes nothing. `events` are those of the job.
+    /// Starts the thread; `None` if the job publishes nothing. `events` gets the job's events.
     ///
     /// # Errors
     /// A path that cannot be used, or that belongs to another job.

@@ -38,8 +38,8 @@ pub(super) struct StillNeeded {
 pub(super) type NeededByStep = BTreeMap<GlobalStep, StillNeeded>;
 
 impl Leased {
-    /// Whether the chunk may have the global batch `batch` of training, or one behind it. A chunk of
-    /// an evaluation may always be needed.
+    /// Whether the chunk may have the global batch `batch` of training, or one behind it. A chunk
+    /// of an evaluation may always be needed.
     fn ends_after(&self, batch: u64) -> bool {
         match self {
             Self::Train { lease, .. } => lease.first_step.0 + lease.max_batches > batch,

@@ -387,7 +387,7 @@ mod tests {
         for line in &lines {
             let shapes = line["request"]["inputs"].as_array().unwrap().iter().map(|input| input["shape"].clone());
             assert_eq!(shapes.collect::<Vec<Value>>(), [1, 7, 7].map(|rows| json!([rows])));
-            assert_eq!(line["probabilities"], json!([0.5; 7]));
+            assert_eq!(line["probabilities"], json!(vec![0.5; 7]));
         }
         let nowhere = ServeArgs { save: Some(path.join("file")), ..args(&server()) };
         let error = bench_serve(&nowhere).unwrap_err().to_string();

@@ -115,8 +115,8 @@ pub struct WorkerSpec {
     pub crashes: Option<Crashes>,
 }
 
-/// A time span in which a member is slow that is no dense worker. It affects the work that begins in
-/// it.
+/// A time span in which a member is slow that is no dense worker. It affects the work that begins
+/// in it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MemberSlowness {
     /// All its work takes this many times as long.
