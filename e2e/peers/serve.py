@@ -191,11 +191,16 @@ def with_onnxruntime(prepared, folder, threads):
 
 
 def with_torch(prepared, folder, threads):
+    # Compile in this process, so that no compiling process outlives it.
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     import torch
+    import torch._inductor.config
 
     if not any(map(shutil.which, filter(None, [os.environ.get("CXX"), "g++", "clang++", "c++"]))):
         sys.exit("torch.compile needs a C++ compiler, and there is none: install g++")
     torch.set_num_threads(threads)
+    # The code in inductor's cache contains its number of threads, so the cache must know it.
+    torch._inductor.config.cpp.threads = threads
     parameters = {name: torch.from_numpy(array.copy()) for name, array in constants(folder / "tower.onnx").items()}
     # The only constant as long as the pairs of 27 vectors is the list of their places.
     pairs = max((p for p in parameters.values() if p.dtype == torch.int64), key=len)
