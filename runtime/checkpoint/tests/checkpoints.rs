@@ -99,8 +99,9 @@ fn known_manifests_of_a_chain_are_not_read_again() {
             saved.push(manifest);
         }
         let name = saved[3].directory();
-        let whole = Checkpoint::open(&directory, &name).await.unwrap();
-        assert_eq!(whole.chain(), &saved[..]);
+        // Only a manifest that was read has its checksum.
+        let saved = Checkpoint::open(&directory, &name).await.unwrap().chain().to_vec();
+        assert_eq!(saved.iter().map(|manifest| manifest.step).collect::<Vec<_>>(), [3, 6, 9, 12]);
         let other = Job::saved(&local(&tempfile::tempdir().unwrap())).await.1;
         let again = Checkpoint::open_upon(&directory, &name, &[other]).await.unwrap();
         assert_eq!(again.chain(), &saved[..], "unknown ones are read");

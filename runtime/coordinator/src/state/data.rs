@@ -576,7 +576,7 @@ mod tests {
         state.members.loaders.set_wanted(1);
         let mut after = |steps| {
             state.progress.ranks.iter_mut().for_each(|rank| rank.steps_done = steps);
-            state.sync_with_training();
+            state.change_loaders();
             state.members.loaders.present()
         };
         assert_eq!([CHUNK, 2 * CHUNK - 1, 2 * CHUNK].map(&mut after), [2, 2, 1]);

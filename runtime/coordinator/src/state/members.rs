@@ -550,7 +550,7 @@ impl State {
     }
 
     /// Releases surplus loaders once all that they have sent is trained.
-    fn change_loaders(&mut self) {
+    pub(super) fn change_loaders(&mut self) {
         let from = self.members.loaders.present();
         if self.members.loaders.can_grow() {
             self.members.loaders.grow();
