@@ -72,12 +72,15 @@ fn a_slow_worker_gets_pieces_on_trial_until_it_is_well() {
     trained(&mut queue, 0, piece(0, 2), at(200));
     assert_eq!(pulled(&mut queue, 0, at(300)), Some((0, 0, true)));
     assert_eq!(queue.slow(), BTreeSet::from([Rank(1)]));
-    queue.report(Rank(1), piece(0, 0), PieceOutcome::Passed, 0.0, at(350)).unwrap();
-    assert_eq!(pulled(&mut queue, 1, at(350)), Some((0, 0, true)), "worker 0 has it, too");
+    trained(&mut queue, 0, piece(0, 0), at(340));
+    assert_eq!(pulled(&mut queue, 0, at(340)), Some((1, 0, false)));
+    trained(&mut queue, 1, piece(0, 0), at(350));
+    assert_eq!(queue.slow(), BTreeSet::from([Rank(1)]), "that was late");
+    assert_eq!(pulled(&mut queue, 1, at(350)), Some((1, 0, true)), "worker 0 has it, too");
     assert_eq!(pulled(&mut queue, 1, at(350)), None, "one at a time");
-    trained(&mut queue, 1, piece(0, 0), at(450));
+    trained(&mut queue, 1, piece(1, 0), at(450));
     assert_eq!(queue.slow(), BTreeSet::new(), "that was in time");
-    assert_eq!(pulled(&mut queue, 1, at(450)), Some((1, 0, false)));
+    assert_eq!(pulled(&mut queue, 1, at(450)), Some((1, 1, false)));
 }
 
 #[test]
