@@ -620,6 +620,7 @@ const LEFT_OUT: &[(&str, &str)] = &[
     ("spec.data.storage", "the access to the rows changes no row"),
     ("spec.model.dropout", "regularization of the steps to come; no state depends on it"),
     ("spec.training.mode", "a checkpoint resumes in any mode, as the guide says"),
+    ("spec.training.lateLabels", "rows whose labels come late may follow rows whose labels are known"),
     ("spec.training.auto", "a checkpoint resumes in any mode, as the guide says"),
     ("spec.training.sync", "the settings of a mode, which may change"),
     ("spec.training.hybrid", "the settings of a mode, which may change"),
