@@ -169,7 +169,7 @@ struct Trial<'a> {
 }
 
 impl Trial<'_> {
-    /// One member of each role. The loader, with a twentieth of a core, limits the rows per second.
+    /// One member of each role. The loader, with a fiftieth of a core, limits the rows per second.
     fn job(&self) -> Value {
         json!({
             "model": {"embeddingDim": 4, "hidden": [8]},
@@ -181,7 +181,7 @@ impl Trial<'_> {
             "training": {"globalBatchSize": BATCH},
             "roles": {
                 "ps": {"replicas": 1}, "embeddingWorker": {"replicas": 1}, "denseWorker": {"replicas": 1},
-                "loader": with_limits(&json!({"cpu": "50m"})),
+                "loader": with_limits(&json!({"cpu": "20m"})),
             },
         })
     }
