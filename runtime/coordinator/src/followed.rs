@@ -775,6 +775,23 @@ mod tests {
     }
 
     #[test]
+    fn a_full_list_takes_no_further_file() {
+        let mut followed = Followed::new(&config(|_| {}), None, unread);
+        followed.ledger.older = (0..MOST_REMEMBERED as u64 - 1).collect();
+        followed.note(&seen(&[("a", "1")]), read, 0);
+        assert_eq!(followed.take(0), Ok(()));
+        followed.ledger.remember("b");
+        assert_eq!(followed.take(0), Ok(()), "no file waits");
+        followed.note(&seen(&[("c", "1")]), read, 0);
+        let message = followed.take(0).unwrap_err();
+        assert!(
+            message.starts_with("200000 files were taken") && message.contains("spec.checkpoint.from"),
+            "{message}"
+        );
+        assert_eq!(taken(&followed), ["a"]);
+    }
+
+    #[test]
     fn the_files_in_an_image_of_the_journal_have_a_bounded_size() {
         let mut followed = Followed::new(&config(|_| {}), None, unread);
         let names = |from: usize, count: usize| {

@@ -495,6 +495,36 @@ mod tests {
     }
 
     #[test]
+    fn a_path_with_too_many_objects_is_refused() {
+        let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+        let put = |numbers: std::ops::Range<usize>| {
+            let store = Arc::clone(&store);
+            let write = async move {
+                for number in numbers {
+                    let path = ObjectPath::from(format!("in/dt={}/{number:06}.csv", number / 1_000));
+                    store.put_opts(&path, "x".into(), PutOptions::default()).await?;
+                }
+                Ok::<(), object_store::Error>(())
+            };
+            request("write", "in", write).unwrap();
+        };
+        put(0..FollowConfig::MOST_OBJECTS);
+        assert_eq!(list(&store, "s3://bucket/in/*/*.csv", "in/").unwrap().len(), FollowConfig::MOST_OBJECTS);
+        put(FollowConfig::MOST_OBJECTS..FollowConfig::MOST_OBJECTS + 1);
+        let error = list(&store, "s3://bucket/in/*/*.csv", "in/").unwrap_err().to_string();
+        assert!(error.contains("more than 200000 objects lie below s3://bucket/in/*/*.csv: move trained"), "{error}");
+    }
+
+    /// The name would be read as a pattern later.
+    #[test]
+    fn an_object_whose_name_is_a_pattern_is_refused() {
+        let location = ObjectPath::parse("in/a[1].csv").unwrap();
+        let Err(error) = found_object("s3://bucket", &ObjectMeta { location, ..object("in/a.csv") }) else { panic!() };
+        let message = error.to_string();
+        assert!(message.contains("s3://bucket/in/a[1].csv") && message.contains("rename the object"), "{message}");
+    }
+
+    #[test]
     fn a_file_is_looked_at_or_is_gone() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.csv");

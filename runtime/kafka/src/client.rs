@@ -356,3 +356,33 @@ impl FetchFrom {
 fn name(topic: &str, partition: i32) -> String {
     format!("topic {topic}, partition {partition}")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The next call asks for the leader of a partition that is not known.
+    #[test]
+    fn a_leader_is_forgotten_once_it_leads_no_more() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async {
+            let client = Client::new(Vec::new(), Security::default());
+            let mut cluster = client.cluster.lock().await;
+            cluster.brokers.insert(7, "broker:9092".to_owned());
+            cluster.leaders.extend([0, 1].map(|partition| (("t".to_owned(), partition), 7)));
+            drop(cluster);
+            let another_leads = ErrorCode(6);
+            let may_not = ErrorCode(29);
+            for (code, is_known) in [(ErrorCode::NONE, true), (may_not, true), (another_leads, false)] {
+                assert_eq!(client.check("t", 0, code).await.is_ok(), code == ErrorCode::NONE);
+                assert_eq!(client.known_leaders("t", &[0]).await.is_some(), is_known, "{code:?}");
+            }
+            assert_eq!(client.known_leaders("t", &[1]).await, Some(vec!["broker:9092".to_owned()]));
+            let error = client.check("t", 0, another_leads).await.unwrap_err();
+            assert!(
+                error.is_transient() && error.to_string().contains("another broker leads the partition"),
+                "{error}"
+            );
+        });
+    }
+}

@@ -264,6 +264,17 @@ mod tests {
         assert_eq!(decode(Bytes::from_static(&[0; 7]), 0, vec![]), Ok(Decoded::default()));
     }
 
+    /// Compaction removes records, and keeps the offsets of the others.
+    #[test]
+    fn offsets_that_compaction_has_removed_are_passed_over() {
+        let two = [new(0, "x"), new(0, "y")];
+        let bytes = [batch(10, &two, 0, -1), batch(50, &two, 0, -1)].concat();
+        for (from, expected) in [(7, vec![10, 11, 50, 51]), (12, vec![50, 51]), (51, vec![51])] {
+            let decoded = decode(bytes.clone().into(), from, vec![]).unwrap();
+            assert_eq!((offsets(&decoded), decoded.next), (expected, Some(52)), "from {from}");
+        }
+    }
+
     #[test]
     fn aborted_records_and_markers_are_left_out() {
         let one = [new(0, "x")];

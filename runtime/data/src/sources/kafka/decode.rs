@@ -368,11 +368,37 @@ mod tests {
         for (((schema, format), record), expected) in
             [avro, message].into_iter().zip(&formats).zip(records).zip(expected)
         {
-            let registry = Arc::new(Registry::knowing(9, schema));
+            let registry = Arc::new(Registry::knowing([(9, schema)]));
             assert_eq!(cut_with(format, Some(&registry), record).unwrap(), expected);
             let problem = |record: &[u8]| cut_with(format, Some(&registry), record).unwrap_err().problem;
             assert_eq!(problem(b"{}"), "a record behind the number of its schema is expected");
             assert!(problem(&record[..record.len() - 1]).ends_with("expected more bytes"));
+        }
+    }
+
+    /// The new field comes before one that the job reads, so the schema of each record must count.
+    #[test]
+    fn a_schema_may_gain_a_field_from_record_to_record() {
+        let avro = |gained: &str| {
+            let text = format!(
+                r#"{{"type": "record", "name": "R", "fields": [{{"name": "user", "type": "string"}}, {gained}
+                {{"name": "tags", "type": {{"type": "array", "items": "long"}}}}]}}"#
+            );
+            RecordSchema::Avro(avro::AvroSchema::parse(&text).unwrap())
+        };
+        let grown = avro(r#"{"name": "shop", "type": "string"},"#);
+        let registry = Arc::new(Registry::knowing([(9, avro("")), (10, grown)]));
+        let format = RecordFormat::Avro { registry: "http://127.0.0.1:1".to_owned() };
+        let schema = schema(&format, &fields());
+        let layout = layout("t", &format, &Encoder::new(schema.clone(), &[])).unwrap();
+        let mut decoder = Decoder::new(&format, &schema, &layout, Some(&registry));
+        let old: &[u8] = &[0, 0, 0, 0, 9, 2, b'u', 2, 14, 0];
+        let new: &[u8] = &[0, 0, 0, 0, 10, 2, b'v', 4, b's', b's', 2, 16, 0];
+        for (record, expected) in [(old, ["u", "7"]), (new, ["v", "8"]), (old, ["u", "7"])] {
+            let Ok(cells) = decoder.cut(record, &Stop::default()) else { panic!("{record:?}") };
+            let cells = texts(cells);
+            assert_eq!(cells[..2], expected);
+            assert!(cells[2..].iter().all(String::is_empty), "{cells:?}");
         }
     }
 

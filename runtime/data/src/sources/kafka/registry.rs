@@ -62,11 +62,11 @@ impl Registry {
         Ok(Self { url, language, client, schemas: Mutex::default() })
     }
 
-    /// A registry whose only schema is known already.
+    /// A registry whose only schemas, by their numbers, are known already.
     #[cfg(test)]
-    pub(super) fn knowing(number: u32, schema: RecordSchema) -> Self {
+    pub(super) fn knowing(schemas: impl IntoIterator<Item = (u32, RecordSchema)>) -> Self {
         let registry = Self::new("http://127.0.0.1:1", Language::Avro).unwrap();
-        registry.schemas.lock().insert(number, Arc::new(schema));
+        registry.schemas.lock().extend(schemas.into_iter().map(|(number, schema)| (number, Arc::new(schema))));
         registry
     }
 
