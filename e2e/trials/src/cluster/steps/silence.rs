@@ -14,6 +14,7 @@ use serde_json::Value;
 
 use crate::TrialError;
 use crate::cluster::support::TestCluster;
+use crate::cluster::support::members::samples;
 use crate::cluster::support::outcome::no_restart;
 use crate::cluster::support::stopped::Stopped;
 use crate::error::unmet;
@@ -118,27 +119,19 @@ impl Instance {
     }
 }
 
-/// The samples that a dense worker has trained.
-fn samples(worker: SocketAddr) -> Result<f64, HarnessError> {
-    eventually(NOTICED, "a dense worker's metrics", || {
-        let page = http::get(worker, "/metrics")?;
-        http::sum_of(&page, "rectrain_dense_worker_samples_total").ok_or_else(|| not_yet("it has trained no sample"))
-    })
-}
-
 /// Stops the API server, and meanwhile kills the first instance. The job must train all the while.
 fn silence(instances: &mut [Instance], worker: SocketAddr) -> Result<(), TrialError> {
     let stopped = Stopped::api_server()?;
     let began = Instant::now();
-    let first = samples(worker)?;
+    let first = samples(worker, NOTICED)?;
     std::thread::sleep(KILLED_AFTER);
     let killed = instances.first_mut().ok_or_else(|| unmet("an instance of the operator", "none"))?;
     killed.starts_again()?;
     instances.iter().try_for_each(Instance::until_it_notices)?;
     let noticed = began.elapsed().as_secs_f64();
-    let middle = samples(worker)?;
+    let middle = samples(worker, NOTICED)?;
     std::thread::sleep(SILENCE.saturating_sub(began.elapsed()));
-    let last = samples(worker)?;
+    let last = samples(worker, NOTICED)?;
     drop(stopped);
     println!(
         "{:.0} s of silence, noticed within {noticed:.0} s: {first}, {middle}, {last} samples",

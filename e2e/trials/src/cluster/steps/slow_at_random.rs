@@ -12,13 +12,13 @@ use std::time::{Duration, Instant};
 use rectrain_bring_up::cgroups::LimitedProcessor;
 use rectrain_harness::files::write;
 use rectrain_harness::manifests::{endless, merged};
-use rectrain_harness::waiting::eventually;
 use rectrain_random::SplitMix64;
 use serde_json::{Value, json};
 
 use super::slow_members::{ANSWERS, SLOW_PERCENT, WORKERS, job, rate, trained, workers};
 use crate::TrialError;
 use crate::cluster::support::TestCluster;
+use crate::cluster::support::members::{Member, any_of, limit, pod};
 use crate::cluster::support::outcome::no_restart;
 use crate::error::unmet;
 
@@ -47,14 +47,14 @@ const NOT_BELOW: f64 = 0.9;
 const MOST_OF_A_SERVER: usize = 7;
 const MOST_OF_OTHERS: usize = 9;
 /// The members, by role.
-const MEMBERS: [(&str, u32); 5] =
+const MEMBERS: [Member; 5] =
     [("ps", 3), ("embedding-worker", 2), ("loader", 2), ("dense-worker", WORKERS), ("coordinator", 1)];
 
 /// A time in which a member is slow, or in which all are well.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Period {
     /// The role and the number of the slow member; `None` if all are well.
-    slow: Option<(&'static str, u32)>,
+    slow: Option<Member>,
     time: Duration,
 }
 
@@ -64,24 +64,11 @@ fn periods(seed: u64, whole: Duration) -> Vec<Period> {
     let (mut periods, mut left): (Vec<Period>, Duration) = (Vec::new(), whole);
     while !left.is_zero() {
         let time = Duration::from_secs_f64(SHORTEST + (LONGEST - SHORTEST) * random.unit()).min(left);
-        let slow = (periods.len() % 2 == 1).then(|| member(&mut random));
+        let slow = (periods.len() % 2 == 1).then(|| any_of(&MEMBERS, &mut random));
         periods.push(Period { slow, time });
         left -= time;
     }
     periods
-}
-
-/// Any member, each with the same probability.
-fn member(random: &mut SplitMix64) -> (&'static str, u32) {
-    let count: u32 = MEMBERS.iter().map(|(_, count)| count).sum();
-    let mut number = random.remainder(u64::from(count)) as u32;
-    for (role, count) in MEMBERS {
-        if number < count {
-            return (role, number);
-        }
-        number -= count;
-    }
-    ("coordinator", 0)
 }
 
 /// Samples per second with fixed shares, by slow role; `None` is the healthy job.
@@ -195,10 +182,8 @@ impl Trial<'_> {
     }
 
     /// Limits a member until the value is dropped.
-    fn limit(&self, (role, number): (&str, u32)) -> Result<LimitedProcessor, TrialError> {
-        let pod = format!("{NAME}-{role}-{number}");
-        let process = eventually(ANSWERS, &format!("the process of {pod}"), || self.cluster.jobs.process_of(&pod))?;
-        Ok(LimitedProcessor::to(process, SLOW_PERCENT)?)
+    fn limit(&self, member: Member) -> Result<LimitedProcessor, TrialError> {
+        limit(&self.cluster.jobs, &pod(NAME, member), SLOW_PERCENT, ANSWERS)
     }
 
     /// Slows members for their periods; returns the samples per second of all periods.

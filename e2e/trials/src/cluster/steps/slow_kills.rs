@@ -20,6 +20,7 @@ use serde_json::{Value, json};
 use super::slow_members::SHARE_CHANGES;
 use crate::TrialError;
 use crate::cluster::support::TestCluster;
+use crate::cluster::support::members::{Member, any_of, limit, pod};
 use crate::cluster::support::outcome::{same_digest, same_rows};
 use crate::error::unmet;
 
@@ -38,9 +39,9 @@ const FIRST: Duration = Duration::from_secs(25);
 /// How long a job may take to train again after a kill.
 const RECOVERY: Duration = Duration::from_secs(180);
 /// The roles whose work moves, with their numbers of members.
-const SLOWED: [(&str, u32); 3] = [("ps", 3), ("embedding-worker", 2), ("loader", 2)];
+const SLOWED: [Member; 3] = [("ps", 3), ("embedding-worker", 2), ("loader", 2)];
 /// The other roles.
-const OTHERS: [(&str, u32); 2] = [("dense-worker", 2), ("coordinator", 1)];
+const OTHERS: [Member; 2] = [("dense-worker", 2), ("coordinator", 1)];
 const LOST_TOKENS: &str = "rectrain_coordinator_tokens_lost_total";
 
 pub(in crate::cluster) fn in_sync(cluster: &TestCluster) -> Result<(), TrialError> {
@@ -107,19 +108,6 @@ impl Counter {
     }
 }
 
-/// The pod of a member.
-fn pod(job: &str, (role, number): (&str, u32)) -> String {
-    format!("{job}-{role}-{number}")
-}
-
-/// Any member of these roles, each with the same probability.
-fn any_of(roles: &[(&'static str, u32)], random: &mut SplitMix64) -> (&'static str, u32) {
-    let members: Vec<_> =
-        roles.iter().flat_map(|(role, count)| (0..*count).map(move |number| (*role, number))).collect();
-    let chosen = members.get(random.remainder(members.len() as u64) as usize);
-    chosen.copied().unwrap_or(("coordinator", 0))
-}
-
 struct Trial<'a> {
     jobs: &'a Jobs,
     name: &'a str,
@@ -150,12 +138,12 @@ impl Trial<'_> {
     }
 
     /// Slows any member whose work can move.
-    fn slow_member(&mut self) -> Result<((&'static str, u32), LimitedProcessor), TrialError> {
+    fn slow_member(&mut self) -> Result<(Member, LimitedProcessor), TrialError> {
         let member = any_of(&SLOWED, &mut self.random);
         let pod = pod(self.name, member);
-        let process = eventually(RECOVERY, &format!("the process of {pod}"), || self.jobs.process_of(&pod))?;
+        let limited = limit(self.jobs, &pod, SLOW_PERCENT, RECOVERY)?;
         println!("{pod} is slow");
-        Ok((member, LimitedProcessor::to(process, SLOW_PERCENT)?))
+        Ok((member, limited))
     }
 
     /// Kills the process of a pod, and waits until the job trains with another one.

@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 
 use crate::TrialError;
 use crate::cluster::support::TestCluster;
+use crate::cluster::support::members::samples;
 use crate::cluster::support::outcome::no_restart;
 use crate::error::unmet;
 
@@ -370,14 +371,7 @@ impl Trial<'_> {
 
 /// The samples that each dense worker has trained, with the time of its answer.
 pub(super) fn trained(workers: &[SocketAddr]) -> Result<Vec<(Instant, f64)>, HarnessError> {
-    let samples = |worker: &SocketAddr| {
-        eventually(ANSWERS, "a dense worker's metrics", || {
-            let page = http::get(*worker, "/metrics")?;
-            let sum = http::sum_of(&page, "rectrain_dense_worker_samples_total");
-            sum.map(|sum| (Instant::now(), sum)).ok_or_else(|| not_yet("it has trained no sample"))
-        })
-    };
-    workers.iter().map(samples).collect()
+    workers.iter().map(|worker| samples(*worker, ANSWERS).map(|sum| (Instant::now(), sum))).collect()
 }
 
 /// The samples per second of all dense workers between two looks. Each worker has its own time: a

@@ -1,9 +1,10 @@
-//! Common ground of the trials in a cluster: the chart, the object store, Kafka, Prometheus, nodes
-//! without power, and comparisons of a job's end.
+//! Common ground of the trials in a cluster: the chart, the object store, Kafka, Prometheus, the
+//! members of a job, nodes without power, and comparisons of a job's end.
 
 pub mod chart;
 pub(crate) mod costs;
 pub(crate) mod kafka;
+pub(crate) mod members;
 pub(crate) mod monitoring;
 pub mod object_store;
 pub(crate) mod outcome;
