@@ -21,6 +21,16 @@ impl Failure {
         matches!(self, Self::User(_) | Self::Diverged(_))
     }
 
+    /// The exit code of a command that ends with this failure.
+    pub(crate) fn exit_code(&self) -> u8 {
+        match self {
+            Self::Failed(_) => 1,
+            Self::User(_) => USER,
+            Self::Diverged(_) => DIVERGED,
+            Self::Interrupted(_) => INTERRUPTED,
+        }
+    }
+
     /// The failure with a remedy at the end of its message.
     pub(crate) fn with_remedy(self, remedy: &str) -> Self {
         let add = |message: String| format!("{message}: {remedy}");
@@ -80,6 +90,10 @@ impl From<rectrain_inference::InferenceError> for Failure {
     }
 }
 
+/// The exit code of a command whose input is wrong.
+pub(crate) const USER: u8 = 2;
+/// The exit code of a command whose training diverged.
+pub(crate) const DIVERGED: u8 = 3;
 /// The exit code of a command that a signal ended: the shells' code for SIGINT.
 pub(crate) const INTERRUPTED: u8 = 130;
 

@@ -62,7 +62,7 @@ use clap::Parser;
 use tracing_subscriber::EnvFilter;
 
 use crate::args::{Cli, Command, LogFormat};
-use crate::failure::{Failure, INTERRUPTED};
+use crate::failure::{Failure, USER};
 
 /// mimalloc keeps freed pages for the next step. The system's allocator would return them, and each
 /// step would fault them in again.
@@ -77,10 +77,7 @@ fn main() -> ExitCode {
     log_to_stderr(cli.log);
     match execute(cli.command) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(Failure::User(message)) => end(2, &message),
-        Err(Failure::Diverged(message)) => end(3, &message),
-        Err(Failure::Failed(message)) => end(1, &message),
-        Err(Failure::Interrupted(message)) => end(INTERRUPTED, &message),
+        Err(failure) => end(failure.exit_code(), failure.message()),
     }
 }
 
@@ -118,7 +115,7 @@ fn show_usage(answer: &clap::Error) -> ExitCode {
     if answer.use_stderr() {
         let text = if output::has_colours(&std::io::stderr()) { text.ansi().to_string() } else { text.to_string() };
         output::say(text.trim_end());
-        return ExitCode::from(2);
+        return ExitCode::from(USER);
     }
     let text = if output::has_colours(&std::io::stdout()) { text.ansi().to_string() } else { text.to_string() };
     match output::line(text.trim_end()) {

@@ -522,6 +522,11 @@ impl Coordinator {
             if let Err(superseded) = copies.put(sequence, image).await {
                 return Some(superseded);
             }
+            if self.lock().check_failure().is_err() {
+                // Members that learn of a failure end. So [`Self::run`] first copies the last image
+                // to them and pushes the last event.
+                return None;
+            }
             journal.serve(number);
         }
     }

@@ -38,7 +38,7 @@ use tokio::time::timeout;
 use tonic::Streaming;
 
 use crate::args::RunArgs;
-use crate::failure::{Failure, INTERRUPTED};
+use crate::failure::{DIVERGED, Failure, INTERRUPTED, USER};
 use crate::job::new_run;
 use crate::processes::memory::SharedMemory;
 use crate::processes::replacements::Replacements;
@@ -61,6 +61,8 @@ const END_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long to wait for the reason of a process's failure, from the coordinator and from its last
 /// line of output.
 const REASON_WAIT: Duration = Duration::from_secs(1);
+/// How long the coordinator may take to tell a failure after which no retry can help.
+const LAST_EVENT_WAIT: Duration = Duration::from_secs(20);
 /// Any free port of this machine.
 const LOOPBACK: &str = "127.0.0.1:0";
 
@@ -91,6 +93,8 @@ struct Death {
     was_signalled: bool,
     /// True if it was killed, so that it could not report a reason.
     was_killed: bool,
+    /// True if its exit code says that a retry cannot help.
+    is_final: bool,
     /// A sentence for the user.
     message: String,
 }
@@ -208,6 +212,12 @@ impl Job<'_> {
             tokio::select! {
                 outcome = &mut following => break outcome,
                 death = first_death(&mut children) => match death.process {
+                    // The coordinator tells the failure, but it may first wait for its last copy to
+                    // parameter servers that have ended.
+                    _ if death.is_final => {
+                        let told = timeout(LAST_EVENT_WAIT, &mut following).await;
+                        break told.unwrap_or(Err(Failure::Failed(death.message)));
+                    }
                     Some(Process::Member(role, index)) if self.is_replaceable(role, index) && (death.was_signalled || restarts.try_replace(Instant::now())) => {
                         self.replacements.start(role, index);
                         tracing::warn!("{}; starting its replacement", death.message);
@@ -528,7 +538,7 @@ async fn request_checkpoint(control: &str) -> Result<String, String> {
 /// Awaits the first death of a process. Successful ends do not count.
 async fn first_death(children: &mut JoinSet<Ended>) -> Death {
     while let Some(ended) = children.join_next().await {
-        let (mut was_signalled, mut was_killed) = (false, false);
+        let (mut was_signalled, mut was_killed, mut is_final) = (false, false, false);
         let (process, message) = match ended {
             Ok((process, Ok(status), _)) if status.success() => {
                 tracing::info!(%process, "ended");
@@ -544,13 +554,14 @@ async fn first_death(children: &mut JoinSet<Ended>) -> Death {
                     (Some(process), format!("{process} was ended by a signal"))
                 }
                 Some(code) => {
+                    is_final = [USER, DIVERGED].map(i32::from).contains(&code);
                     (Some(process), format!("{process} ended with exit code {code}: {}", last_sentence(&words)))
                 }
             },
             Ok((process, Err(error), _)) => (Some(process), format!("cannot wait for {process}: {error}")),
             Err(error) => (None, format!("the watcher of a process failed: {error}")),
         };
-        return Death { process, was_signalled, was_killed, message };
+        return Death { process, was_signalled, was_killed, is_final, message };
     }
     std::future::pending().await
 }
@@ -585,7 +596,8 @@ mod tests {
             command.args(["-c", script]).stderr(Stdio::piped());
             command.spawn().unwrap()
         };
-        for (index, script) in ["exit 0", "echo rectrain: no sockets >&2; exit 1"].into_iter().enumerate() {
+        let scripts = ["exit 0", "echo rectrain: no sockets >&2; exit 1", "sleep 0.5; exit 3"];
+        for (index, script) in scripts.into_iter().enumerate() {
             watch_child(&mut children, Process::Member(Role::Loader, index as u32), ends(script), stop.subscribe());
         }
         let death = first_death(&mut children).await;
@@ -593,5 +605,7 @@ mod tests {
             (death.message.as_str(), death.was_signalled),
             ("loader 1 ended with exit code 1: no sockets", false)
         );
+        let diverged = first_death(&mut children).await;
+        assert_eq!((death.is_final, diverged.is_final), (false, true), "{}", diverged.message);
     }
 }
