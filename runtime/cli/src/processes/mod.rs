@@ -258,10 +258,17 @@ impl Job<'_> {
         };
         // The last event has been read. After a crash the others may wait for the dead process, so
         // they get no time to end.
-        let has_ended = outcome.as_ref().err().is_none_or(Failure::is_final);
-        let grace = if has_ended { END_TIMEOUT } else { Duration::ZERO };
-        if timeout(grace, all_ended(&mut children)).await.is_err() {
-            tracing::debug!("processes still run {grace:?} after the end of the job: killing them");
+        let ended = match &outcome {
+            Ok(()) => timeout(END_TIMEOUT, all_ended(&mut children)).await.is_ok(),
+            Err(failure) if failure.is_final() => {
+                // A member that has not heard of the failure calls a coordinator that has ended.
+                let _late = timeout(END_TIMEOUT, coordinator_ended(&mut children)).await;
+                false
+            }
+            Err(_) => false,
+        };
+        if !ended {
+            tracing::debug!("killing the processes that still run after the end of the job");
             stop.send_replace(());
             all_ended(&mut children).await;
         }
@@ -526,6 +533,15 @@ fn watch_child(children: &mut JoinSet<Ended>, process: Process, mut child: Child
 
 async fn all_ended(children: &mut JoinSet<Ended>) {
     while children.join_next().await.is_some() {}
+}
+
+/// Waits until the coordinator, or every process, has ended.
+async fn coordinator_ended(children: &mut JoinSet<Ended>) {
+    while let Some(ended) = children.join_next().await {
+        if matches!(ended, Ok((Process::Coordinator, ..))) {
+            return;
+        }
+    }
 }
 
 /// Requests a checkpoint from the coordinator. Returns its name, or the reason why there is none.
