@@ -36,7 +36,7 @@ const fn long(name: &'static str, run: fn(&TestCluster) -> Result<(), TrialError
     Step { name, claim, run, is_quick: false }
 }
 
-const STEPS: [Step; 50] = [
+const STEPS: [Step; 52] = [
     quick("completes", lifecycle::completes, "a job completes with the model of a run outside of the cluster"),
     quick("switches", switches::switches, "a running job switches its training mode without a restart"),
     quick("refuses", refusals::refuses, "the API server refuses invalid manifests, and says why"),
@@ -137,6 +137,7 @@ const STEPS: [Step; 50] = [
     ),
     long("stream broker", stream::broker, "a job on Kafka outlives a killed broker, and trains each row once"),
     long("stream lag", stream::lag, "loaders of a stream are added in a burst and removed after it"),
+    long("stream served", stream::served, "servers follow a job on Kafka while rows arrive, and no request fails"),
     long(
         "stream suspended",
         stream::suspended,
@@ -161,6 +162,11 @@ const STEPS: [Step; 50] = [
         "model-servers load",
         model_servers::load,
         "an autoscaler adds a server under load and removes it afterwards, and no request fails",
+    ),
+    long(
+        "model-servers node",
+        model_servers::node,
+        "one of two servers answers while the node of the other has no power, and is not alone for long",
     ),
     quick("fails", failures::fails, "every failure shows its condition"),
     quick("needs-its-rights", rights::needs_its_rights, "the operator uses every right that the chart grants"),

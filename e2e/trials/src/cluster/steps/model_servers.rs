@@ -1,5 +1,5 @@
-//! Servers of a model while their manifest and their load change: a canary, a gate, and an
-//! autoscaler. A client's requests do not fail meanwhile.
+//! Servers of a model while their manifest, their load and their nodes change: a canary, a gate, an
+//! autoscaler, and a node that loses its power. A client's requests do not fail meanwhile.
 
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 
 use super::serving::{Answers, ROLLOUT, patch, predicts, rows, server, under_load, until_serving};
 use crate::TrialError;
+use crate::cluster::support::power::out_of_service;
 use crate::cluster::support::{TestCluster, object_store};
 use crate::error::unmet;
 
@@ -99,6 +100,48 @@ pub(in crate::cluster) fn load(cluster: &TestCluster) -> Result<(), TrialError> 
     only(&answers, &[first])?;
     until_servers(jobs, name, 1, SHRINKS)?;
     end(jobs, name)
+}
+
+/// The node of one of two servers loses its power. The other server answers alone, until another
+/// one has taken the place of the lost one.
+pub(in crate::cluster) fn node(cluster: &TestCluster) -> Result<(), TrialError> {
+    if cluster.skips("the loss of a node")? {
+        return Ok(());
+    }
+    let (jobs, name) = (&cluster.jobs, "loses-a-node");
+    let (first, request) = start(cluster, name, json!({"replicas": 2, "template": {"affinity": apart(name)}}))?;
+    // The store keeps its objects in memory, so its node has to stay.
+    let store = nodes_of(jobs, "app=object-store")?;
+    let servers = nodes_of(jobs, &format!("rectrain.dev/model-server={name}"))?;
+    let lost = servers.iter().find(|node| !store.contains(node));
+    let lost = lost.ok_or_else(|| unmet(format!("a server on another node than {store:?}"), format!("{servers:?}")))?;
+    let began = Instant::now();
+    let answers = out_of_service(cluster, lost, || {
+        let first_answer = || predicts(jobs, name, &request).map_err(not_yet);
+        eventually(ROLLOUT, "an answer of the other server", first_answer)?;
+        println!("an answer {:.0} s after {lost} lost its power", began.elapsed().as_secs_f64());
+        under_load(jobs, name, &request, || Ok(until_versions(jobs, name, &[(first, 2)])?))
+    })?;
+    only(&answers, &[first])?;
+    println!("two servers again {:.0} s after the loss; answers by step: {answers:?}", began.elapsed().as_secs_f64());
+    end(jobs, name)
+}
+
+/// Servers prefer different nodes. After the loss of a node they have to share one.
+fn apart(name: &str) -> Value {
+    let term = json!({
+        "topologyKey": "kubernetes.io/hostname",
+        "labelSelector": {"matchLabels": {"rectrain.dev/model-server": name}},
+    });
+    let preferred = json!([{"weight": 100, "podAffinityTerm": term}]);
+    json!({"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}})
+}
+
+/// The nodes of the pods with a label.
+fn nodes_of(jobs: &Jobs, label: &str) -> Result<Vec<String>, HarnessError> {
+    let nodes = "--output=jsonpath={range .items[*]}{.spec.nodeName}{\"\\n\"}{end}";
+    let printed = jobs.within(&["get", "pods", "--selector", label, nodes])?;
+    Ok(printed.lines().map(str::to_owned).collect())
 }
 
 /// Starts a job, and servers that stay at its first checkpoint. All of its checkpoints are full, so

@@ -20,6 +20,7 @@ use rectrain_harness::{HarnessError, http, kafka, not_yet, skips};
 use serde_json::{Value, json};
 
 use super::recovery::resumed_at;
+use super::serving::{server, under_load, until_serving};
 use crate::TrialError;
 use crate::cluster::support::kafka::{ADDRESS, Kafka, SECRET};
 use crate::cluster::support::outcome::no_restart;
@@ -108,6 +109,37 @@ pub(in crate::cluster) fn suspended(cluster: &TestCluster) -> Result<(), TrialEr
         }
         trial.until_trained()
     })
+}
+
+/// Servers of the job's model take newer ones while rows arrive, and no request fails.
+pub(in crate::cluster) fn served(cluster: &TestCluster) -> Result<(), TrialError> {
+    in_trial(cluster, "stream-served", |trial| {
+        object_store::start(&cluster.paths, NAMESPACE)?;
+        object_store::make_bucket(cluster.kubectl(), NAMESPACE)?;
+        let (jobs, name) = (trial.jobs, trial.name);
+        trial.submit(&with_checkpoints(&trial.job(), name, EVERY))?;
+        trial.write(MANY)?;
+        jobs.apply(&server(name, &json!({"model": {"job": name}, "updateEverySeconds": 10})))?;
+        let first = until_serving(jobs, name, "servers with the first model", |step| step > 0)?;
+        let request = cluster.paths.run().join("stream-request.json");
+        write(&request, request_for(7).to_string())?;
+        let answers = under_load(jobs, name, &request, || {
+            trial.write(MANY)?;
+            until_serving(jobs, name, "servers with a newer model", |step| step > first).map(drop)?;
+            trial.until_trained()
+        })?;
+        println!("answers by step, while rows arrived: {answers:?}");
+        if answers.len() < 2 {
+            return Err(unmet("answers of two models at least", format!("{answers:?}")));
+        }
+        Ok(jobs.within(&["delete", "recmodelserver", name, "--timeout=120s"]).map(drop)?)
+    })
+}
+
+/// A request for the row with a number.
+fn request_for(number: u64) -> Value {
+    let column = |name: &str| json!({"name": name, "shape": [1], "datatype": "INT64", "data": [number]});
+    json!({"inputs": [column("once"), column("twice")]})
 }
 
 /// A decision within a minute about loaders, and about nothing else.
