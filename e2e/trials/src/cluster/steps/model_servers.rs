@@ -93,13 +93,15 @@ pub(in crate::cluster) fn load(cluster: &TestCluster) -> Result<(), TrialError> 
     let _measures = MetricsServer::start(&cluster.paths)?;
     let (jobs, name) = (&cluster.jobs, "follows-a-load");
     let scaling = json!({"minReplicas": 1, "maxReplicas": 2, "cpuPercent": 50});
-    let requested = json!({"resources": {"requests": {"cpu": "50m"}}});
+    let requested = json!({"resources": {"requests": {"cpu": "20m"}}});
     let (first, request) = start(cluster, name, json!({"autoscaling": scaling, "template": requested}))?;
+    // The servers outlive their job, which would fill the object store.
+    jobs.delete(name)?;
     write(&request, rows(MANY).to_string())?;
     let answers = under_load(jobs, name, &request, || Ok(until_servers(jobs, name, 2, GROWS)?))?;
     only(&answers, &[first])?;
     until_servers(jobs, name, 1, SHRINKS)?;
-    end(jobs, name)
+    delete_servers(jobs, name)
 }
 
 /// The node of one of two servers loses its power. The other server answers alone, until another
@@ -161,8 +163,12 @@ fn start(cluster: &TestCluster, name: &str, spec: Value) -> Result<(u64, PathBuf
 }
 
 fn end(jobs: &Jobs, name: &str) -> Result<(), TrialError> {
-    jobs.within(&["delete", "recmodelserver", name, "--timeout=120s"])?;
+    delete_servers(jobs, name)?;
     Ok(jobs.delete(name)?)
+}
+
+fn delete_servers(jobs: &Jobs, name: &str) -> Result<(), TrialError> {
+    Ok(jobs.within(&["delete", "recmodelserver", name, "--timeout=120s"]).map(drop)?)
 }
 
 fn status(jobs: &Jobs, name: &str) -> Result<Value, HarnessError> {
