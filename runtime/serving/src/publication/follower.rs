@@ -181,7 +181,7 @@ impl ServedVersion {
             ));
         }
         let dims = |delta: &Delta| delta.groups.iter().map(|group| group.rows.dim()).collect::<Vec<_>>();
-        let expected: Vec<usize> = self.model.tables.iter().map(crate::Table::dim).collect();
+        let expected: Vec<usize> = self.model.tables.iter().map(crate::VersionedTable::dim).collect();
         if dims(delta) != expected {
             return Err(format!("its rows have {:?} values, and the model's have {expected:?}", dims(delta)));
         }
