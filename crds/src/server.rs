@@ -64,6 +64,12 @@ pub struct RecModelServerSpec {
     #[schemars(range(min = 10, max = 2_592_000), extend("x-default" = defaults::SERVER_UPDATE_SECONDS))]
     pub update_every_seconds: Option<u32>,
 
+    /// Seconds between two looks for a newer published model, such as 0.2. Only servers that follow
+    /// the publications of `model.path` look. In a bucket each look is a request.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.01, max = 3600.0), extend("x-default" = "0.02 in a folder, and 1 in a bucket"))]
+    pub poll_seconds: Option<f64>,
+
     /// The number of servers.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 1000), extend("x-default" = defaults::SERVERS))]

@@ -26,7 +26,7 @@ use crate::TrialError;
 use crate::error::unmet;
 
 const USAGE: &str = "usage: cargo xtask freshness [--manifest FILE] [--servers 3] [--seconds 60] [--every 1] \
-[--poll 50ms] [--stopped 20] [--set PATH=VALUE]
+[--poll 20ms] [--stopped 20] [--set PATH=VALUE]
   Trains FILE (by default synthetic rows) with a publication every EVERY seconds, such as 0.2, and SERVERS inference
   servers that look for a newer one every POLL. Prints one line of JSON: the p50, p99 and the longest time in seconds
   from a global step until an answer shows it, and the time in which a server catches up after STOPPED seconds of
@@ -71,7 +71,7 @@ fn parse(arguments: &[&str]) -> Result<Plan, HarnessError> {
         servers: 3,
         seconds: 60,
         every: 1.0,
-        poll: "50ms".to_owned(),
+        poll: "20ms".to_owned(),
         stopped: 20,
         sets: Vec::new(),
     };

@@ -255,6 +255,10 @@ fn arguments(plan: Plan<'_>) -> Vec<String> {
         arguments.extend(gate.rows.iter().map(|rows| format!("--gate-rows={rows}")));
         arguments.push(format!("--gate-min-auc={}", gate.min_auc));
     }
+    if let Some(seconds) = plan.server.spec.poll_seconds {
+        // At least 1 ms: the server refuses 0.
+        arguments.push(format!("--poll={:.0}ms", (1000.0 * seconds).max(1.0)));
+    }
     let options = plan.target.place.options.iter();
     arguments.extend(options.map(|(name, value)| format!("--option={name}={value}")));
     arguments

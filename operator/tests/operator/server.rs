@@ -419,6 +419,20 @@ async fn a_stuck_rollout_is_reported() {
 }
 
 #[tokio::test]
+async fn the_time_between_two_looks_reaches_the_servers() {
+    for (seconds, expected) in
+        [(json!(0.05), Some("--poll=50ms")), (json!(2), Some("--poll=2000ms")), (json!(null), None)]
+    {
+        let servers = Servers::of_job(json!({"pollSeconds": seconds}));
+        servers.settle().await;
+        let arguments = servers.deployment()["spec"]["template"]["spec"]["containers"][0]["args"].clone();
+        let is_poll = |argument: &&str| argument.starts_with("--poll");
+        let found = arguments.as_array().unwrap().iter().filter_map(|argument| argument.as_str()).find(is_poll);
+        assert_eq!(found, expected, "{arguments}");
+    }
+}
+
+#[tokio::test]
 async fn a_gate_reaches_the_servers_and_is_named_if_they_do_not_start() {
     let servers = Servers::of_job(json!({"gate": {"rows": ["s3://ads/a.csv", "s3://ads/b.csv"], "minAuc": 0.7}}));
     servers.settle().await;

@@ -405,10 +405,18 @@ impl Checkpoint {
             for file in &manifest.files {
                 let path = Self::path(manifest, file);
                 let name = self.directory.name_of(&path);
-                for run in runs(self.index(manifest, file).await?) {
-                    let start = run[0].offset;
-                    let end = run.last().map_or(start, |last| last.offset + last.length);
-                    let bytes = self.directory.read_range(&path, start..end).await?;
+                let reads = runs(self.index(manifest, file).await?).into_iter().map(|run| {
+                    let path = &path;
+                    async move {
+                        let start = run[0].offset;
+                        let end = run.last().map_or(start, |last| last.offset + last.length);
+                        let bytes = self.directory.read_range(path, start..end).await?;
+                        Ok::<_, CheckpointError>((run, bytes))
+                    }
+                });
+                // The next runs are read while one is visited.
+                let mut reads = futures::stream::iter(reads).buffered(READS);
+                while let Some((run, bytes)) = reads.try_next().await? {
                     visit_run(&name, &run, &bytes, &mut visit)?;
                 }
             }

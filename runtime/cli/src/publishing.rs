@@ -1,6 +1,7 @@
 //! Publishes the model of a job while it trains, on a thread of its own beside the coordinator.
 //! Training does not wait for it. A publication that fails is counted and tried again, and one that
-//! comes late has the changes of several checkpoints.
+//! comes late has the changes of several checkpoints. Another thread writes the full models that
+//! follow the first one, so changes do not wait for them.
 
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -9,7 +10,7 @@ use rectrain_protocol::events::{EventFollower, JobEvent};
 use rectrain_protocol::metrics::CoordinatorMetrics;
 use rectrain_protocol::plan::{CheckpointPlan, JobPlan, PublishPlan};
 use rectrain_serving::ServingError;
-use rectrain_serving::publication::{Published, Publisher};
+use rectrain_serving::publication::{FullModel, Published, Publisher, WrittenFull};
 use rectrain_storage::Directory;
 use tokio::sync::oneshot;
 
@@ -38,7 +39,20 @@ struct Work {
     metrics: CoordinatorMetrics,
     /// The last warning. One that repeats is not logged again.
     warned: Option<String>,
+    paths: Paths,
+    /// The full model that another thread writes; at most one.
+    full: Option<Writing>,
 }
+
+/// The paths of a publisher.
+#[derive(Clone)]
+struct Paths {
+    publish: PublishPlan,
+    checkpoint: CheckpointPlan,
+}
+
+/// A full model on its way. Closed without a value if its thread ended unexpectedly.
+type Writing = oneshot::Receiver<Result<WrittenFull, ServingError>>;
 
 /// The times of publications: one for each interval, on average.
 #[derive(Debug)]
@@ -83,7 +97,8 @@ impl Publishing {
         let runtime = runtime.map_err(|error| cannot_start(&error))?;
         let work = move || {
             runtime.block_on(async {
-                let publisher = match open(&publish, &checkpoint, &job).await {
+                let paths = Paths { publish, checkpoint };
+                let publisher = match paths.publisher(&job).await {
                     Ok(publisher) => publisher,
                     Err(error) => {
                         // The starter has ended only if the process ends.
@@ -92,9 +107,9 @@ impl Publishing {
                     }
                 };
                 let _gone = opened.send(Ok(()));
-                let schedule = Schedule { every: publish.every.unwrap_or_default(), due: None };
-                let look = look_at(&checkpoint.path);
-                Work { publisher, look, schedule, metrics, warned: None }.run(ending, events).await;
+                let schedule = Schedule { every: paths.publish.every.unwrap_or_default(), due: None };
+                let look = look_at(&paths.checkpoint.path);
+                Work { publisher, look, schedule, metrics, warned: None, paths, full: None }.run(ending, events).await;
             });
         };
         let thread = std::thread::Builder::new().name("rectrain-publish".into()).spawn(work);
@@ -158,9 +173,46 @@ async fn pass(events: &mut EventFollower) {
     }
 }
 
-async fn open(publish: &PublishPlan, checkpoint: &CheckpointPlan, job: &str) -> Result<Publisher, ServingError> {
-    let open = |path: &str| Directory::open(path, &checkpoint.storage_options, true);
-    Publisher::open(open(&checkpoint.path)?, open(&publish.path)?, job, publish.keep).await
+impl Paths {
+    /// The paths of checkpoints and of published models.
+    fn open(&self) -> Result<(Directory, Directory), ServingError> {
+        let open = |path: &str| Directory::open(path, &self.checkpoint.storage_options, true);
+        Ok((open(&self.checkpoint.path)?, open(&self.publish.path)?))
+    }
+
+    async fn publisher(&self, job: &str) -> Result<Publisher, ServingError> {
+        let (checkpoints, output) = self.open()?;
+        Publisher::open(checkpoints, output, job, self.publish.keep).await
+    }
+
+    /// Writes a full model on a thread of its own. It ends by itself.
+    fn write(&self, full: FullModel) -> std::io::Result<Writing> {
+        let (written, writing) = oneshot::channel();
+        // The clients of a store belong to the runtime that they were made in.
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let paths = self.clone();
+        let work = move || {
+            let result = runtime.block_on(async {
+                let (checkpoints, output) = paths.open()?;
+                full.write(&checkpoints, &output).await
+            });
+            // The publisher has ended before.
+            let _gone = written.send(result);
+        };
+        std::thread::Builder::new().name("rectrain-full".into()).spawn(work)?;
+        Ok(writing)
+    }
+}
+
+/// Waits for a full model that is being written; for ever if there is none.
+async fn written(full: &mut Option<Writing>) -> Result<WrittenFull, String> {
+    let Some(writing) = full else { return std::future::pending().await };
+    let ended = writing.await;
+    *full = None;
+    match ended {
+        Ok(written) => written.map_err(|error| error.to_string()),
+        Err(_closed) => Err("its thread ended unexpectedly".to_owned()),
+    }
 }
 
 impl Work {
@@ -175,9 +227,13 @@ impl Work {
             tokio::select! {
                 ended = &mut end => {
                     if ended.is_ok() {
-                        self.publish().await;
+                        self.finish().await;
                     }
                     return;
+                }
+                full = written(&mut self.full) => {
+                    self.announce(full).await;
+                    continue;
                 }
                 () = a_checkpoint(&mut events), if is_told => {}
                 () = tokio::time::sleep(look) => {}
@@ -192,6 +248,45 @@ impl Work {
         }
     }
 
+    /// Publishes the last checkpoint, and waits for its full model.
+    async fn finish(&mut self) {
+        self.publish().await;
+        if self.full.is_some() {
+            let full = written(&mut self.full).await;
+            self.announce(full).await;
+        }
+    }
+
+    /// Announces a full model that was written.
+    async fn announce(&mut self, full: Result<WrittenFull, String>) {
+        let announced = match full {
+            Ok(full) => {
+                tracing::info!(sequence = full.sequence(), "wrote the full model");
+                self.publisher.announce_full(full).await.map_err(|error| error.to_string())
+            }
+            Err(error) => {
+                self.publisher.give_up_full();
+                Err(error)
+            }
+        };
+        if let Err(error) = announced {
+            self.metrics.failed_publications.inc();
+            self.warn(format!("a full model cannot be published; the next full checkpoint has another one: {error}"));
+        }
+    }
+
+    /// Begins to write a full model. The one before has ended.
+    fn write(&mut self, full: FullModel) {
+        match self.paths.write(full) {
+            Ok(writing) => self.full = Some(writing),
+            Err(error) => {
+                self.publisher.give_up_full();
+                self.metrics.failed_publications.inc();
+                self.warn(format!("a full model cannot be written: {error}"));
+            }
+        }
+    }
+
     async fn publish(&mut self) {
         let started = Instant::now();
         match self.publisher.publish().await {
@@ -202,6 +297,9 @@ impl Work {
                 match published.not_deleted {
                     Some(error) => self.warn(format!("old published models cannot be deleted: {error}")),
                     None => self.warned = None,
+                }
+                if let Some(full) = published.full {
+                    self.write(full);
                 }
             }
             Err(error) => {

@@ -37,6 +37,8 @@ type SaveResult = Result<String, SaveRefused>;
 pub(super) struct CheckpointRequests {
     /// Checkpoints begun so far.
     begun: u64,
+    /// Whether the time for a checkpoint has come, and it has not begun.
+    is_due: bool,
     /// Callers that wait for a checkpoint, each with the number of the first one that serves it.
     waiting: Vec<(u64, oneshot::Sender<SaveResult>)>,
     /// Where the file of dense worker 0 is awaited, with the ID of its checkpoint.
@@ -52,9 +54,20 @@ impl CheckpointRequests {
         asked
     }
 
-    /// Whether a caller waits for a checkpoint that has not begun.
+    /// Whether a checkpoint that has not begun is due by time, or a caller waits for one.
     fn has_pending(&self) -> bool {
-        self.waiting.iter().any(|(number, saved)| *number > self.begun && !saved.is_closed())
+        self.is_due || self.waiting.iter().any(|(number, saved)| *number > self.begun && !saved.is_closed())
+    }
+
+    /// The time for a checkpoint has come. False if one was due already, which serves for both.
+    #[must_use]
+    fn is_newly_due(&mut self) -> bool {
+        !std::mem::replace(&mut self.is_due, true)
+    }
+
+    fn begin(&mut self) {
+        self.begun += 1;
+        self.is_due = false;
     }
 
     /// Answers all callers that wait for the checkpoint begun last, or for an earlier one.
@@ -239,7 +252,8 @@ impl Coordinator {
 
     /// Begins a checkpoint at the boundary `at`. If one is still being written, waits for it only
     /// at the end of training. Otherwise skips this one, because training is paused here and the
-    /// store may hang. If a caller requested it, [`Self::renew_save_request`] does so again.
+    /// store may hang. If a caller requested it, or if it is due by time,
+    /// [`Self::renew_save_request`] requests it again.
     pub(super) async fn save(
         &self,
         servers: &[Channel],
@@ -259,7 +273,7 @@ impl Coordinator {
             self.metrics.skipped_checkpoints.inc_by(u64::from(!self.lock_requests().has_pending()));
             return self.change(|state| state.training().frozen(None));
         }
-        self.lock_requests().begun += 1;
+        self.lock_requests().begin();
         let mode = self.lock().training().mode().name();
         if !last && let Some(exists) = checkpoints.existing_at(at, mode) {
             // The request came while the checkpoint of this very boundary was being written.
@@ -293,8 +307,8 @@ impl Coordinator {
         }
     }
 
-    /// Requests a checkpoint again, for callers whose request came while another one was being
-    /// written.
+    /// Requests a checkpoint again whose request came while another one was being written. So a
+    /// checkpoint that takes longer than the interval delays the next one by its excess only.
     pub(super) fn renew_save_request(&self) -> Result<(), RoleError> {
         if !self.lock_requests().has_pending() {
             return Ok(());
@@ -316,6 +330,9 @@ impl Coordinator {
             let step = self.lock().step();
             if step == std::mem::replace(&mut last_step, step) {
                 continue;
+            }
+            if !self.lock_requests().is_newly_due() {
+                self.metrics.skipped_checkpoints.inc();
             }
             let requested = self.change(|state| {
                 state.training().request_save();
@@ -480,4 +497,23 @@ impl Coordinator {
 
 fn dense_not_saved(reason: String) -> RoleError {
     RoleError::Task { what: "saving of the dense parameters", reason }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_checkpoint_that_is_due_by_time_stays_due_until_one_begins() {
+        let mut requests = CheckpointRequests::default();
+        assert!(!requests.has_pending());
+        assert!(requests.is_newly_due() && requests.has_pending());
+        assert!(!requests.is_newly_due(), "one checkpoint serves for both times");
+        requests.begin();
+        assert!(!requests.has_pending());
+        let asked = requests.request();
+        assert!(requests.has_pending());
+        drop(asked);
+        assert!(!requests.has_pending(), "the caller has gone");
+    }
 }

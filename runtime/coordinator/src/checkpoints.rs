@@ -317,7 +317,8 @@ impl Checkpoints {
         self.last.as_ref().filter(|(pause, _)| *pause == (at, mode)).map(|(_, name)| name.clone())
     }
 
-    /// Writes a checkpoint: waits for all parts, then commits or aborts it. Afterwards deletes old
+    /// Writes a checkpoint: waits for all parts, then commits or aborts it. The parts are written
+    /// while the path is checked: they have names of their own. Afterwards deletes old
     /// checkpoints, which may take as long as the write. A delta in a tidy path makes no other
     /// checkpoint old, so nothing is listed after it. The future does not borrow `self`.
     pub(super) fn write(
@@ -333,10 +334,12 @@ impl Checkpoints {
         let stays_tidy = self.is_tidy && self.damaged.is_empty() && begun.ticket.base.is_some();
         async move {
             let PendingCheckpoint { writer, ticket, started, pause, invalidations } = begun;
-            lease.confirm().await?;
-            writer.check().await?;
-            match files(&directory, &ticket, state, dense, &servers).await {
-                Ok(files) => {
+            let checks = async {
+                lease.confirm().await?;
+                Ok::<_, RoleError>(writer.check().await?)
+            };
+            match futures::try_join!(checks, files(&directory, &ticket, state, dense, &servers)) {
+                Ok(((), files)) => {
                     lease.confirm().await?;
                     let manifest = writer.commit(files).await?;
                     let seconds = started.elapsed().as_secs_f64();

@@ -96,7 +96,7 @@ fn predictions(predictor: &mut Predictor, rows: &Batch) -> Result<WindowPart, Se
 mod tests {
     use rectrain_data::{Dataset, ReadPlan};
     use rectrain_protocol::plan::small_plan;
-    use rectrain_serving::{Description, Table};
+    use rectrain_serving::{Description, VersionedTable};
 
     use super::*;
 
@@ -109,7 +109,7 @@ mod tests {
             job: None,
             step: 1,
             identity: plan.identity(),
-            tables: description.layout.group_dims.iter().map(|dim| Table::new(*dim)).collect(),
+            tables: description.layout.group_dims.iter().map(|dim| VersionedTable::new(*dim)).collect(),
             parameters: vec![0.0; plan.dense_parameters().unwrap()],
             description,
         };

@@ -6,7 +6,7 @@
 use sha2::{Digest, Sha256};
 
 use crate::hash::hexadecimal;
-use crate::table::Table;
+use crate::versioned_table::VersionedTable;
 
 /// The sum of the SHA-256 of rows, as numbers of 256 bits, modulo 2²⁵⁶. The order of the rows does
 /// not matter. The least word comes first.
@@ -15,7 +15,7 @@ pub(crate) struct RowSum([u64; 4]);
 
 impl RowSum {
     /// The sum over all rows of a table.
-    pub(crate) fn of(table: &Table) -> Self {
+    pub(crate) fn of(table: &VersionedTable) -> Self {
         let mut sum = Self::default();
         table.rows().for_each(|(key, values)| sum.add(key, values));
         sum
@@ -42,11 +42,19 @@ impl RowSum {
     }
 }
 
+/// Values that are hashed at a time.
+const VALUES: usize = 64;
+
 /// SHA-256 of key (u64) and values (f32), little-endian, as a number of 256 bits.
 fn words_of_row(key: u64, values: &[f32]) -> [u64; 4] {
     let mut hasher = Sha256::new();
     hasher.update(key.to_le_bytes());
-    values.iter().for_each(|value| hasher.update(value.to_le_bytes()));
+    // The hasher takes whole blocks faster than single values.
+    for values in values.chunks(VALUES) {
+        let mut bytes = [[0; 4]; VALUES];
+        bytes.iter_mut().zip(values).for_each(|(bytes, value)| *bytes = value.to_le_bytes());
+        hasher.update(&bytes.as_flattened()[..4 * values.len()]);
+    }
     let digest: [u8; 32] = hasher.finalize().into();
     let mut words = [0; 4];
     for (word, bytes) in words.iter_mut().zip(digest.as_chunks::<8>().0) {
@@ -57,10 +65,10 @@ fn words_of_row(key: u64, values: &[f32]) -> [u64; 4] {
 
 /// The digest of a model, in hexadecimal digits: SHA-256 over the number of rows (u64) and the sum
 /// of each row group, and then the dense parameters (f32), all little-endian.
-pub(crate) fn content_digest(tables: &[Table], sums: &[RowSum], parameters: &[f32]) -> String {
+pub(crate) fn content_digest(tables: &[VersionedTable], sums: &[RowSum], parameters: &[f32]) -> String {
     let mut hasher = Sha256::new();
     for (table, sum) in tables.iter().zip(sums) {
-        hasher.update((table.keys().len() as u64).to_le_bytes());
+        hasher.update((table.len() as u64).to_le_bytes());
         sum.0.iter().for_each(|word| hasher.update(word.to_le_bytes()));
     }
     parameters.iter().for_each(|value| hasher.update(value.to_le_bytes()));
@@ -70,18 +78,34 @@ pub(crate) fn content_digest(tables: &[Table], sums: &[RowSum], parameters: &[f3
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::table::Table;
+
+    fn table(dim: usize, keys: Vec<u64>, values: Vec<f32>) -> VersionedTable {
+        VersionedTable::from(&Table::of(dim, keys, values).unwrap())
+    }
 
     #[test]
     fn a_row_that_is_added_and_taken_away_leaves_the_sum() {
-        let table = Table::of(2, vec![1, 5, 9], vec![0.1, 0.2, 0.3, 0.4, 0.5, 0.6]).unwrap();
-        let smaller = Table::of(2, vec![1, 9], vec![0.1, 0.2, 0.5, 0.6]).unwrap();
-        let mut sum = RowSum::of(&table);
+        let all = table(2, vec![1, 5, 9], vec![0.1, 0.2, 0.3, 0.4, 0.5, 0.6]);
+        let smaller = table(2, vec![1, 9], vec![0.1, 0.2, 0.5, 0.6]);
+        let mut sum = RowSum::of(&all);
         sum.subtract(5, &[0.3, 0.4]);
         assert_eq!(sum, RowSum::of(&smaller));
-        assert_ne!(sum, RowSum::of(&table));
+        assert_ne!(sum, RowSum::of(&all));
         sum.subtract(1, &[0.1, 0.2]);
         sum.subtract(9, &[0.5, 0.6]);
         assert_eq!(sum, RowSum::default());
+    }
+
+    #[test]
+    fn the_number_of_a_row_is_the_sha_256_of_its_key_and_values() {
+        for dim in [0, 1, VALUES - 1, VALUES, VALUES + 1, 3 * VALUES] {
+            let values: Vec<f32> = (0..dim).map(|place| place as f32 - 7.5).collect();
+            let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+            let expected = Sha256::digest([&9_u64.to_le_bytes()[..], &bytes].concat());
+            let found: Vec<u8> = words_of_row(9, &values).iter().flat_map(|word| word.to_le_bytes()).collect();
+            assert_eq!(found, expected.to_vec(), "{dim} values");
+        }
     }
 
     #[test]
@@ -100,7 +124,7 @@ mod tests {
     #[test]
     fn any_other_value_key_or_parameter_is_another_digest() {
         let digest = |keys: Vec<u64>, values: Vec<f32>, parameters: &[f32]| {
-            let table = Table::of(1, keys, values).unwrap();
+            let table = table(1, keys, values);
             content_digest(std::slice::from_ref(&table), &[RowSum::of(&table)], parameters)
         };
         let all = [

@@ -7,7 +7,7 @@
 //!
 //! ```text
 //! checkpoint ──┐                              ┌─► Predictor ─► probabilities
-//!              ├─► Description, Table, tower ─┤
+//!              ├─► Description, rows, tower ──┤
 //! export ──────┘                              └─► export: rows-G.bin, tower.onnx, model.json
 //! ```
 //!
@@ -25,6 +25,7 @@ mod predictor;
 pub mod publication;
 mod table;
 mod value;
+mod versioned_table;
 
 pub use description::Description;
 pub use error::ServingError;
@@ -34,3 +35,4 @@ pub use predictor::{Predictions, Predictor, PredictorOptions};
 pub use rectrain_protocol::unseen::{self, LookUps};
 pub use table::{KeyRange, Table};
 pub use value::ExportType;
+pub use versioned_table::VersionedTable;

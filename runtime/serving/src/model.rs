@@ -9,7 +9,7 @@ use rectrain_embedding::{Slot, Store};
 use crate::content::{RowSum, content_digest};
 use crate::description::Description;
 use crate::error::ServingError;
-use crate::table::Table;
+use crate::versioned_table::{Builder, VersionedTable};
 
 /// Parts in which rows are restored. Only one part has optimizer state in memory at a time.
 const PARTS: u32 = 16;
@@ -28,7 +28,7 @@ pub struct Model {
     /// How cells become predictions.
     pub description: Description,
     /// The rows, by row group.
-    pub tables: Vec<Table>,
+    pub tables: Vec<VersionedTable>,
     /// The dense parameters, in the order of the tower's layout.
     pub parameters: Vec<f32>,
 }
@@ -65,7 +65,7 @@ impl Model {
             let found = self.parameters.len();
             return fault(format!("it has {found} dense parameters, and its model has {expected}"));
         }
-        let dims: Vec<usize> = self.tables.iter().map(Table::dim).collect();
+        let dims: Vec<usize> = self.tables.iter().map(VersionedTable::dim).collect();
         if dims != self.description.layout.group_dims {
             let expected = &self.description.layout.group_dims;
             return fault(format!("its rows have {dims:?} values, and its features need {expected:?}"));
@@ -77,14 +77,14 @@ impl Model {
     /// without a value go too.
     pub fn keep_rows(&mut self, is_kept: &[Vec<bool>]) {
         for (table, is_kept) in self.tables.iter_mut().zip(is_kept) {
-            table.keep_rows(is_kept);
+            *table = table.kept(is_kept);
         }
     }
 
     /// Whether all values of rows and all dense parameters are finite.
     #[must_use]
     pub fn is_finite(&self) -> bool {
-        let values = self.tables.iter().flat_map(Table::values);
+        let values = self.tables.iter().flat_map(VersionedTable::rows).flat_map(|(_, values)| values);
         values.chain(&self.parameters).all(|value| value.is_finite())
     }
 
@@ -99,18 +99,20 @@ impl Model {
     /// Rows of all groups.
     #[must_use]
     pub fn rows(&self) -> u64 {
-        self.tables.iter().map(|table| table.keys().len() as u64).sum()
+        self.tables.iter().map(|table| table.len() as u64).sum()
     }
 }
 
 /// The values of all rows. Slots in order are keys in order, so the tables are sorted.
-async fn tables(checkpoint: &Checkpoint, description: &Description) -> Result<Vec<Table>, ServingError> {
-    let mut tables: Vec<Table> = description.store.groups.iter().map(|group| Table::new(group.dim)).collect();
+async fn tables(checkpoint: &Checkpoint, description: &Description) -> Result<Vec<VersionedTable>, ServingError> {
+    let dims: Vec<usize> = description.store.groups.iter().map(|group| group.dim).collect();
+    let mut tables: Vec<Builder> = dims.iter().copied().map(Builder::new).collect();
+    let finish = |tables: Vec<Builder>| tables.into_iter().map(Builder::finish).collect();
     let config = match checkpoint.store_config().await {
-        Err(CheckpointError::NotHeld { .. }) => return Ok(tables),
+        Err(CheckpointError::NotHeld { .. }) => return Ok(finish(tables)),
         config => config?,
     };
-    if config.groups.iter().map(|group| group.dim).ne(tables.iter().map(Table::dim)) {
+    if config.groups.iter().map(|group| group.dim).ne(dims) {
         let problem = "its rows have other widths than its description gives".to_owned();
         return Err(ServingError::Description { model: checkpoint.name(), problem });
     }
@@ -122,11 +124,11 @@ async fn tables(checkpoint: &Checkpoint, description: &Description) -> Result<Ve
         checkpoint.restore_rows(&store, &SlotSet::new(range.clone().map(Slot))).await?;
         take_rows(&store, range, &mut tables)?;
     }
-    Ok(tables)
+    Ok(finish(tables))
 }
 
 /// Moves the rows of these slots into the tables.
-fn take_rows(store: &Store, slots: Range<u32>, tables: &mut [Table]) -> Result<(), ServingError> {
+fn take_rows(store: &Store, slots: Range<u32>, tables: &mut [Builder]) -> Result<(), ServingError> {
     for slot in slots {
         store.for_each_row(Slot(slot), |group, key, values, _state| {
             tables[usize::from(group.0)].push(key.0, values);

@@ -13,7 +13,7 @@ use rectrain_wire::ids::{Scratch, UniqueIds};
 
 use crate::error::ServingError;
 use crate::model::Model;
-use crate::table::Table;
+use crate::versioned_table::VersionedTable;
 
 /// How a predictor computes.
 #[derive(Debug, Clone, Copy, Default)]
@@ -119,7 +119,7 @@ impl Predictor {
     }
 
     /// Reads the rows of keys. A key without a row reads as its initial values.
-    fn read(&self, group: GroupId, table: &Table, keys: &[u64]) -> Result<GroupRows, ServingError> {
+    fn read(&self, group: GroupId, table: &VersionedTable, keys: &[u64]) -> Result<GroupRows, ServingError> {
         let mut values = vec![0.0; keys.len() * table.dim()];
         let mut missing = vec![false; keys.len()];
         for (place, key) in keys.iter().enumerate() {

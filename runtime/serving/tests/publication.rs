@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use rectrain_checkpoint::{
     Base, Begin, Checkpoint, CheckpointWriter, DensePart, Manifest, SlotSet, save_dense, save_rows,
@@ -169,9 +169,15 @@ fn content_digest(export: &Path) -> String {
     model["contentDigest"].as_str().unwrap().to_owned()
 }
 
-async fn published(publisher: &mut Publisher) -> Published {
-    let published = publisher.publish().await.unwrap().expect("there is a new checkpoint");
+/// Publishes the newest checkpoint, and the full model that belongs to it.
+async fn published(job: &Job, publisher: &mut Publisher) -> Published {
+    let mut published = publisher.publish().await.unwrap().expect("there is a new checkpoint");
     assert_eq!(published.not_deleted, None);
+    if let Some(full) = published.full.take() {
+        let written = full.write(&job.directory("checkpoints"), &job.directory("published")).await.unwrap();
+        assert_eq!(written.sequence(), published.sequence);
+        publisher.announce_full(written).await.unwrap();
+    }
     published
 }
 
@@ -181,7 +187,7 @@ async fn a_follower_serves_each_published_checkpoint_to_the_bit() {
     job.train(0..40);
     job.save(true).await;
     let mut publisher = job.publisher().await;
-    let full = published(&mut publisher).await;
+    let full = published(&job, &mut publisher).await;
     let rows = 40 * job.plan.store.groups.len() as u64;
     assert_eq!((full.sequence, full.step, full.rows, full.is_full), (1, 10, rows, true));
     assert_eq!(publisher.publish().await.unwrap(), None);
@@ -192,7 +198,7 @@ async fn a_follower_serves_each_published_checkpoint_to_the_bit() {
     job.train(30..50);
     job.evict(3);
     job.save(false).await;
-    let delta = published(&mut publisher).await;
+    let delta = published(&job, &mut publisher).await;
     assert_eq!((delta.sequence, delta.is_full, delta.coalesced), (2, false, 0));
     assert!(delta.rows < rows, "a delta has changed rows only: {}", delta.rows);
     let before = Arc::clone(&follower.version().model);
@@ -210,11 +216,115 @@ async fn a_follower_serves_each_published_checkpoint_to_the_bit() {
     job.evict(0);
     job.save(false).await;
     // Another process continues.
-    let delta = published(&mut job.publisher().await).await;
+    let delta = published(&job, &mut job.publisher().await).await;
     assert_eq!((delta.sequence, delta.is_full, delta.coalesced), (3, false, 1));
     follower.poll().await.unwrap().unwrap();
     job.assert_served(&follower).await;
     job.assert_served(&job.follower().await).await;
+}
+
+/// Servers take the changes at once. The files of the full model are written meanwhile.
+#[tokio::test]
+async fn a_full_checkpoint_is_published_as_its_changes_first() {
+    let mut job = Job::new();
+    job.train(0..40);
+    job.save(true).await;
+    let mut publisher = job.publisher().await;
+    let all = published(&job, &mut publisher).await.rows;
+    let mut follower = job.follower().await;
+    job.train(30..50);
+    job.evict(3);
+    job.save(true).await;
+    let mut changes = publisher.publish().await.unwrap().unwrap();
+    assert_eq!((changes.sequence, changes.is_full, changes.rows), (2, false, all / 2), "20 of 40 rows");
+    let update = follower.poll().await.unwrap().unwrap();
+    assert_eq!((update.loaded, update.deltas), (false, 1));
+    job.assert_served(&follower).await;
+
+    // A delta on a full model that is not announced yet. The files of the full one stay.
+    let full = changes.full.take().unwrap();
+    let written = full.write(&job.directory("checkpoints"), &job.directory("published")).await.unwrap();
+    job.train(10..12);
+    job.save(false).await;
+    assert!(!published(&job, &mut publisher).await.is_full);
+    follower.poll().await.unwrap().unwrap();
+    job.assert_served(&follower).await;
+    publisher.announce_full(written).await.unwrap();
+    assert!(follower.poll().await.unwrap().is_none(), "it has the same model");
+    assert_eq!(job.follower().await.version().base, follower.version().base);
+    std::fs::remove_dir_all(job.file("full-000000000001")).unwrap();
+    job.assert_served(&job.follower().await).await;
+
+    // The publisher is late: the full checkpoint, and the changes on it.
+    job.train(0..9);
+    job.evict(20);
+    job.save(true).await;
+    let slot = rectrain_embedding::slot_of(key(7), job.plan.store.slots);
+    job.store.clear_slot(slot).unwrap();
+    job.train(7..8);
+    job.save(false).await;
+    let changes = published(&job, &mut publisher).await;
+    assert_eq!((changes.sequence, changes.is_full, changes.coalesced), (4, false, 1));
+    follower.poll().await.unwrap().unwrap();
+    job.assert_served(&follower).await;
+    job.assert_served(&job.follower().await).await;
+}
+
+#[tokio::test]
+async fn a_full_model_that_cannot_be_written_is_given_up() {
+    let mut job = Job::new();
+    job.train(0..4);
+    job.save(true).await;
+    let mut publisher = job.publisher().await;
+    published(&job, &mut publisher).await;
+    job.train(0..4);
+    job.save(true).await;
+    let full = publisher.publish().await.unwrap().unwrap().full.unwrap();
+    std::fs::create_dir(job.file("full-000000000002")).unwrap();
+    std::fs::write(job.file("full-000000000002/rows-0.bin"), "cut short").unwrap();
+    // The job began anew, so the checkpoint is another one.
+    std::fs::remove_dir_all(job.place.path().join("checkpoints")).unwrap();
+    job.save(true).await;
+    let failed = full.write(&job.directory("checkpoints"), &job.directory("published")).await.unwrap_err();
+    assert!(failed.to_string().contains("was replaced while the full model 2"), "{failed}");
+    publisher.give_up_full();
+    let next = published(&job, &mut publisher).await;
+    assert_eq!((next.sequence, next.rows), (3, 0), "no row has changed");
+    assert!(!job.file("full-000000000002").exists());
+    job.assert_served(&job.follower().await).await;
+}
+
+/// Requests are predicted while deltas are applied.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reader_sees_whole_versions_only_while_deltas_are_applied() {
+    let mut job = Job::new();
+    job.train(0..400);
+    job.save(true).await;
+    let mut publisher = job.publisher().await;
+    published(&job, &mut publisher).await;
+    let mut follower = job.follower().await;
+    let newest = Arc::new(Mutex::new(Some(follower.version().clone())));
+    let shared = Arc::clone(&newest);
+    let reader = std::thread::spawn(move || {
+        let mut seen = Vec::new();
+        loop {
+            let version = shared.lock().unwrap().clone();
+            let Some(version) = version else { return seen };
+            assert_eq!(version.model.content_digest(), version.content_digest, "of step {}", version.model.step);
+            seen.push(version.base.sequence);
+        }
+    });
+    for round in 0..30 {
+        job.train(10 * round..10 * round + 50);
+        job.save(round % 10 == 9).await;
+        published(&job, &mut publisher).await;
+        follower.poll().await.unwrap().unwrap();
+        *newest.lock().unwrap() = Some(follower.version().clone());
+    }
+    *newest.lock().unwrap() = None;
+    let seen = reader.join().unwrap();
+    assert!(seen.is_sorted() && seen.len() > 1, "{seen:?}");
+    job.assert_served(&follower).await;
 }
 
 #[tokio::test]
@@ -223,14 +333,14 @@ async fn a_slot_that_a_checkpoint_has_whole_replaces_its_rows() {
     job.train(0..40);
     job.save(true).await;
     let mut publisher = job.publisher().await;
-    published(&mut publisher).await;
+    published(&job, &mut publisher).await;
     let mut follower = job.follower().await;
     // As after a move: the slot has other rows, and its changes are not known.
     let slot = rectrain_embedding::slot_of(key(7), job.plan.store.slots);
     job.store.clear_slot(slot).unwrap();
     job.train(7..8);
     job.save(false).await;
-    assert!(!published(&mut publisher).await.is_full);
+    assert!(!published(&job, &mut publisher).await.is_full);
     follower.poll().await.unwrap().unwrap();
     job.assert_served(&follower).await;
 }
@@ -241,13 +351,13 @@ async fn a_follower_that_was_away_catches_up_or_loads_anew() {
     job.train(0..40);
     job.save(true).await;
     let mut publisher = job.publisher().await;
-    published(&mut publisher).await;
+    published(&job, &mut publisher).await;
     let mut away = job.follower().await;
     let mut longer_away = job.follower().await;
     for round in 0..3 {
         job.train(round..round + 9);
         job.save(false).await;
-        published(&mut publisher).await;
+        published(&job, &mut publisher).await;
     }
     let update = away.poll().await.unwrap().unwrap();
     assert_eq!((update.loaded, update.deltas), (false, 3));
@@ -255,13 +365,39 @@ async fn a_follower_that_was_away_catches_up_or_loads_anew() {
     for _ in 0..2 {
         job.train(50..60);
         job.save(true).await;
-        assert!(published(&mut publisher).await.is_full);
+        assert!(!published(&job, &mut publisher).await.is_full, "the changes are known");
     }
     // Two full models stay, and no delta below them.
-    assert_eq!(job.published_names(), ["full-000000000005", "full-000000000006", "latest.json"]);
+    let [five, six] = ["delta-000000000005.bin", "delta-000000000006.bin"];
+    assert_eq!(job.published_names(), [five, six, "full-000000000005", "full-000000000006", "latest.json"]);
     let update = longer_away.poll().await.unwrap().unwrap();
     assert_eq!((update.loaded, update.deltas), (true, 0));
     job.assert_served(&longer_away).await;
+}
+
+#[tokio::test]
+async fn a_follower_that_is_too_far_behind_a_full_model_loads_it() {
+    let mut job = Job::new();
+    job.train(0..4);
+    job.save(true).await;
+    let mut publisher = job.publisher().await;
+    published(&job, &mut publisher).await;
+    let mut far = job.follower().await;
+    job.train(0..2);
+    job.save(false).await;
+    published(&job, &mut publisher).await;
+    let mut near = job.follower().await;
+    for round in 0..20 {
+        job.train(0..2);
+        // The full model 22 is 20 models above the one, and 21 above the other.
+        job.save(round == 19).await;
+        published(&job, &mut publisher).await;
+    }
+    for (follower, loaded, deltas) in [(&mut far, true, 0), (&mut near, false, 20)] {
+        let update = follower.poll().await.unwrap().unwrap();
+        assert_eq!((update.loaded, update.deltas), (loaded, deltas));
+        job.assert_served(follower).await;
+    }
 }
 
 /// A coordinator that was replaced lives on for a while.
@@ -271,13 +407,13 @@ async fn a_publisher_does_not_overwrite_the_models_of_another_one() {
     job.train(0..4);
     job.save(true).await;
     let mut old = job.publisher().await;
-    published(&mut old).await;
+    published(&job, &mut old).await;
     let mut new = job.publisher().await;
     let mut follower = job.follower().await;
     for (sequence, numbers) in [(2, 0..2), (3, 1..4)] {
         job.train(numbers);
         job.save(false).await;
-        assert_eq!(published(&mut new).await.sequence, sequence);
+        assert_eq!(published(&job, &mut new).await.sequence, sequence);
         let refused = old.publish().await.unwrap_err().to_string();
         assert!(refused.contains("latest.json") && refused.contains("another process has published"), "{refused}");
         assert_eq!(old.publish().await.unwrap(), None, "it knows the model of the other one now");
@@ -293,17 +429,17 @@ async fn another_checkpoint_with_the_name_of_the_published_one_is_published() {
     job.train(0..4);
     let first = job.save(true).await;
     let mut publisher = job.publisher().await;
-    published(&mut publisher).await;
+    published(&job, &mut publisher).await;
     let mut follower = job.follower().await;
     std::fs::remove_dir_all(job.place.path().join("checkpoints")).unwrap();
     job.train(2..9);
     job.step = first.step;
     let second = job.save(true).await;
     assert_eq!(first.directory(), second.directory());
-    let other = published(&mut publisher).await;
-    assert_eq!((other.sequence, other.step, other.is_full), (2, first.step, true));
+    let other = published(&job, &mut publisher).await;
+    assert_eq!((other.sequence, other.step, other.is_full), (2, first.step, false));
     assert_eq!(publisher.publish().await.unwrap(), None);
-    assert!(follower.poll().await.unwrap().unwrap().loaded);
+    assert_eq!(follower.poll().await.unwrap().unwrap().deltas, 1);
     job.assert_served(&follower).await;
 }
 
@@ -315,7 +451,7 @@ async fn a_full_model_that_was_never_announced_is_not_counted_and_goes() {
     job.save(true).await;
     let (checkpoints, output) = (job.directory("checkpoints"), job.directory("published"));
     let mut publisher = Publisher::open(checkpoints, output, "test", NonZeroUsize::MIN).await.unwrap();
-    published(&mut publisher).await;
+    published(&job, &mut publisher).await;
     // A publisher ended after it had written the files. Another one may be writing the next model.
     for name in ["full-000000000002", "full-000000000003"] {
         std::fs::create_dir(job.file(name)).unwrap();
@@ -323,7 +459,7 @@ async fn a_full_model_that_was_never_announced_is_not_counted_and_goes() {
     }
     job.train(0..2);
     job.save(false).await;
-    assert!(!published(&mut publisher).await.is_full);
+    assert!(!published(&job, &mut publisher).await.is_full);
     let expected = ["delta-000000000002.bin", "full-000000000001", "full-000000000003", "latest.json"];
     assert_eq!(job.published_names(), expected);
     job.assert_served(&job.follower().await).await;
@@ -362,12 +498,12 @@ async fn a_delta_that_cannot_be_used_leaves_the_model_until_the_next_full_one() 
         job.train(0..40);
         job.save(true).await;
         let mut publisher = job.publisher().await;
-        published(&mut publisher).await;
+        published(&job, &mut publisher).await;
         let mut follower = job.follower().await;
         let served = follower.version().content_digest.clone();
         job.train(0..9);
         job.save(false).await;
-        published(&mut publisher).await;
+        published(&job, &mut publisher).await;
         let expected = damage(&job.file("delta-000000000002.bin"), kind);
         for _ in 0..2 {
             let message = follower.poll().await.unwrap_err().to_string();
@@ -381,7 +517,7 @@ async fn a_delta_that_cannot_be_used_leaves_the_model_until_the_next_full_one() 
         job.train(0..9);
         job.save(kind != "missing").await;
         // A publisher builds upon no delta that is missing.
-        assert!(published(&mut publisher).await.is_full, "{kind}");
+        assert_eq!(published(&job, &mut publisher).await.is_full, kind == "missing", "{kind}");
         let update = follower.poll().await.unwrap().unwrap();
         assert!(update.loaded && update.stopped.is_none(), "{kind}");
         job.assert_served(&follower).await;
@@ -394,16 +530,16 @@ async fn values_that_are_not_finite_are_not_taken() {
     job.train(0..4);
     job.save(true).await;
     let mut publisher = job.publisher().await;
-    published(&mut publisher).await;
+    published(&job, &mut publisher).await;
     let mut follower = job.follower().await;
     job.parameters[3] = f32::NAN;
     job.train(0..4);
     job.save(false).await;
-    published(&mut publisher).await;
+    published(&job, &mut publisher).await;
     let message = follower.poll().await.unwrap_err().to_string();
     assert!(message.ends_with("it has a value that is not finite, so it is not taken"), "{message}");
     job.save(true).await;
-    published(&mut publisher).await;
+    published(&job, &mut publisher).await;
     let message = follower.poll().await.unwrap_err().to_string();
     assert!(message.contains("full-000000000003 cannot be used") && message.contains("not finite"), "{message}");
     assert_eq!(follower.version().base.sequence, 1);
@@ -414,7 +550,7 @@ async fn a_damaged_full_model_is_refused() {
     let mut job = Job::new();
     job.train(0..4);
     job.save(true).await;
-    published(&mut job.publisher().await).await;
+    published(&job, &mut job.publisher().await).await;
     let file = job.file("full-000000000001/rows-0.bin");
     let mut bytes = std::fs::read(&file).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
@@ -434,7 +570,7 @@ async fn a_path_belongs_to_one_job_and_has_models() {
     assert_eq!(job.publisher().await.publish().await.unwrap(), None);
     job.train(0..4);
     job.save(true).await;
-    published(&mut job.publisher().await).await;
+    published(&job, &mut job.publisher().await).await;
     let (checkpoints, output) = (job.directory("checkpoints"), job.directory("published"));
     let other = Publisher::open(checkpoints, output, "other", NonZeroUsize::MIN).await.unwrap_err();
     assert!(matches!(other, ServingError::Publication { .. }), "{other}");
@@ -450,14 +586,14 @@ async fn a_model_with_other_features_needs_a_new_server() {
     job.train(0..4);
     job.save(true).await;
     let mut publisher = job.publisher().await;
-    published(&mut publisher).await;
+    published(&job, &mut publisher).await;
     let mut follower = job.follower().await;
     job.plan = plan(&[("name: age", "name: age, transform: log1p")]);
     job.train(0..4);
     // Another job trains under the same path after the checkpoints were removed.
     std::fs::remove_dir_all(job.place.path().join("checkpoints")).unwrap();
     job.save(true).await;
-    assert!(published(&mut publisher).await.is_full);
+    assert!(published(&job, &mut publisher).await.is_full);
     let message = follower.poll().await.unwrap_err().to_string();
     assert!(message.contains("start the server anew"), "{message}");
     assert_eq!(follower.version().base.sequence, 1);

@@ -11,7 +11,7 @@ use rectrain_kinds::Precision;
 /// The longest time of an argument. Longer ones are taken for errors.
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
 /// The default of `--poll` in a folder, and in a bucket.
-const POLL_FOLDER: Duration = Duration::from_millis(100);
+const POLL_FOLDER: Duration = Duration::from_millis(20);
 const POLL_BUCKET: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Args)]
@@ -58,7 +58,7 @@ pub(crate) struct ServeArgs {
     /// Log requests that take this long, at most one a second
     #[arg(long, value_name = "TIME", default_value = "500ms", value_parser = time)]
     pub(super) slow: Duration,
-    /// The time between two looks for a newer published model; by default 100ms in a folder, and 1s
+    /// The time between two looks for a newer published model; by default 20ms in a folder, and 1s
     /// in a bucket, where each look is a request
     #[arg(long, value_name = "TIME", value_parser = time_above_zero)]
     poll: Option<Duration>,
@@ -151,7 +151,7 @@ mod tests {
     #[test]
     fn a_bucket_is_looked_at_less_often_than_a_folder() {
         for (arguments, milliseconds) in [
-            (&["published/clicks"][..], 100),
+            (&["published/clicks"][..], 20),
             (&["gs://models/published/clicks"], 1000),
             (&["gs://models/published/clicks", "--poll", "50ms"], 50),
         ] {

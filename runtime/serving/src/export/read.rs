@@ -11,7 +11,7 @@ use crate::description::Description;
 use crate::error::ServingError;
 use crate::hash::sha256;
 use crate::model::Model;
-use crate::table::Table;
+use crate::versioned_table::VersionedTable;
 
 /// The most bytes of a `model.json`.
 const MAX_MODEL_FILE: u64 = 64 << 20;
@@ -73,7 +73,7 @@ async fn read(directory: &Directory, folder: &str, file: &FileOfExport) -> Resul
 fn assemble(
     name: String,
     served: ServedModel,
-    tables: Vec<Table>,
+    tables: Vec<VersionedTable>,
     parameters: Vec<f32>,
 ) -> Result<Model, ServingError> {
     let description = Description::of(&served.identity, &name)?;
@@ -83,7 +83,7 @@ fn assemble(
     Ok(model)
 }
 
-fn table(folder: &str, rows: &rows::RowsFile, bytes: &[u8]) -> Result<Table, ServingError> {
+fn table(folder: &str, rows: &rows::RowsFile, bytes: &[u8]) -> Result<VersionedTable, ServingError> {
     check(folder, &rows.file, bytes)?;
     rows.decode(bytes).map_err(|problem| damaged(folder, &rows.file, problem))
 }

@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use super::manifest::FileOfExport;
 use crate::error::ServingError;
-use crate::table::Table;
 use crate::value::ExportType;
+use crate::versioned_table::{Builder, VersionedTable};
 
 /// The first bytes of a rows file.
 const MAGIC: &[u8; 8] = b"RTSERVE1";
@@ -43,12 +43,16 @@ impl RowsFile {
     }
 
     /// The bytes of a table, and their description. It does not describe the file yet.
-    pub(super) fn encode(group: usize, table: &Table, value_type: ExportType) -> Result<(Vec<u8>, Self), ServingError> {
+    pub(super) fn encode(
+        group: usize,
+        table: &VersionedTable,
+        value_type: ExportType,
+    ) -> Result<(Vec<u8>, Self), ServingError> {
         let dim = table.dim();
         let mut bytes = MAGIC.to_vec();
         let keys_offset = align(&mut bytes);
-        table.keys().iter().for_each(|key| bytes.extend_from_slice(&key.to_le_bytes()));
-        let scales: Vec<f32> = table.values().chunks_exact(dim).map(|row| value_type.scale(row)).collect();
+        table.rows().for_each(|(key, _)| bytes.extend_from_slice(&key.to_le_bytes()));
+        let scales: Vec<f32> = table.rows().map(|(_, row)| value_type.scale(row)).collect();
         let scales_offset = value_type.has_scales().then(|| {
             let offset = align(&mut bytes);
             scales.iter().for_each(|scale| bytes.extend_from_slice(&scale.to_le_bytes()));
@@ -56,13 +60,13 @@ impl RowsFile {
         });
         let values_offset = align(&mut bytes);
         let mut largest_error = 0.0_f32;
-        for ((row, key), scale) in table.values().chunks_exact(dim).zip(table.keys()).zip(&scales) {
+        for ((key, row), scale) in table.rows().zip(&scales) {
             for &value in row {
                 let start = bytes.len();
                 value_type.encode(value, *scale, &mut bytes);
                 let error = (value_type.decode(&bytes[start..], *scale) - value).abs();
                 if !error.is_finite() {
-                    return Err(ServingError::Value { group, key: *key, value, value_type: value_type.name() });
+                    return Err(ServingError::Value { group, key, value, value_type: value_type.name() });
                 }
                 largest_error = largest_error.max(error);
             }
@@ -70,7 +74,7 @@ impl RowsFile {
         let description = Self {
             group,
             file: FileOfExport::default(),
-            rows: table.keys().len() as u64,
+            rows: table.len() as u64,
             dim,
             value_type: value_type.name().to_owned(),
             keys_offset,
@@ -82,14 +86,14 @@ impl RowsFile {
     }
 
     /// The table in the bytes of a file, or the problem with them.
-    pub(super) fn decode(&self, bytes: &[u8]) -> Result<Table, String> {
+    pub(super) fn decode(&self, bytes: &[u8]) -> Result<VersionedTable, String> {
         let value_type: ExportType = self.value_type.parse()?;
         if !bytes.starts_with(MAGIC) {
             return Err("it does not begin as a rows file".to_owned());
         }
         let rows = usize::try_from(self.rows).map_err(|error| error.to_string())?;
         let keys = array(bytes, self.keys_offset, rows, 8)?;
-        let keys = keys.chunks_exact(8).map(|key| u64::from_le_bytes(key.try_into().unwrap_or_default())).collect();
+        let keys = keys.as_chunks::<8>().0.iter().map(|key| u64::from_le_bytes(*key));
         let scales = match self.scales_offset {
             None => vec![1.0; rows],
             Some(offset) => {
@@ -99,10 +103,17 @@ impl RowsFile {
         };
         let width = value_type.bytes();
         let values = array(bytes, self.values_offset, rows, self.dim.saturating_mul(width))?;
-        let row_of = |place: usize| place / self.dim.max(1);
-        let values = values.chunks_exact(width).enumerate();
-        let values = values.map(|(place, value)| value_type.decode(value, scales[row_of(place)])).collect();
-        Table::of(self.dim, keys, values).ok_or_else(|| "its keys do not rise".to_owned())
+        let mut table = Builder::new(self.dim);
+        let mut row = Vec::new();
+        for ((key, values), scale) in keys.zip(values.chunks(self.dim.saturating_mul(width).max(1))).zip(scales) {
+            if table.last_key().is_some_and(|last| last >= key) {
+                return Err("its keys do not rise".to_owned());
+            }
+            row.clear();
+            row.extend(values.chunks_exact(width).map(|value| value_type.decode(value, scale)));
+            table.push(key, &row);
+        }
+        Ok(table.finish())
     }
 }
 
@@ -124,10 +135,12 @@ fn array(bytes: &[u8], offset: u64, rows: usize, width: usize) -> Result<&[u8], 
 mod tests {
     use super::*;
 
-    fn table() -> Table {
-        let keys: Vec<u64> = (1..=100).map(|row| row << 56).collect();
-        let values = (0..300_u16).map(|n| (f32::from(n) - 150.0) / 100.0).collect();
-        Table::of(3, keys, values).unwrap()
+    fn table() -> VersionedTable {
+        let mut table = Builder::new(3);
+        for row in 1..=100_u16 {
+            table.push(u64::from(row) << 56, &[0, 1, 2].map(|n| (f32::from(3 * row + n) - 153.0) / 100.0));
+        }
+        table.finish()
     }
 
     #[test]
@@ -135,8 +148,10 @@ mod tests {
         for value_type in ExportType::ALL {
             let (bytes, file) = RowsFile::encode(2, &table(), value_type).unwrap();
             let found = file.decode(&bytes).unwrap();
-            assert_eq!(found.keys(), table().keys());
-            let errors = found.values().iter().zip(table().values().to_vec()).map(|(a, b)| (a - b).abs());
+            let expected = table();
+            assert!(found.rows().map(|(key, _)| key).eq(expected.rows().map(|(key, _)| key)));
+            let values = |table: &VersionedTable| table.rows().flat_map(|(_, row)| row.to_vec()).collect::<Vec<_>>();
+            let errors = values(&found).into_iter().zip(values(&expected)).map(|(a, b)| (a - b).abs());
             assert_eq!(errors.fold(0.0, f32::max), file.largest_error, "{}", value_type.name());
             assert_eq!(value_type == ExportType::F32, file.largest_error == 0.0);
             assert_eq!(file.values_offset % 64, 0);
@@ -146,8 +161,9 @@ mod tests {
 
     #[test]
     fn a_value_beyond_half_precision_is_refused() {
-        let table = Table::of(1, vec![7], vec![1e6]).unwrap();
-        let message = RowsFile::encode(0, &table, ExportType::F16).unwrap_err().to_string();
+        let mut table = Builder::new(1);
+        table.push(7, &[1e6]);
+        let message = RowsFile::encode(0, &table.finish(), ExportType::F16).unwrap_err().to_string();
         assert!(message.contains("key 0000000000000007: 1000000 cannot be exported as f16"), "{message}");
     }
 }

@@ -18,14 +18,24 @@ struct Group {
     dim: usize,
     /// Slots that were given whole: none of their earlier rows is left.
     whole: BTreeMap<u64, KeyRange>,
-    /// The values of each changed row. `None` if it was removed.
-    rows: BTreeMap<u64, Option<Vec<f32>>>,
+    /// In the order of the checkpoints.
+    rows: Vec<Change>,
+    /// The values of changed rows, `[rows, dim]`.
+    values: Vec<f32>,
+}
+
+/// A row that was changed or removed.
+#[derive(Debug)]
+struct Change {
+    key: u64,
+    /// Its place among the values. `None` if it was removed.
+    row: Option<usize>,
 }
 
 impl Changes {
     /// No changes of row groups with these widths.
     pub(super) fn new(dims: &[usize]) -> Self {
-        let group = |dim: &usize| Group { dim: *dim, whole: BTreeMap::new(), rows: BTreeMap::new() };
+        let group = |dim: &usize| Group { dim: *dim, whole: BTreeMap::new(), rows: Vec::new(), values: Vec::new() };
         Self { groups: dims.iter().map(group).collect() }
     }
 
@@ -38,7 +48,7 @@ impl Changes {
         }
         for (group, values) in self.groups.iter_mut().zip(slot.groups) {
             if slot.content == SlotContent::Whole {
-                group.rows.retain(|key, _| *key < keys.first || *key > keys.last);
+                group.rows.retain(|row| row.key < keys.first || row.key > keys.last);
                 group.whole.insert(keys.first, keys);
             }
             group.add(values);
@@ -54,17 +64,20 @@ impl Changes {
 
 impl Group {
     fn add(&mut self, values: GroupValues) {
-        self.rows.extend(values.removed.iter().map(|key| (key.0, None)));
-        let rows = values.keys.iter().zip(values.values.chunks_exact(values.dim.max(1)));
-        self.rows.extend(rows.map(|(key, row)| (key.0, Some(row.to_vec()))));
+        self.rows.extend(values.removed.iter().map(|key| Change { key: key.0, row: None }));
+        let first = self.values.len() / self.dim.max(1);
+        self.rows.extend((first..).zip(&values.keys).map(|(row, key)| Change { key: key.0, row: Some(row) }));
+        self.values.extend_from_slice(&values.values);
     }
 
-    fn finish(self) -> GroupChanges {
+    fn finish(mut self) -> GroupChanges {
         let (mut removed, mut rows) = (Vec::new(), Table::new(self.dim));
-        for (key, values) in self.rows {
-            match values {
-                Some(values) => rows.push(key, &values),
-                None => removed.push(KeyRange { first: key, last: key }),
+        // Equal keys keep their order.
+        self.rows.sort_by_key(|row| row.key);
+        for Change { key, row } in self.rows.chunk_by(|one, next| one.key == next.key).filter_map(<[Change]>::last) {
+            match row {
+                Some(row) => rows.push(*key, &self.values[row * self.dim..(row + 1) * self.dim]),
+                None => removed.push(KeyRange { first: *key, last: *key }),
             }
         }
         let is_apart = |range: &KeyRange| {
@@ -79,7 +92,7 @@ impl Group {
 }
 
 /// The keys of a slot: all `k` with ⌊k · slots / 2⁶⁴⌋ = slot.
-fn keys_of(slot: Slot, slots: u32) -> KeyRange {
+pub(super) fn keys_of(slot: Slot, slots: u32) -> KeyRange {
     let first = |slot: u32| (u128::from(slot) << 64).div_ceil(u128::from(slots.max(1)));
     // The last slot ends with the last key.
     KeyRange { first: first(slot.0) as u64, last: (first(slot.0 + 1) - 1) as u64 }

@@ -1,6 +1,7 @@
 //! Follows a publication path: the newest full model, and then each delta in order. A model in
 //! memory never changes. Each delta makes another one, so a reader sees the rows and the dense
-//! parameters of one step.
+//! parameters of one step. Both share the values that did not change: see [`VersionedTable`].
+//! Newer full models are loaded only if the deltas cannot be applied, or are too many.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,9 +16,13 @@ use crate::content::{RowSum, content_digest};
 use crate::error::ServingError;
 use crate::export::{FoundExport, load_from};
 use crate::model::Model;
+use crate::versioned_table::VersionedTable;
 
 /// The most bytes of a delta.
 const MAX_DELTA_BYTES: u64 = 64 << 30;
+/// About as many deltas cost the time of a full model. A follower that is further behind a full
+/// model loads it.
+const DELTAS_OF_A_FULL: u64 = 20;
 
 /// A published model in memory.
 #[derive(Debug, Clone)]
@@ -97,17 +102,28 @@ impl Follower {
             return Ok(None);
         }
         let mut update = Update::default();
-        if latest.full > own.sequence || latest.model.sequence <= own.sequence {
-            let next = load_full(&self.directory, &latest).await?;
-            self.check_features(&latest, &next.model)?;
-            self.version = next;
-            update.loaded = true;
-        }
-        let ended = self.catch_up(&latest, &mut update.deltas).await;
+        let by_deltas = match is_near(own, &latest) {
+            true => Some(self.catch_up(&latest, &mut update.deltas).await),
+            false => None,
+        };
+        let ended = match by_deltas {
+            Some(Ok(())) => Ok(()),
+            Some(Err(error)) if latest.full <= self.version.base.sequence => Err(error),
+            _ => self.load_anew(&latest, &mut update).await,
+        };
         match ended {
             Err(error) if !update.loaded && update.deltas == 0 => Err(error),
             ended => Ok(Some(Update { stopped: ended.err(), ..update })),
         }
+    }
+
+    /// Loads the newest full model, and applies the deltas on it.
+    async fn load_anew(&mut self, latest: &Latest, update: &mut Update) -> Result<(), ServingError> {
+        let next = load_full(&self.directory, latest).await?;
+        self.check_features(latest, &next.model)?;
+        self.version = next;
+        update.loaded = true;
+        self.catch_up(latest, &mut update.deltas).await
     }
 
     /// Refuses a model that the requests of the served one do not fit.
@@ -181,7 +197,7 @@ impl ServedVersion {
             ));
         }
         let dims = |delta: &Delta| delta.groups.iter().map(|group| group.rows.dim()).collect::<Vec<_>>();
-        let expected: Vec<usize> = self.model.tables.iter().map(crate::Table::dim).collect();
+        let expected: Vec<usize> = self.model.tables.iter().map(VersionedTable::dim).collect();
         if dims(delta) != expected {
             return Err(format!("its rows have {:?} values, and the model's have {expected:?}", dims(delta)));
         }
@@ -193,6 +209,12 @@ impl ServedVersion {
     }
 }
 
+/// Whether deltas may lead from the served model to the newest one, in less time than a full model.
+fn is_near(own: &Base, latest: &Latest) -> bool {
+    let is_ahead = latest.model.sequence > own.sequence;
+    is_ahead && latest.full.saturating_sub(own.sequence) <= DELTAS_OF_A_FULL
+}
+
 const NOT_FINITE: &str = "it has a value that is not finite, so it is not taken";
 
 /// Loads the newest full model.
@@ -202,14 +224,15 @@ async fn load_full(directory: &Directory, latest: &Latest) -> Result<ServedVersi
     let Some(FoundExport { model, digest, content_digest }) = load_from(directory, &folder).await? else {
         return Err(fault("it does not exist".to_owned()));
     };
-    if latest.full == latest.model.sequence && digest != latest.model.digest {
-        let expected = &latest.model.digest;
+    let of_version_1 = (latest.full == latest.model.sequence).then_some(&latest.model.digest);
+    if let Some(expected) = latest.full_digest.as_ref().or(of_version_1).filter(|expected| **expected != digest) {
         return Err(fault(format!("its digest is {digest}, and {LATEST} says {expected}")));
     }
     if !model.is_finite() {
         return Err(fault(NOT_FINITE.to_owned()));
     }
-    let version = ServedVersion::of(model, Base { sequence: latest.full, digest }, latest.full_published_at);
+    let base = Base { sequence: latest.full, digest: latest.full_base.clone().unwrap_or(digest) };
+    let version = ServedVersion::of(model, base, latest.full_published_at);
     match content_digest {
         Some(stated) if stated != version.content_digest => {
             let problem = format!("the digest of its content is {}, and it says {stated}", version.content_digest);

@@ -12,8 +12,9 @@ pub(super) const LATEST: &str = "latest.json";
 pub(super) const LATEST_BYTES: u64 = 1 << 16;
 
 const FORMAT: &str = "rectrain-publication";
-/// The newest version that this program reads, and the one it writes.
-const VERSION: u64 = 1;
+/// The newest version that this program reads, and the one it writes. Before version 2, a full
+/// model had a number that no delta had, and its own digest.
+const VERSION: u64 = 2;
 
 /// The newest model of a path.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,6 +28,13 @@ pub(super) struct Latest {
     pub(super) step: u64,
     /// The sequence number of the newest full model.
     pub(super) full: u64,
+    /// The digest in its `model.json`. `None` in files of version 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) full_digest: Option<String>,
+    /// The digest by which the next delta names it: the one of the delta with the same number, or
+    /// its own if there is no such delta. `None` in files of version 1: its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) full_base: Option<String>,
     /// The time of its publication, in milliseconds since 1970.
     pub(super) full_published_at: u64,
     /// The name of the checkpoint with the same model.
@@ -65,12 +73,23 @@ mod tests {
     use super::*;
 
     #[test]
+    fn files_of_version_1_name_no_digest_of_the_full_model() {
+        let text = r#"{"format": "rectrain-publication", "version": 1, "job": "clicks", "step": 1, "full": 1,
+            "model": {"sequence": 1, "digest": "ab"}, "fullPublishedAt": 4, "checkpoint": "step-000000000001",
+            "checkpointId": "00000000000000000000000000000007", "publishedAt": 5}"#;
+        let found = Latest::decode(text.as_bytes()).unwrap();
+        assert_eq!((found.full_digest, found.full_base), (None, None));
+    }
+
+    #[test]
     fn the_newest_model_comes_back() {
         let latest = Latest {
             job: "clicks".to_owned(),
             model: Base { sequence: 13, digest: "ab".repeat(32) },
             step: 1300,
             full: 12,
+            full_digest: Some("cd".repeat(32)),
+            full_base: Some("ef".repeat(32)),
             full_published_at: 4,
             checkpoint: "step-000000001300-delta".to_owned(),
             checkpoint_id: CheckpointId(7),
@@ -81,7 +100,7 @@ mod tests {
         let text = String::from_utf8(bytes).unwrap();
         for (from, to, expected) in [
             ("rectrain-publication", "other", "its format is \"other\""),
-            ("\"version\": 1", "\"version\": 2", "reads versions up to 1"),
+            ("\"version\": 2", "\"version\": 3", "reads versions up to 2"),
             ("\"full\": 12,", "", "missing field `full`"),
             ("}", "", "EOF"),
         ] {

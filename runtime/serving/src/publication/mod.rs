@@ -6,6 +6,8 @@
 //!                             PATH/delta-000000000002.bin
 //!                             PATH/latest.json          written last
 //!                                      └─► Follower ─► ServedVersion: one model in memory
+//! full checkpoint ─► Publisher ─► PATH/delta-000000000003.bin, and later
+//!                    FullModel ─► PATH/full-000000000003/, the same model
 //! ```
 //!
 //! Each model has a sequence number and a digest. A delta names the ones of the model that it
@@ -15,6 +17,8 @@
 mod changes;
 mod delta;
 mod follower;
+mod full;
+mod known_rows;
 mod latest;
 mod names;
 mod publisher;
@@ -26,6 +30,7 @@ use rectrain_storage::Directory;
 
 pub use self::delta::{Base, Delta, DeltaError, GroupChanges};
 pub use self::follower::{Follower, ServedVersion, Update};
+pub use self::full::{FullModel, WrittenFull};
 pub use self::publisher::{Published, Publisher};
 use crate::error::ServingError;
 

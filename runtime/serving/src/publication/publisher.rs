@@ -1,5 +1,6 @@
 //! Publishes the checkpoints of a job for inference servers: a full model, and then the changes.
-//! It reads the files of finished checkpoints, so training does not wait for it.
+//! It reads the files of finished checkpoints, so training does not wait for it. A later full
+//! checkpoint gives a delta at once, and a [`FullModel`] that the caller writes meanwhile.
 
 use std::num::NonZeroUsize;
 
@@ -7,17 +8,15 @@ use rectrain_checkpoint::{Checkpoint, CheckpointError, Manifest, find_manifest, 
 use rectrain_storage::Directory;
 
 use super::changes::Changes;
-use super::delta::{Base, Delta};
+use super::delta::{Base, Delta, GroupChanges};
+use super::full::{FullModel, WrittenFull, write, write_full};
+use super::known_rows::KnownRows;
 use super::latest::{LATEST, LATEST_BYTES, Latest};
 use super::{names, unix_milliseconds};
 use crate::description::Description;
 use crate::error::ServingError;
-use crate::export::{Files, MODEL_FILE};
+use crate::export::MODEL_FILE;
 use crate::model::Model;
-use crate::value::ExportType;
-
-/// Bytes of a part of an upload.
-const PART_BYTES: usize = 8 << 20;
 
 /// See the module documentation.
 #[derive(Debug)]
@@ -30,6 +29,23 @@ pub struct Publisher {
     latest: Option<Latest>,
     /// The chain of the last checkpoint that this process has published.
     chain: Vec<Manifest>,
+    /// The rows of the newest model, if this process has published it and all models since a full
+    /// one.
+    rows: Option<KnownRows>,
+    /// The sequence number of the full model that is being written.
+    writing: Option<u64>,
+}
+
+/// The way to publish a checkpoint.
+enum Way {
+    /// It is the published model.
+    Published,
+    /// The changes of its chain after this many checkpoints.
+    Chain(usize),
+    /// Its differences from the rows of the published model.
+    Differences,
+    /// All of it.
+    Full,
 }
 
 /// A model that was published.
@@ -47,6 +63,9 @@ pub struct Published {
     pub coalesced: u64,
     /// Why old models could not be deleted.
     pub not_deleted: Option<String>,
+    /// A full model of the same sequence number that is to be written. The caller writes it, and
+    /// calls [`Publisher::announce_full`] or [`Publisher::give_up_full`].
+    pub full: Option<FullModel>,
 }
 
 impl Publisher {
@@ -66,7 +85,16 @@ impl Publisher {
             let problem = format!("the job {other} publishes its models there; give the job {job} another path");
             return Err(ServingError::Publication { file: output.name().to_owned(), problem });
         }
-        Ok(Self { checkpoints, output, job: job.to_owned(), keep, latest, chain: Vec::new() })
+        Ok(Self {
+            checkpoints,
+            output,
+            job: job.to_owned(),
+            keep,
+            latest,
+            chain: Vec::new(),
+            rows: None,
+            writing: None,
+        })
     }
 
     /// Publishes the newest checkpoint, if it is not published yet. Earlier ones that were not
@@ -78,11 +106,18 @@ impl Publisher {
     pub async fn publish(&mut self) -> Result<Option<Published>, ServingError> {
         let Some(checkpoint) = self.newest().await? else { return Ok(None) };
         self.refuse_other().await?;
-        let mut published = match self.known(&checkpoint).await? {
-            Some(known) if known == checkpoint.chain().len() => return Ok(None),
-            Some(known) => self.publish_delta(&checkpoint, known).await?,
-            None => self.publish_full(&checkpoint).await?,
+        let way = self.way(&checkpoint).await?;
+        let mut published = match &way {
+            Way::Published => return Ok(None),
+            Way::Chain(known) => self.publish_delta(&checkpoint, *known).await?,
+            Way::Differences => self.publish_delta(&checkpoint, 0).await?,
+            Way::Full => self.publish_full(&checkpoint).await?,
         };
+        if let (Way::Differences, None, Some(latest)) = (way, self.writing, &self.latest) {
+            self.writing = Some(published.sequence);
+            let (model, checkpoint_id) = (latest.model.clone(), latest.checkpoint_id);
+            published.full = Some(FullModel { model, checkpoint: latest.checkpoint.clone(), checkpoint_id });
+        }
         self.chain = checkpoint.chain().to_vec();
         published.not_deleted = self.delete_old().await.err().map(|error| error.to_string());
         Ok(Some(published))
@@ -110,14 +145,23 @@ impl Publisher {
         Ok(None)
     }
 
-    /// The checkpoints of a chain that the published model has. `None` if it is not in the chain,
-    /// or if a server could not build upon it.
-    async fn known(&self, checkpoint: &Checkpoint) -> Result<Option<usize>, ServingError> {
-        let Some(latest) = &self.latest else { return Ok(None) };
+    /// The way to publish a checkpoint. Changes need the files of the published model, and a server
+    /// that can build upon it.
+    async fn way(&self, checkpoint: &Checkpoint) -> Result<Way, ServingError> {
+        let Some(latest) = &self.latest else { return Ok(Way::Full) };
         let place = checkpoint.chain().iter().position(|manifest| manifest.id == latest.checkpoint_id);
-        let Some(place) = place else { return Ok(None) };
-        let is_same = checkpoint.chain().get(place).map(|base| &base.identity) == Some(&checkpoint.manifest().identity);
-        Ok((is_same && self.is_there(latest).await?).then_some(place + 1))
+        let before = match place {
+            Some(place) => checkpoint.chain().get(place),
+            // A checkpoint without rows may be one of a job without parameter servers.
+            None => self.chain.last().filter(|_| self.rows.is_some() && checkpoint.chain()[0].rows > 0),
+        };
+        let is_same = before.map(|base| &base.identity) == Some(&checkpoint.manifest().identity);
+        Ok(match place.map(|place| place + 1) {
+            _ if !is_same || !self.is_there(latest).await? => Way::Full,
+            Some(known) if known == checkpoint.chain().len() => Way::Published,
+            Some(known) => Way::Chain(known),
+            None => Way::Differences,
+        })
     }
 
     /// Whether the files of the published model exist.
@@ -129,39 +173,55 @@ impl Publisher {
         Ok(self.output.size(&file).await?.is_some())
     }
 
-    async fn publish_delta(&mut self, checkpoint: &Checkpoint, known: usize) -> Result<Published, ServingError> {
-        let manifest = checkpoint.manifest();
-        let fault = |problem: &str| {
-            let (model, problem) = (checkpoint.name(), problem.to_owned());
-            ServingError::Description { model, problem }
-        };
-        let Some(latest) = &self.latest else { return Err(fault("there is no model that it changes")) };
-        let description = Description::of(&manifest.identity, &checkpoint.name())?;
+    /// The changes of a chain after its first `known` checkpoints. If `known` is 0, the first one is
+    /// compared with the rows of the published model.
+    async fn changes(&self, checkpoint: &Checkpoint, known: usize) -> Result<Vec<GroupChanges>, ServingError> {
+        let description = Description::of(&checkpoint.manifest().identity, &checkpoint.name())?;
         let mut changes = Changes::new(&description.layout.group_dims);
         let mut has_our_rows = true;
-        checkpoint.for_each_change(known, |slot| has_our_rows &= changes.add(slot)).await?;
-        if !has_our_rows {
-            return Err(fault("its rows have other widths than its description gives"));
+        let mut differences = self.rows.as_ref().filter(|_| known == 0).map(KnownRows::differences);
+        let visit = |slot| {
+            let slot = match &mut differences {
+                Some(differences) => differences.of(slot),
+                None => slot,
+            };
+            has_our_rows &= changes.add(slot);
+        };
+        checkpoint.for_each_change(known, visit).await?;
+        match has_our_rows {
+            true => Ok(changes.finish()),
+            false => Err(fault(checkpoint, "its rows have other widths than its description gives")),
         }
+    }
+
+    async fn publish_delta(&mut self, checkpoint: &Checkpoint, known: usize) -> Result<Published, ServingError> {
+        let manifest = checkpoint.manifest();
+        let groups = self.changes(checkpoint, known).await?;
+        let Some(latest) = &self.latest else { return Err(fault(checkpoint, "there is no model that it changes")) };
         let delta = Delta {
             sequence: latest.model.sequence + 1,
             step: manifest.step,
             base: latest.model.clone(),
             checkpoint: manifest.directory(),
             published_at: unix_milliseconds(),
-            groups: changes.finish(),
+            groups,
             parameters: checkpoint.dense().await?.parameters,
         };
         let (bytes, digest) = delta.encode();
-        self.write(&names::delta(delta.sequence), bytes).await?;
+        write(&self.output, &names::delta(delta.sequence), bytes).await?;
         let next = Latest {
             model: Base { sequence: delta.sequence, digest },
             full: latest.full,
+            full_digest: latest.full_digest.clone(),
+            full_base: latest.full_base.clone(),
             full_published_at: latest.full_published_at,
             published_at: delta.published_at,
             ..self.latest_of(checkpoint, delta.sequence)
         };
         self.announce(next).await?;
+        if let Some(rows) = &mut self.rows {
+            rows.apply(&delta.groups);
+        }
         Ok(Published {
             sequence: delta.sequence,
             step: delta.step,
@@ -169,23 +229,49 @@ impl Publisher {
             is_full: false,
             coalesced: (checkpoint.chain().len() - known).saturating_sub(1) as u64,
             not_deleted: None,
+            full: None,
         })
     }
 
     async fn publish_full(&mut self, checkpoint: &Checkpoint) -> Result<Published, ServingError> {
         let model = Model::of_checkpoint(checkpoint).await?;
         let sequence = self.latest.as_ref().map_or(1, |latest| latest.model.sequence + 1);
-        let folder = names::full(sequence);
-        // A publisher that ended before it announced its model may have left one.
-        self.output.delete_folder(&folder, MODEL_FILE).await?;
-        let mut files = Files::new(&model, ExportType::F32);
-        while let Some((name, bytes)) = files.next_file()? {
-            self.write(&format!("{folder}/{name}"), bytes).await?;
-        }
-        let next = Latest { model: Base { sequence, digest: files.digest() }, ..self.latest_of(checkpoint, sequence) };
+        let digest = write_full(&self.output, sequence, &model).await?;
+        let next = Latest {
+            model: Base { sequence, digest: digest.clone() },
+            full_digest: Some(digest.clone()),
+            full_base: Some(digest),
+            ..self.latest_of(checkpoint, sequence)
+        };
         self.announce(next).await?;
+        self.rows = Some(KnownRows::of(&model));
         let (step, rows) = (model.step, model.rows());
-        Ok(Published { sequence, step, rows, is_full: true, coalesced: 0, not_deleted: None })
+        Ok(Published { sequence, step, rows, is_full: true, coalesced: 0, not_deleted: None, full: None })
+    }
+
+    /// Announces a full model that was written. Servers that start load it from now on.
+    ///
+    /// # Errors
+    /// Another process has published since; errors of the storage, also where old models cannot be
+    /// deleted. Servers that start load an earlier full model then.
+    pub async fn announce_full(&mut self, written: WrittenFull) -> Result<(), ServingError> {
+        self.writing = None;
+        let WrittenFull { model, digest, published_at } = written;
+        let Some(latest) = self.latest.clone().filter(|latest| latest.full < model.sequence) else { return Ok(()) };
+        let next = Latest {
+            full: model.sequence,
+            full_digest: Some(digest),
+            full_base: Some(model.digest),
+            full_published_at: published_at,
+            ..latest
+        };
+        self.announce(next).await?;
+        self.delete_old().await
+    }
+
+    /// A full model could not be written. Its files are deleted with the next publication.
+    pub fn give_up_full(&mut self) {
+        self.writing = None;
     }
 
     /// The entry of a full model, still without its digest.
@@ -196,17 +282,13 @@ impl Publisher {
             model: Base { sequence, digest: String::new() },
             step: manifest.step,
             full: sequence,
+            full_digest: None,
+            full_base: None,
             full_published_at: now,
             checkpoint: manifest.directory(),
             checkpoint_id: manifest.id,
             published_at: now,
         }
-    }
-
-    async fn write(&self, file: &str, bytes: Vec<u8>) -> Result<(), ServingError> {
-        let mut writer = self.output.create(file, PART_BYTES);
-        writer.write(bytes).await?;
-        Ok(writer.finish().await?)
     }
 
     /// Checks that this process has published the newest model. A coordinator that was replaced may
@@ -222,6 +304,7 @@ impl Publisher {
         }
         if found.as_ref().is_none_or(|found| found.job == self.job) {
             self.latest = found;
+            self.rows = None;
         }
         let problem = "another process has published there meanwhile; give each job a path of its own".to_owned();
         Err(ServingError::Publication { file: self.output.name_of(LATEST), problem })
@@ -242,7 +325,8 @@ impl Publisher {
         let folders = self.output.folders().await?;
         let found = folders.iter().filter_map(|name| names::sequence_of_full(name));
         let (mut fulls, left): (Vec<u64>, Vec<u64>) = found.partition(|sequence| *sequence <= latest.full);
-        for sequence in left.into_iter().filter(|sequence| *sequence <= latest.model.sequence) {
+        let is_written = |sequence: &u64| *sequence > latest.model.sequence || self.writing == Some(*sequence);
+        for sequence in left.into_iter().filter(|sequence| !is_written(sequence)) {
             self.output.delete_folder(&names::full(sequence), MODEL_FILE).await?;
         }
         fulls.sort_unstable();
@@ -255,6 +339,10 @@ impl Publisher {
         let is_old = |name: &String| names::sequence_of_delta(name).is_some_and(|sequence| sequence < oldest);
         Ok(self.output.delete(&files.filter(is_old).collect::<Vec<_>>()).await?)
     }
+}
+
+fn fault(checkpoint: &Checkpoint, problem: &str) -> ServingError {
+    ServingError::Description { model: checkpoint.name(), problem: problem.to_owned() }
 }
 
 /// The newest model of a path. `None` if none was published.
