@@ -13,7 +13,13 @@ pub fn list(text: &str) -> Vec<String> {
 /// Whether a command line has `--quick`, and its other arguments.
 #[must_use]
 pub fn without_quick<'a>(arguments: &[&'a str]) -> (bool, Vec<&'a str>) {
-    let others: Vec<&str> = arguments.iter().copied().filter(|argument| *argument != "--quick").collect();
+    without(arguments, "--quick")
+}
+
+/// Whether a command line has a flag, which takes no value, and its other arguments.
+#[must_use]
+pub fn without<'a>(arguments: &[&'a str], flag: &str) -> (bool, Vec<&'a str>) {
+    let others: Vec<&str> = arguments.iter().copied().filter(|argument| *argument != flag).collect();
     (others.len() < arguments.len(), others)
 }
 

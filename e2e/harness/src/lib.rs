@@ -13,6 +13,8 @@ pub mod jobs;
 pub mod kafka;
 pub mod kubectl;
 pub mod manifests;
+pub mod markdown;
+pub mod notebook;
 pub mod processes;
 pub mod rectrain;
 pub mod run_processes;

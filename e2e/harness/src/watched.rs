@@ -43,12 +43,21 @@ impl WatchedRun {
     /// # Errors
     /// [`HarnessError::NotStarted`]; see [`http::free_address`].
     pub fn start(manifest: &Path, sets: &[String]) -> Result<Self, HarnessError> {
-        let page = http::free_address()?;
         let mut run = Command::new(built("rectrain")?);
-        run.args(["run", "--processes", "--json", "--no-history", "--metrics", &page.to_string()]).arg(manifest);
+        run.args(["run", "--processes", "--json", "--no-history"]).arg(manifest);
         for set in sets {
             run.args(["--set", set]);
         }
+        Self::of(run)
+    }
+
+    /// Starts this `rectrain run --processes`.
+    ///
+    /// # Errors
+    /// [`HarnessError::NotStarted`]; see [`http::free_address`].
+    pub fn of(mut run: Command) -> Result<Self, HarnessError> {
+        let page = http::free_address()?;
+        run.args(["--metrics", &page.to_string()]);
         // The processes log the addresses of their metrics at this level.
         run.env("RECTRAIN_LOG", "info").env("NO_COLOR", "1").current_dir(workspace());
         run.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());

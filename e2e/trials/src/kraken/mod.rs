@@ -12,7 +12,6 @@ mod fig9;
 mod lab;
 mod levels;
 mod limit;
-mod markdown;
 mod notebook;
 mod profile;
 mod report;
@@ -24,8 +23,9 @@ use std::path::{Path, PathBuf};
 
 use rectrain_harness::arguments::{list, number};
 use rectrain_harness::cargo::build_programs;
+use rectrain_harness::notebook::read as read_lines;
 use rectrain_harness::workspace::{built, cache};
-use rectrain_harness::{HarnessError, files, say};
+use rectrain_harness::{HarnessError, say};
 
 use self::bench::{Bench, Prepared};
 use self::dataset::{DATA_SETS, DataSet};
@@ -90,7 +90,7 @@ pub fn run(arguments: &[&str]) -> Result<(), TrialError> {
 }
 
 fn print_report(file: &Path) -> Result<(), TrialError> {
-    let lines = notebook::lines(&file.display().to_string(), &files::read(file)?)?;
+    let lines = read_lines(file)?;
     print!("{}", report::report(&lines));
     Ok(())
 }

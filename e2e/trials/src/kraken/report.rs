@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use rectrain_harness::markdown::{table, thousands};
 use rectrain_harness::statistics::mean;
 use serde_json::Value;
 
 use super::dataset::DATA_SETS;
 use super::experiment::EXPERIMENTS;
-use super::markdown::{table, thousands};
 use super::soaks;
 use super::variant::MODELS;
 

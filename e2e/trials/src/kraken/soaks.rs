@@ -1,8 +1,7 @@
 //! The lines of `rectrain-bench` in a file of results: a store within a budget under load. Pure.
 
+use rectrain_harness::markdown::table;
 use serde_json::Value;
-
-use super::markdown::table;
 
 /// The table of the last lines of each kind. Empty without any.
 pub(super) fn report(lines: &[Value]) -> String {

@@ -2,8 +2,9 @@
 
 use std::fmt::Write as _;
 
-/// A table in Markdown.
-pub(super) fn table(header: &[&str], rows: Vec<Vec<String>>) -> String {
+/// A table in Markdown, with a line break at its end.
+#[must_use]
+pub fn table(header: &[&str], rows: Vec<Vec<String>>) -> String {
     let mut text = format!("| {} |\n|{}\n", header.join(" | "), "---|".repeat(header.len()));
     for row in rows {
         // Writing to a string cannot fail.
@@ -13,7 +14,8 @@ pub(super) fn table(header: &[&str], rows: Vec<Vec<String>>) -> String {
 }
 
 /// A number with a comma before each three digits.
-pub(super) fn thousands(number: u64) -> String {
+#[must_use]
+pub fn thousands(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
     for (place, digit) in digits.chars().enumerate() {
