@@ -9,11 +9,11 @@
 //!
 //! - A changed row goes to a new page, and its entry in the index names that page. Values that did
 //!   not change stay where they are.
-//! - A part of the index without changes is shared. Keys are hashes, so a change of few rows touches
-//!   few parts, and one of many rows touches all of them.
-//! - A page holds *dead* rows once newer versions have replaced them. A change also moves the living
-//!   rows out of the pages with the fewest, so that dead rows take at most a quarter of the memory
-//!   of the living ones, and [`SPARE_PAGES`].
+//! - A part of the index without changes is shared. Keys are hashes, so a change of few rows
+//!   touches few parts, and one of many rows touches all of them.
+//! - A page holds *dead* rows once newer versions have replaced them. A change also moves the
+//!   living rows out of the pages with the fewest. So dead rows take about a quarter of the memory
+//!   of the living ones at most, and [`SPARE_PAGES`].
 
 use std::sync::Arc;
 

@@ -31,8 +31,8 @@ pub(super) struct Latest {
     /// The digest in its `model.json`. `None` in files of version 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) full_digest: Option<String>,
-    /// The digest by which the next delta names it: the one of the delta with the same number, or
-    /// its own if there is no such delta. `None` in files of version 1: its own.
+    /// The digest by which the next delta names it. The delta with the same number gives it. If
+    /// there is no such delta, it is its own. `None` in files of version 1: its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) full_base: Option<String>,
     /// The time of its publication, in milliseconds since 1970.

@@ -173,8 +173,8 @@ impl Publisher {
         Ok(self.output.size(&file).await?.is_some())
     }
 
-    /// The changes of a chain after its first `known` checkpoints. If `known` is 0, the first one is
-    /// compared with the rows of the published model.
+    /// The changes of a chain after its first `known` checkpoints. If `known` is 0, the first one
+    /// is compared with the rows of the published model.
     async fn changes(&self, checkpoint: &Checkpoint, known: usize) -> Result<Vec<GroupChanges>, ServingError> {
         let description = Description::of(&checkpoint.manifest().identity, &checkpoint.name())?;
         let mut changes = Changes::new(&description.layout.group_dims);
