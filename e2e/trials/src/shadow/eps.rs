@@ -1,6 +1,6 @@
 //! The part `eps`: examples per second by the number of dense workers (ShadowSync, definition 4.1
-//! and section 4.1.2). Each worker is a process with limited CPU time, and has as many batches whatever
-//! their number. Pure.
+//! and section 4.1.2). Each worker is a process with limited CPU time, and has as many batches
+//! whatever their number. Pure.
 
 use rectrain_harness::HarnessError;
 use rectrain_harness::markdown::table;
