@@ -1,6 +1,6 @@
 //! A file of results: lines of JSON. A line with the field `run` has the figures of a run. The
-//! field names the run by everything that may change them. A command takes the figures of a run from the
-//! file if they are there. So a command that was ended goes on.
+//! field names the run by everything that may change them. A command takes the figures of a run
+//! from the file if they are there. So a command that was ended goes on.
 //!
 //! Lines that do not begin with a brace are skipped, such as tables.
 

@@ -427,6 +427,8 @@ fn shadow_learns_nearly_as_well_as_sync_and_every_batch_reaches_the_copy() {
     let learned = |mode: &str, metrics: &RoleMetrics| {
         let (summary, _) = train_measured(plan(&[&job[..], &[mode]].concat()), metrics).unwrap();
         assert_eq!((summary.trained_rows, summary.lost_replica_batches), (12_000, 0), "{mode}");
+        // The last reports of all workers are in it, which no event of progress has to be.
+        assert_eq!(summary.window.map(|window| window.rows), Some(12_000), "{mode}");
         summary.test.unwrap().auc.unwrap()
     };
     let sync = learned("spec.training.mode=sync", &RoleMetrics::new(Registry::new()).unwrap());

@@ -352,6 +352,11 @@ pub struct Summary {
     /// The smallest such mean.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub best_loss: Option<f64>,
+    /// The quality of the latest predictions of all dense workers on training rows, each made
+    /// before its row was learned. `spec.training.quality.windowRows` bounds their number. Absent
+    /// without a prediction.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub window: Option<WindowQuality>,
     /// Rows in the embedding store.
     pub rows: u64,
     /// Bytes of the embedding store.

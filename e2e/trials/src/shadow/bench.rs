@@ -5,9 +5,9 @@ use std::process::Command;
 use std::time::Instant;
 
 use rectrain_harness::command::{command, output};
-use rectrain_harness::events::{missing, parse as parse_json, summary};
+use rectrain_harness::events::missing;
 use rectrain_harness::notebook::Notebook;
-use rectrain_harness::rectrain::{run as run_job, train};
+use rectrain_harness::rectrain::train;
 use rectrain_harness::workspace::workspace;
 use rectrain_harness::{HarnessError, files};
 use serde_json::{Value, json};
@@ -85,11 +85,7 @@ impl<'a> Bench<'a> {
 
     fn quality(&mut self, run: &Run, set: &'static DataSet) -> Result<Value, TrialError> {
         let manifest = self.prepare(set)?;
-        let output = run_job(self.job(run, &manifest))?;
-        let summary = summary(&output)?;
-        let printed = String::from_utf8_lossy(&output.stdout);
-        let events = printed.lines().map(|line| parse_json("an event of the run", line));
-        Ok(quality::figures(&events.collect::<Result<Vec<_>, _>>()?, &summary)?)
+        Ok(quality::figures(&train(self.job(run, &manifest))?)?)
     }
 
     /// `rectrain run` of a run.

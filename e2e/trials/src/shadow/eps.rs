@@ -1,6 +1,6 @@
 //! The part `eps`: examples per second by the number of dense workers (ShadowSync, definition 4.1
-//! and section 4.1.2). Each worker is a process with limited CPU time, and has as many batches whatever
-//! their number. Pure.
+//! and section 4.1.2). Each worker is a process with limited CPU time, and has as many batches
+//! whatever their number. Pure.
 
 use rectrain_harness::HarnessError;
 use rectrain_harness::markdown::table;
@@ -81,7 +81,7 @@ mod tests {
         let runs = runs(&plan());
         assert_eq!(runs.len(), 3 * 2 * 7);
         let eight = runs.iter().find(|run| run.workers == 8).unwrap();
-        assert_eq!((eight.cores.as_slice(), eight.sets.as_slice()), (&[0.125; 8][..], &["a=1".to_owned()][..]));
+        assert_eq!((eight.cores.as_slice(), eight.sets.as_slice()), (&[0.0625; 8][..], &["a=1".to_owned()][..]));
     }
 
     #[test]
@@ -95,7 +95,7 @@ mod tests {
             json!({ "samplesPerSecond": speed, "averageSyncGap": if run.way == Way::Sync { None } else { Some(5.25) } })
         });
         let report = report(&plan, &done).unwrap();
-        assert!(report.starts_with("Each dense worker has 0.125 cores: 8 of them"), "{report}");
+        assert!(report.starts_with("Each dense worker has 0.0625 cores: 8 of them"), "{report}");
         assert!(report.contains("| S-EASGD | 100 (1.000) | 800 (1.000) |"), "{report}");
         assert!(report.contains("| sync | 100 (1.000) | 283 (0.354) |"), "{report}");
         assert!(report.contains("| FR-MA-5 | 5.25 | 5.25 |"), "{report}");

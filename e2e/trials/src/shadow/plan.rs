@@ -20,14 +20,15 @@ pub(super) const USAGE: &str =
     simulated   the same to 64 workers by `rectrain simulate`, with measured times of a step (Linux, root)
     quality     normalized entropy, AUC and the average sync gap of every algorithm with four dense workers
   FOLDER has criteo-dac-80k/dac_sample_first80k.tsv.gz and ml-1m-reconstructed/ratings.csv.gz, for `quality`. Dense
-  workers of the other parts are processes with CORES cores each. By default, all of them have half of this machine.
+  workers of the other parts are processes with CORES cores each. By default, all of them have a quarter of this machine.
   --out appends each run to FILE. A run that FILE has is not repeated. Give each FILE to one binary. --list prints the
   runs, and starts none. --quick: one seed, two gaps, fewer workers and batches, and the first rows of Criteo.
   PATH=VALUE is an override of every run. FILE of --binary is a built `rectrain`; without it, the command builds one.";
 
 /// The share of the machine's cores that the dense workers have together. Servers, embedding worker
-/// and loader need the others, or the dense workers would wait for them.
-const SHARE: f64 = 0.5;
+/// and loader have the others. They need more than the dense workers, which would wait for them
+/// otherwise. The paper has more embedding servers than needed, too.
+const SHARE: f64 = 0.25;
 /// Dense workers of `stragglers` and `quality`.
 pub(super) const FOUR: u64 = 4;
 
@@ -190,10 +191,10 @@ fn is_complete(plan: &Plan) -> bool {
     has_lists && has_data
 }
 
-/// The share of the machine for each of the most workers, in thousandths of a core.
+/// The share of the machine for each of the most workers, to four decimals.
 fn default_cores(plan: &Plan) -> f64 {
     let cores = SHARE * plan.machine as f64 / plan.most_workers() as f64;
-    (cores * 1_000.0).floor() / 1_000.0
+    (cores * 10_000.0).floor() / 10_000.0
 }
 
 fn check_cores(plan: &Plan) -> Result<(), TrialError> {
@@ -251,11 +252,11 @@ mod tests {
     }
 
     #[test]
-    fn dense_workers_have_half_of_the_machine_and_never_more_than_it_has() {
+    fn dense_workers_share_a_quarter_and_never_exceed_the_machine() {
         let plan = parse(&["--part", "eps"], 2).unwrap();
-        assert_eq!((plan.cores, plan.share()), (0.125, 0.5));
-        assert_eq!(plan.limits(), "Each dense worker has 0.125 cores: 8 of them have 50 % of this machine's 2 cores.");
-        assert_eq!(parse(&["--part", "eps", "--workers", "1,2"], 2).unwrap().cores, 0.25, "stragglers are four");
+        assert_eq!((plan.cores, plan.share()), (0.0625, 0.25));
+        assert_eq!(plan.limits(), "Each dense worker has 0.0625 cores: 8 of them have 25 % of this machine's 2 cores.");
+        assert_eq!(parse(&["--part", "eps", "--workers", "1,2"], 2).unwrap().cores, 0.125, "stragglers are four");
         assert_eq!(parse(&["--part", "eps", "--cores", "0.25"], 2).unwrap().share(), 1.0);
         for wrong in ["0.26", "0", "-1", "nan"] {
             let error = parse(&["--part", "eps", "--cores", wrong], 2).unwrap_err().to_string();

@@ -2,8 +2,7 @@
 //! Pure.
 //!
 //! NE is the log loss over the entropy of the labels. The eval NE is of the trained model on the
-//! test rows. The train NE is of the predictions on each batch before its update. The last event of
-//! progress has it, over all rows that were reported until then.
+//! test rows. The train NE is of the predictions on each batch before its update.
 
 use rectrain_harness::HarnessError;
 use rectrain_harness::events::missing;
@@ -34,16 +33,16 @@ pub(super) fn runs(plan: &Plan) -> Vec<Run> {
     runs
 }
 
-/// The figures of a run, from its events and its summary.
-pub(super) fn figures(events: &[Value], summary: &Value) -> Result<Value, HarnessError> {
-    let test = &summary["test"];
-    let of_test =
-        |field: &str| test[field].as_f64().ok_or_else(|| missing("the summary", summary, &format!("test.{field}")));
-    let window = events.iter().rev().map(|event| &event["window"]).find(|window| window["normalizedEntropy"].is_f64());
-    let window = window.ok_or_else(|| missing("the run", summary, "an event of progress with its window"))?;
+/// The figures of a run, from its summary.
+pub(super) fn figures(summary: &Value) -> Result<Value, HarnessError> {
+    let of = |part: &str, field: &str| {
+        let figure = summary[part][field].as_f64();
+        figure.ok_or_else(|| missing("the summary", summary, &format!("{part}.{field}")))
+    };
     Ok(json!({
-        "trainNe": window["normalizedEntropy"], "trainRows": window["rows"],
-        "evalNe": of_test("normalizedEntropy")?, "auc": of_test("auc")?, "averageSyncGap": summary["averageSyncGap"],
+        "trainNe": of("window", "normalizedEntropy")?, "trainRows": summary["window"]["rows"],
+        "evalNe": of("test", "normalizedEntropy")?, "auc": of("test", "auc")?,
+        "averageSyncGap": summary["averageSyncGap"],
     }))
 }
 
@@ -114,17 +113,19 @@ mod tests {
     }
 
     #[test]
-    fn the_train_ne_is_in_the_last_event_of_progress() {
-        let progress =
-            |ne: f64, rows: u64| json!({ "event": "progress", "window": { "normalizedEntropy": ne, "rows": rows } });
-        let events = [progress(1.2, 100), progress(0.95, 400), json!({ "event": "evaluation" })];
-        let summary = json!({ "test": { "auc": 0.75, "normalizedEntropy": 0.9 }, "averageSyncGap": 2.5 });
+    fn the_train_ne_is_of_the_window_and_the_eval_ne_of_the_test() {
+        let summary = json!({
+            "test": { "auc": 0.75, "normalizedEntropy": 0.9 }, "averageSyncGap": 2.5,
+            "window": { "auc": 0.5, "normalizedEntropy": 0.95, "rows": 400 },
+        });
         let expected = json!({ "trainNe": 0.95, "trainRows": 400, "evalNe": 0.9, "auc": 0.75, "averageSyncGap": 2.5 });
-        assert_eq!(figures(&events, &summary).unwrap(), expected);
-        let error = figures(&events[2..], &summary).unwrap_err().to_string();
-        assert!(error.contains("an event of progress"), "{error}");
-        let error = figures(&events, &json!({ "test": { "auc": 0.75 } })).unwrap_err().to_string();
-        assert!(error.contains("test.normalizedEntropy"), "{error}");
+        assert_eq!(figures(&summary).unwrap(), expected);
+        for field in ["window", "test"] {
+            let mut incomplete = summary.clone();
+            incomplete[field]["normalizedEntropy"] = Value::Null;
+            let error = figures(&incomplete).unwrap_err().to_string();
+            assert!(error.contains(&format!("{field}.normalizedEntropy")), "{error}");
+        }
     }
 
     #[test]

@@ -154,7 +154,7 @@ mod tests {
         let plan = parse(&["--part", "simulated"], 2).unwrap();
         let names: Vec<String> = runs(&plan).iter().map(|run| run.way.name()).collect();
         assert_eq!(names, ["S-EASGD", "FR-EASGD-5", "sync"]);
-        assert!(runs(&plan).iter().all(|run| run.cores == [0.125; 8]));
+        assert!(runs(&plan).iter().all(|run| run.cores == [0.0625; 8]));
     }
 
     #[test]

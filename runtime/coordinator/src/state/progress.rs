@@ -282,6 +282,7 @@ impl State {
             seconds,
             loss: self.progress.last_loss(),
             best_loss: self.progress.best_loss,
+            window: self.window(),
             samples_per_second: if seconds > 0.0 { self.progress.samples as f64 / seconds } else { 0.0 },
             mode: self.training.mode().name().to_owned(),
             mode_switches: self.training.counts().switches,
