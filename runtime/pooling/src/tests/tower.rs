@@ -114,9 +114,8 @@ impl TowerModel {
 
     /// The results of each server for its part of the piece.
     fn parts(&self, piece: &PreparedIds, servers: u16) -> Vec<Part> {
-        let without_cells = Substitution { features: POOLINGS.len(), dim: 0 };
         let map = SlotMap::even(64, servers);
-        let parts = ServerIds::divide(piece, &map, &self.layout, self.sums().unwrap_or(without_cells));
+        let parts = ServerIds::divide(piece, &map, &self.layout, self.sums());
         let part = |(server, part): (usize, ServerIds)| {
             let cells = part.cells().to_vec();
             let ids = part.prepare(SAMPLES as u32, &self.layout);
@@ -420,13 +419,12 @@ fn figure_6_the_cross_layers_of_dcn_are_columns_of_the_first_layer() {
         alpha * f64::from(products[LAYERS]) + dot(&beta, last)
     };
     let layer = FirstLayer::new(Kernel::fp32(), shape, &weights, None).unwrap();
-    let no_cells = Substitution { features: POOLINGS.len(), dim: 0 };
     for servers in [1, 2, 3, 7] {
         let part = |part: ServerIds| {
             let ids = part.prepare(SAMPLES as u32, &layout);
             ids.reduce_tower(&rows_of(ids.keys(), &layout), &layout, ServerTower { sums: None, layer: &layer })
         };
-        let parts = ServerIds::divide(&piece, &SlotMap::even(64, servers), &layout, no_cells);
+        let parts = ServerIds::divide(&piece, &SlotMap::even(64, servers), &layout, None);
         let products = TowerResults::sum(parts.into_iter().map(part).collect(), &[], None).outputs;
         for (products, expected) in products.chunks_exact(shape.units).zip(&expected) {
             let found = from_products(products);
