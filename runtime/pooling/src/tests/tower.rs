@@ -2,7 +2,9 @@
 //! computation in 64 bits and against an undivided layer.
 
 use rectrain_gemm::{Finish, Kernel, Left, Matrix, Right, Start, multiply, product};
+use rectrain_modes::des::SubOperators;
 use rectrain_modes::des::cells::Cell;
+use rectrain_protocol::layout::PooledWidths;
 
 use super::*;
 
@@ -257,6 +259,40 @@ fn s4_3_every_division_of_the_ids_trains_the_undivided_layer() {
                 }
             }
         }
+    }
+}
+
+/// Between the roles, results and gradients are tensors and columns side by side.
+#[test]
+fn results_and_gradients_survive_their_messages() {
+    let mut random = SplitMix64::new(29);
+    for kind in KINDS {
+        let model = TowerModel::random(kind, &mut random);
+        let operators = SubOperators { sums: model.sums(), units: UNITS };
+        let parts = model.parts(&piece(&model.layout, 4, &mut random), 3);
+        for Part { results, cells, .. } in &parts {
+            let tensors = results.clone().into_tensors(operators);
+            let sizes = (SAMPLES, cells.len());
+            let read =
+                |tensors: Vec<Tensor>| TowerResults::from_tensors("lookup", &mut tensors.into_iter(), operators, sizes);
+            assert_eq!(read(tensors.clone()).unwrap(), *results, "{kind:?}");
+            assert!(read(tensors[1..].to_vec()).is_err(), "{kind:?}: the outputs are missing");
+            let mut short = tensors;
+            short[0] = Tensor::from(vec![0.0f32; SAMPLES * UNITS - 1]);
+            let error = read(short).unwrap_err().to_string();
+            assert!(error.contains("expected 200 outputs of 40 samples, found 199"), "{error}");
+        }
+        let cells: Vec<_> = parts.iter().map(|part| &part.cells[..]).collect();
+        let results = parts.iter().map(|part| part.results.clone()).collect();
+        let sums = TowerResults::sum(results, &cells, model.sums());
+        let (pooled, whole) = sums.clone().into_pooled(operators);
+        let widths = PooledWidths::of_sums(operators);
+        assert_eq!(pooled.embeddings.len(), SAMPLES * widths.embeddings, "{kind:?}");
+        assert_eq!(pooled.linear.len(), SAMPLES * widths.linear, "{kind:?}");
+        assert_eq!((whole, &pooled.embeddings[..UNITS]), (sums.whole, &sums.outputs[..UNITS]), "{kind:?}");
+        let beside = ServerResults { partial: sums.partial, vectors: Vec::new() };
+        let expected = TowerResults { beside, outputs: sums.outputs };
+        assert_eq!(TowerResults::from_pooled(pooled, operators), expected, "{kind:?}");
     }
 }
 
