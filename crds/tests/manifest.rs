@@ -874,14 +874,14 @@ const BAD_JOBS: [(&[&str], &str, &str); 77] = [
         "`bmuf` is an algorithm of the mode `shadow`: set spec.training.mode to `shadow` and spec.training.shadow.algorithm to `bmuf`",
     ),
     (
-        &["spec.training.mode=des"],
+        &["spec.training.mode=des,spec.model.kind=dlrm"],
         "spec.training.mode",
-        "mode des has no substitution for the model dnn: expected the model fm or lr, or another mode",
+        "mode des has no substitution for the model dlrm: expected one of deepfm, dnn, wideDeep, fm, lr, or another mode",
     ),
     (
-        &["spec.training.switchAt[0].step=9,spec.training.switchAt[0].mode=des"],
+        &["spec.training.switchAt[0].step=9,spec.training.switchAt[0].mode=des,spec.model.kind=dcnV2"],
         "spec.training.switchAt[0].mode",
-        "mode des has no substitution for the model dnn",
+        "mode des has no substitution for the model dcnV2",
     ),
     (&["spec.training.mode=hybird"], "spec.training.mode", "did you mean `hybrid`?"),
     (&["spec.training.epochs=2,spec.training.steps=10"], "spec.training", "give one of them"),

@@ -45,7 +45,7 @@ named! {
         /// Distributed equivalent substitution (DES). As `sync`, but parameter servers compute
         /// partial results of the layers whose weights they hold. The results travel instead of
         /// rows, and the gradient of their sum instead of gradients of rows. The trained model
-        /// equals the model of `sync` within rounding. Only for the models `lr` and `fm`.
+        /// equals the model of `sync` within rounding. Not for the models `dlrm` and `dcnV2`.
         Des = "des",
     }
 }

@@ -38,7 +38,7 @@ impl ModelKind {
     /// weights of ids.
     #[must_use]
     pub const fn has_substitution(self) -> bool {
-        matches!(self, Self::Lr | Self::Fm)
+        matches!(self, Self::Lr | Self::Fm | Self::Dnn | Self::WideDeep | Self::DeepFm)
     }
 
     /// The sentence that refuses the mode `des` for this model. `None` if the model has a
@@ -49,8 +49,8 @@ impl ModelKind {
             return None;
         }
         let names: Vec<_> = Self::ALL.into_iter().filter(|kind| kind.has_substitution()).map(Self::name).collect();
-        let names = names.join(" or ");
-        Some(format!("mode des has no substitution for the model {self}: expected the model {names}, or another mode"))
+        let names = names.join(", ");
+        Some(format!("mode des has no substitution for the model {self}: expected one of {names}, or another mode"))
     }
 
     /// Whether the embeddings of different features are multiplied, so that they need one width.

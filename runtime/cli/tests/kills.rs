@@ -320,6 +320,18 @@ fn in_des_killing_servers_and_workers_keeps_the_model() {
     }
 }
 
+/// A replacement of a server has the first layer of the step, and its part of the gradient.
+#[test]
+#[cfg(target_os = "linux")]
+fn in_des_killing_servers_and_workers_keeps_the_model_with_a_tower() {
+    let sets = "spec.training.mode=des,spec.model.kind=wideDeep";
+    for victims in [KILLS_OF_SERVERS, KILLS_OF_DENSE_WORKERS] {
+        let (last, alone) = run_with_kills(sets, &victims);
+        assert_eq!(last["parametersSha256"], alone["parametersSha256"], "{victims:?}");
+        assert_eq!((&last["test"], &last["rows"]), (&alone["test"], &alone["rows"]), "{victims:?}");
+    }
+}
+
 #[test]
 #[cfg(target_os = "linux")]
 fn in_hybrid_killing_parameter_servers_loses_no_row() {

@@ -3,7 +3,8 @@
 //! Its training half, [`Trainer`], is a loop on its own thread (`orders.rs`) that carries out the
 //! coordinator's orders in sequence:
 //!
-//! - `half/barrier.rs`: trains with a barrier in each step (`sync`, `hybrid`);
+//! - `half/barrier.rs`: trains with a barrier in each step (`sync`, `hybrid`, `des`);
+//! - `first_layer.rs`: exchanges the first layer with the parameter servers (`des`);
 //! - `ring_repair.rs`: repairs the ring when one of its workers was replaced;
 //! - `half/tokens.rs`: trains without a barrier (`gba`, `async`, …);
 //! - `half/shadow.rs`: trains a replica (`shadow`);
@@ -15,6 +16,7 @@
 mod all_reduce;
 mod checkpoint;
 mod evaluate;
+mod first_layer;
 mod half;
 mod horizon;
 mod local_batch;

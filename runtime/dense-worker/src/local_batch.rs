@@ -138,7 +138,7 @@ impl Trainer {
             let coordinator = self.peers.coordinator.clone();
             let waiting = self.waiting_for(v1::Role::EmbeddingWorker, piece.embedding_worker as u32);
             // Evaluations have no step, and look rows up.
-            let partial = self.substitution.is_some() && step.is_some();
+            let partial = self.divided.is_some() && step.is_some();
             let form = if partial { self.form() } else { Form::of_rows(&self.plan) };
             self.spawn(async move {
                 let started = Instant::now();
@@ -179,7 +179,7 @@ impl Trainer {
         push: Option<v1::TokenPush>,
     ) -> JoinHandle<Result<v1::BackwardReply, RoleError>> {
         let workers = Arc::clone(&self.peers.embedding_workers);
-        let (Form { widths, compression }, partial) = (self.form(), self.substitution.is_some());
+        let (Form { widths, compression }, partial) = (self.form(), self.divided.is_some());
         self.spawn(async move {
             let tensors = encode_pooled(gradients, widths, |values, dim| compression.encode_gradients(values, dim))?;
             let request = v1::Backward { batch: Some(key.write()), step, push, partial };
@@ -205,8 +205,8 @@ impl Form {
 impl Trainer {
     /// The form of the order that is carried out.
     fn form(&self) -> Form {
-        match self.substitution {
-            Some(substitution) => Form { widths: PooledWidths::of_sums(substitution), compression: Compression::None },
+        match &self.divided {
+            Some(divided) => Form { widths: PooledWidths::of_sums(divided.operators), compression: Compression::None },
             None => Form::of_rows(&self.plan),
         }
     }

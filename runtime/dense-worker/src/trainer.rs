@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rectrain_dense::metrics::{RunningAuc, WindowPart};
-use rectrain_dense::{DenseError, StepOutput, Tower};
+use rectrain_dense::{DenseError, FirstLayer, StepOutput, Tower};
 use rectrain_modes::Rank;
-use rectrain_modes::des::Substitution;
+use rectrain_modes::des::SubOperators;
 use rectrain_proto::v1;
 use rectrain_wire::Tensor;
 use tokio::runtime::Handle;
@@ -65,8 +65,9 @@ pub struct Trainer {
     /// In `shadow`, between two orders: this worker's replica. An evaluation overwrites the
     /// tower's parameters.
     pub(crate) replica: Option<KeptReplica>,
-    /// In `des`: the substitution. The parameter servers then send sums instead of rows.
-    pub(crate) substitution: Option<Substitution>,
+    /// In `des`: the part of the model that parameter servers compute. They then send sums instead of
+    /// rows.
+    pub(crate) divided: Option<Divided>,
     pub(crate) offer: Arc<Offer>,
     slow: f64,
     watchdog: Watchdog,
@@ -80,6 +81,13 @@ pub struct Trainer {
     pub(crate) has_gradients: bool,
     reported: Instant,
     pub(crate) training: Duration,
+}
+
+/// The part of the model that parameter servers compute in `des`.
+pub(crate) struct Divided {
+    pub(crate) operators: SubOperators,
+    /// The tower's first layer, in the flat buffers. `None` for a model without a tower.
+    pub(crate) first_layer: Option<FirstLayer>,
 }
 
 /// A replica between two orders. The tower still has its optimizer state.
@@ -114,7 +122,7 @@ impl Trainer {
             applied: None,
             previous: Vec::new(),
             replica: None,
-            substitution: None,
+            divided: None,
             offer,
             waits: Waits { runtime: Handle::current(), stop },
             slow,
@@ -188,16 +196,28 @@ impl Trainer {
         Ok(output)
     }
 
+    /// Refuses a gradient of the first layer that is not finite.
+    pub(crate) fn check_first_layer(&self, step: u64, gradient: &[f32]) -> Result<(), RoleError> {
+        if gradient.iter().all(|value| value.is_finite()) {
+            return Ok(());
+        }
+        let what = "the gradient of the first layer's weight".to_owned();
+        let error = DenseError::NonFinite { what, during: format!("training step {step}") };
+        Err(self.loss_watch.not_finite(step, &error))
+    }
+
     /// Trains over the sums of partial results from now on (`des`), or over rows again.
     pub(crate) fn substitute(&mut self, is_on: bool) -> Result<(), RoleError> {
-        self.substitution = None;
+        self.divided = None;
         let substitute = if is_on { self.plan.model.build_substitute()? } else { None };
         if is_on && substitute.is_none() {
             let reason = "the model has no substitution".to_owned();
             return Err(RoleError::Inconsistent { message: "order", reason });
         }
         self.tower.train_substitute(substitute)?;
-        self.substitution = self.plan.substitution().filter(|_| is_on);
+        let first_layer = self.plan.model.first_layer(self.tower.layout());
+        let operators = self.plan.sub_operators().filter(|_| is_on);
+        self.divided = operators.map(|operators| Divided { operators, first_layer });
         Ok(())
     }
 

@@ -74,6 +74,9 @@ pub(crate) struct LinearParameters {
     pub(crate) weight: ParameterId,
     /// `[1, outputs]`.
     pub(crate) bias: ParameterId,
+    /// Rows of the weight, from the first one, that other processes multiply. Their products come
+    /// as an input. 0 in all models but substitutes.
+    pub(crate) summed: usize,
 }
 
 /// The parameters of a model, in the order in which they lie in the flat buffer, without gaps.
@@ -98,12 +101,14 @@ impl ParameterLayout {
         ParameterId(self.entries.len() - 1)
     }
 
-    /// Appends the weight and the bias of a linear layer.
-    pub(crate) fn push_linear(&mut self, name: &str, inputs: usize, outputs: usize) -> LinearParameters {
+    /// Appends the weight and the bias of a linear layer. Other processes multiply the first
+    /// `summed` rows of the weight.
+    pub(crate) fn push_linear(&mut self, name: &str, summed: usize, inputs: usize, outputs: usize) -> LinearParameters {
         let initializer = Initializer::Linear { fan_in: inputs };
         let linear = LinearParameters {
             weight: self.push(format!("{name}.weight"), [inputs, outputs], initializer),
             bias: self.push(format!("{name}.bias"), [1, outputs], initializer),
+            summed,
         };
         self.linears.push(linear);
         linear

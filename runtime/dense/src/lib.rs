@@ -47,7 +47,7 @@ pub use error::DenseError;
 pub use export::export_onnx;
 pub use inputs::{InputWidths, Inputs};
 pub use layout::{Initializer, ParameterEntry, ParameterId, ParameterLayout};
-pub use models::{Model, ModelConfig};
+pub use models::{FirstLayer, Model, ModelConfig};
 pub use optimizer::FlatOptimizer;
 pub use rectrain_kinds::{CrossStructure, DenseOptimizer, LossKind, ModelSettings, Precision, Task};
 pub use tasks::Tasks;

@@ -19,7 +19,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rectrain_kinds::Compression;
-use rectrain_modes::des::Partial;
 use rectrain_pooling::PreparedIds;
 use rectrain_proto::v1;
 use rectrain_protocol::batch::BatchKey;
@@ -124,9 +123,9 @@ impl EmbeddingWorker {
             let look_ups = if missing.is_empty() { Vec::new() } else { ids.prepared.count_unseen(&missing, &layout) };
             let pooled = match found {
                 Found::Rows(rows) => ids.prepared.pool(&rows, &layout),
-                Found::Sums(Sums { partial, cells }) => {
+                Found::Sums(Sums { pooled, cells }) => {
                     ids.cells.keep(cells);
-                    Pooled { embeddings: partial.second, linear: partial.first }
+                    pooled
                 }
             };
             (pooled, look_ups)
@@ -199,8 +198,7 @@ impl EmbeddingWorker {
             }
             false => vec![Vec::new(); counted.len()],
         };
-        let partial = Partial { first: gradients.linear, second: gradients.embeddings };
-        let gradients = SumGradients { partial, examples, moment: piece.moment };
+        let gradients = SumGradients { pooled: gradients, examples, moment: piece.moment };
         let started = Instant::now();
         let reply = self.rows.update_sums(key, step, (&piece.prepared, &piece.cells), gradients).await?;
         self.metrics.update.observe(started.elapsed().as_secs_f64());
@@ -211,7 +209,7 @@ impl EmbeddingWorker {
     /// never compressed: the second-order term is a difference of large numbers.
     fn form(&self, partial: bool) -> Result<(PooledWidths, Compression), RoleError> {
         if partial {
-            return Ok((PooledWidths::of_sums(self.rows.substitution()?), Compression::None));
+            return Ok((PooledWidths::of_sums(self.rows.operators()?), Compression::None));
         }
         Ok((self.layout.pooled_widths(), self.compression))
     }

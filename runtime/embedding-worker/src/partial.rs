@@ -3,13 +3,14 @@
 
 use futures::future::try_join_all;
 use rectrain_embedding::Examples;
+use rectrain_modes::des::SubOperators;
 use rectrain_modes::des::cells::Cell;
-use rectrain_modes::des::{Partial, Substitution};
-use rectrain_pooling::{PreparedIds, ServerIds, ServerResults};
+use rectrain_pooling::{PreparedIds, ServerIds, TowerResults};
 use rectrain_proto::v1;
 use rectrain_protocol::batch::BatchKey;
 use rectrain_protocol::error::RoleError;
 use rectrain_protocol::examples;
+use rectrain_protocol::layout::Pooled;
 use rectrain_protocol::message;
 use rectrain_protocol::placement::Placement;
 use rectrain_wire::{Channel, Tensor};
@@ -20,7 +21,8 @@ use crate::sums::{KeptCells, Sums, WholeCells};
 
 /// The gradient of a piece's sums.
 pub(crate) struct SumGradients {
-    pub(crate) partial: Partial,
+    /// In the form in which dense workers send them.
+    pub(crate) pooled: Pooled,
     /// By row group: the examples of each key. Empty for a group whose policy needs none.
     pub(crate) examples: Vec<Vec<Examples>>,
     /// The latest event time of the piece's rows, in seconds since 1970. 0 without a clock.
@@ -35,22 +37,22 @@ impl Rows {
     /// As for a look-up of rows.
     pub(crate) async fn sums_at(&self, placement: &Placement, look_up: &LookUp<'_>) -> Result<LookedUp, RoleError> {
         let &LookUp { key, step, prepared, .. } = look_up;
-        let (substitution, map_epoch) = (self.substitution()?, placement.epoch().0);
-        let parts = ServerIds::divide(prepared, &placement.map, &self.layout, substitution);
+        let (operators, map_epoch) = (self.operators()?, placement.epoch().0);
+        let parts = ServerIds::divide(prepared, &placement.map, &self.layout, operators.sums);
         let partial_samples = Some(prepared.samples() as u32);
         let request = v1::Lookup { step, train: true, map_epoch, piece: Some(key.piece), partial_samples };
         let calls = placement.servers.iter().zip(&parts).enumerate().map(|(server, (channel, ids))| {
-            self.timed(self.ask(channel, request, ids, substitution), server_number(placement, server), true)
+            self.timed(self.ask(channel, request, ids, operators), server_number(placement, server), true)
         });
-        let (answers, servers): (Vec<Answer<ServerResults>>, Vec<_>) = try_join_all(calls).await?.into_iter().unzip();
+        let (answers, servers): (Vec<Answer<TowerResults>>, Vec<_>) = try_join_all(calls).await?.into_iter().unzip();
         let applied = answers.iter().filter(|answer| answer.is_applied).count();
         let (steps, count) = (answers.iter().map(|answer| answer.step).collect(), answers.len());
         let Some(results) = answers.into_iter().map(|answer| answer.rows).collect::<Option<Vec<_>>>() else {
             return applied_already(applied, count, servers);
         };
         let cells: Vec<&[Cell]> = parts.iter().map(ServerIds::cells).collect();
-        let (partial, of_servers) = ServerResults::sum(results, &cells, substitution);
-        let found = Some(Found::Sums(Sums { partial, cells: WholeCells { map_epoch, of_servers } }));
+        let (pooled, of_servers) = TowerResults::sum(results, &cells, operators.sums).into_pooled(operators);
+        let found = Some(Found::Sums(Sums { pooled, cells: WholeCells { map_epoch, of_servers } }));
         let is_applied = applied > 0 && applied == count;
         Ok(LookedUp { found, steps, is_applied, missing: Vec::new(), servers })
     }
@@ -61,15 +63,15 @@ impl Rows {
         channel: &Channel,
         request: v1::Lookup,
         ids: &ServerIds,
-        substitution: Substitution,
-    ) -> Result<Answer<ServerResults>, RoleError> {
+        operators: SubOperators,
+    ) -> Result<Answer<TowerResults>, RoleError> {
         let sizes = (request.partial_samples.unwrap_or_default() as usize, ids.cells().len());
         let (reply, tensors) = message::call(channel, request, ids.to_tensors(), self.patience).await?;
         let v1::LookupReply { step, is_applied, gate_seconds, .. } = reply;
         let rows = if is_applied && tensors.is_empty() {
             None
         } else {
-            Some(ServerResults::from_tensors("lookup", &mut tensors.into_iter(), substitution, sizes)?)
+            Some(TowerResults::from_tensors("lookup", &mut tensors.into_iter(), operators, sizes)?)
         };
         Ok(Answer { rows, step, is_applied, missing: Vec::new(), early_seconds: 0.0, gate_seconds })
     }
@@ -84,8 +86,8 @@ impl Rows {
         gradients: SumGradients,
     ) -> Result<v1::BackwardReply, RoleError> {
         let placement = self.placement().await?;
-        let (substitution, map_epoch) = (self.substitution()?, placement.epoch().0);
-        let parts = ServerIds::divide(prepared, &placement.map, &self.layout, substitution);
+        let (operators, map_epoch) = (self.operators()?, placement.epoch().0);
+        let parts = ServerIds::divide(prepared, &placement.map, &self.layout, operators.sums);
         let has_cells = parts.iter().any(|part| !part.cells().is_empty());
         let mut cells = kept.of_map(map_epoch);
         if has_cells && cells.is_none() {
@@ -101,12 +103,14 @@ impl Rows {
             }
         }
         let mut cells = cells.map(|cells| cells.of_servers).unwrap_or_default().into_iter();
-        let SumGradients { partial, examples, moment } = gradients;
+        let SumGradients { pooled, examples, moment } = gradients;
+        let of_sums = TowerResults::from_pooled(pooled, operators);
         let runs = runs(&placement.map, prepared);
         let mut calls = Vec::with_capacity(parts.len());
         for (server, (channel, ids)) in placement.servers.iter().zip(&parts).enumerate() {
-            let results = ServerResults { partial: partial.clone(), vectors: cells.next().unwrap_or_default() };
-            let mut tensors = results.into_tensors(substitution);
+            let mut results = of_sums.clone();
+            results.beside.vectors = cells.next().unwrap_or_default();
+            let mut tensors = results.into_tensors(operators);
             for (group, examples) in examples.iter().enumerate().filter(|(group, _)| self.counted[*group]) {
                 tensors.push(Tensor::from(examples::encode(&gather(examples, &runs[group][server], 1))));
             }
@@ -124,14 +128,14 @@ impl Rows {
         Ok(all)
     }
 
-    /// The substitution of the job's model.
+    /// What parameter servers compute of the job's model.
     ///
     /// # Errors
-    /// The model has none. No correct dense worker then asks for sums.
-    pub(crate) fn substitution(&self) -> Result<Substitution, RoleError> {
+    /// The model has no substitution. No correct dense worker then asks for sums.
+    pub(crate) fn operators(&self) -> Result<SubOperators, RoleError> {
         let none =
             || RoleError::Inconsistent { message: "forward", reason: "the model has no substitution".to_owned() };
-        self.substitution.ok_or_else(none)
+        self.operators.ok_or_else(none)
     }
 }
 

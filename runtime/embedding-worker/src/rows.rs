@@ -8,7 +8,7 @@ use futures::future::try_join_all;
 use parking_lot::{Mutex, MutexGuard};
 use rectrain_embedding::Examples;
 use rectrain_kinds::Compression;
-use rectrain_modes::des::Substitution;
+use rectrain_modes::des::SubOperators;
 use rectrain_modes::migration::SlotMap;
 use rectrain_pooling::PreparedIds;
 use rectrain_proto::v1;
@@ -86,7 +86,7 @@ pub(crate) struct Rows {
     compression: Compression,
     pub(crate) patience: Duration,
     /// For the mode `des`.
-    pub(crate) substitution: Option<Substitution>,
+    pub(crate) operators: Option<SubOperators>,
     /// Whether servers may answer look-ups of `sync` in two parts.
     looks_ahead: bool,
     directory: OnceCell<Directory>,
@@ -103,7 +103,7 @@ impl Rows {
             counted: plan.counts_examples(),
             compression: plan.compression,
             patience: plan.patience(),
-            substitution: plan.substitution(),
+            operators: plan.sub_operators(),
             looks_ahead: plan.look_ahead() > 0,
             directory: OnceCell::new(),
             placement: Mutex::default(),

@@ -1,11 +1,12 @@
 //! The sums of a piece in the mode `des`, and what an embedding worker keeps of them.
 
 use parking_lot::Mutex;
-use rectrain_modes::des::Partial;
+use rectrain_protocol::layout::Pooled;
 
 /// The sums of a piece's partial results over all servers.
 pub(crate) struct Sums {
-    pub(crate) partial: Partial,
+    /// As dense workers get them.
+    pub(crate) pooled: Pooled,
     pub(crate) cells: WholeCells,
 }
 

@@ -236,6 +236,26 @@ fn a_checkpoint_resumes_in_the_present_mode_of_the_manifest() {
     }
 }
 
+/// In `des`, dense workers hold the whole first layer, so a checkpoint has what one of `sync` has.
+#[test]
+fn a_checkpoint_of_des_resumes_in_sync_to_the_bit_and_the_reverse() {
+    let dnn = "spec.model.kind=dnn";
+    let alone = summary("alone", &[dnn]);
+    for (saved_in, resumes_in) in [("des", "sync"), ("sync", "des"), ("des", "des"), ("des", "hybrid")] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = path_of(folder.path());
+        let job = [dnn, &*path, "spec.checkpoint.everySteps=6"];
+        let in_mode = |mode: &str| format!("spec.training.mode={mode}");
+        train("crashed", &[&job[..], &[&in_mode(saved_in)]].concat(), Some(2)).unwrap();
+        let (after, events) = train("crashed", &[&job[..], &[&in_mode(resumes_in)]].concat(), None).unwrap();
+        let after = after.unwrap();
+        assert!(resumed(&events) >= Some(12), "{saved_in} to {resumes_in}: {events:?}");
+        assert_eq!((after.mode.as_str(), after.trained_rows), (resumes_in, 4000), "{saved_in}");
+        let is_exact = resumes_in != "hybrid";
+        assert!(!is_exact || after.parameters_sha256 == alone.parameters_sha256, "{saved_in} to {resumes_in}");
+    }
+}
+
 #[test]
 fn a_damaged_checkpoint_is_named_and_the_one_before_is_used() {
     let alone = summary("alone", &[]);

@@ -247,8 +247,12 @@ fn first_order_weights_with_an_optimizer_of_their_own_equal_a_plain_loop() {
 /// A model with a substitution, in place of the job's.
 fn substitutable(kind: &str) -> String {
     let dim = if kind == "lr" { "null" } else { "4" };
-    format!("spec.model.kind={kind},spec.model.hidden=null,spec.model.embeddingDim={dim}")
+    let hidden = if ["lr", "fm"].contains(&kind) { ",spec.model.hidden=null" } else { "" };
+    format!("spec.model.kind={kind},spec.model.embeddingDim={dim}{hidden}")
 }
+
+/// Models whose towers parameter servers compute in part.
+const TOWERS: [&str; 3] = ["dnn", "wideDeep", "deepfm"];
 
 #[test]
 fn des_with_one_server_equals_sync_to_the_bit() {
@@ -261,9 +265,55 @@ fn des_with_one_server_equals_sync_to_the_bit() {
     }
 }
 
+/// The embeddings of `deepfm` have two gradients, which the server adds in another order.
+#[test]
+fn des_with_one_server_and_one_dense_worker_equals_sync_to_the_bit_for_towers() {
+    for kind in ["dnn", "wideDeep"] {
+        let model = substitutable(kind);
+        for change in ["spec.model.dropout=0", "spec.model.dropout=0.2", "spec.model.hidden={1}"] {
+            let sync = digest_of(&[&model, change]);
+            assert_eq!(digest_of(&[&model, change, "spec.training.mode=des"]), sync, "{kind}, {change}");
+        }
+        let dense = "spec.features.dense=null";
+        let sync = digest_of(&[&model, dense]);
+        assert_eq!(digest_of(&[&model, dense, "spec.training.mode=des"]), sync, "{kind} without dense features");
+    }
+}
+
+/// The mean losses of the training and test rows at each of many evaluations.
+fn losses(changes: &[&str]) -> Vec<f64> {
+    let evaluations = ["spec.training.evaluation.every=steps", "spec.training.evaluation.steps=3"];
+    let (summary, events) = train(plan(&[changes, &evaluations].concat())).unwrap();
+    let tested = events.iter().filter_map(|event| match event {
+        JobEvent::Evaluation { test, .. } => test.log_loss,
+        _ => None,
+    });
+    tested.chain([summary.test.as_ref().unwrap().log_loss.unwrap()]).collect()
+}
+
+#[test]
+fn des_has_the_losses_of_sync_in_many_steps() {
+    for kind in ["lr", "fm", "dnn", "wideDeep", "deepfm"] {
+        let model = substitutable(kind);
+        for replicas in [
+            &["spec.roles.ps.replicas=1"][..],
+            &["spec.roles.ps.replicas=3"],
+            &["spec.roles.ps.replicas=3", "spec.roles.denseWorker.replicas=2", "spec.training.localBatchSize=32"],
+        ] {
+            let job = [&[model.as_str()][..], replicas].concat();
+            let sync = losses(&job);
+            let des = losses(&[&job[..], &["spec.training.mode=des"]].concat());
+            assert!(sync.len() > 10 && des.len() == sync.len(), "{kind}: {sync:?}");
+            for (found, expected) in des.iter().zip(&sync) {
+                assert!((found - expected).abs() <= 1e-5 * expected, "{kind}, {replicas:?}: {found}, not {expected}");
+            }
+        }
+    }
+}
+
 #[test]
 fn des_with_several_servers_repeats_and_equals_sync_within_rounding() {
-    for kind in ["lr", "fm"] {
+    for kind in ["lr", "fm", "dnn", "wideDeep", "deepfm"] {
         let model = substitutable(kind);
         let job = [model.as_str(), "spec.roles.ps.replicas=3", "spec.roles.denseWorker.replicas=2"];
         let des = [&job[..], &["spec.training.mode=des"]].concat();
@@ -338,14 +388,37 @@ fn des_trains_cells_that_several_servers_hold() {
     assert!((found - expected).abs() <= 1e-4 * expected, "{found}, in sync {expected}");
 }
 
+/// Several servers hold ids of one cell. The output of the first layer is their sum, whatever the
+/// division.
+#[test]
+fn des_trains_towers_over_cells_that_several_servers_hold() {
+    let folder = tempfile::tempdir().unwrap();
+    for kind in TOWERS {
+        let model = format!("spec.model.kind={kind},spec.model.hidden={{8}}");
+        let run = |changes: &[&str]| train(plan_with_items(folder.path(), &[&[&*model], changes].concat())).unwrap().0;
+        let sync = run(&[]);
+        for servers in ["spec.roles.ps.replicas=1", "spec.roles.ps.replicas=3"] {
+            let des = run(&["spec.training.mode=des", servers]);
+            assert_eq!((des.trained_rows, des.rows), (sync.trained_rows, sync.rows), "{kind}");
+            let is_exact = servers.ends_with('1') && kind != "deepfm";
+            assert!(!is_exact || des.parameters_sha256 == sync.parameters_sha256, "{kind}");
+            let loss = |summary: &Summary| summary.test.as_ref().unwrap().log_loss.unwrap();
+            let (found, expected) = (loss(&des), loss(&sync));
+            assert!((found - expected).abs() <= 1e-5 * expected, "{kind}: {found}, in sync {expected}");
+        }
+    }
+}
+
 #[test]
 fn a_switch_to_des_and_back_equals_sync_to_the_bit() {
-    let model = substitutable("fm");
     let switches = switches(&[(5, "des"), (17, "sync"), (20, "gba"), (25, "des")]);
-    let there = train(plan(&[&model, &switches])).unwrap().0;
     let without = self::switches(&[(20, "gba"), (25, "sync")]);
-    assert_eq!(there.parameters_sha256, train(plan(&[&model, &without])).unwrap().0.parameters_sha256);
-    assert_eq!((there.mode_switches, there.trained_rows), (4, 4000));
+    for kind in ["fm", "dnn", "wideDeep"] {
+        let model = substitutable(kind);
+        let there = train(plan(&[&model, &switches])).unwrap().0;
+        assert_eq!(there.parameters_sha256, train(plan(&[&model, &without])).unwrap().0.parameters_sha256, "{kind}");
+        assert_eq!((there.mode_switches, there.trained_rows), (4, 4000), "{kind}");
+    }
 }
 
 /// `shadow` in the foreground, with one dense worker: an exchange after each batch.
@@ -797,6 +870,21 @@ fn a_local_batch_too_large_for_a_message_is_refused() {
     plan.check_message_size(1 << 30).unwrap();
     let error = plan.check_message_size(2 << 10).unwrap_err();
     assert!(error.is_user_error() && error.to_string().contains("spec.training.localBatchSize: 96 rows"), "{error}");
+}
+
+/// 26 features of 4 columns and the bias, by 16 units.
+#[test]
+fn a_first_layer_too_large_for_a_message_is_refused_in_des() {
+    for (mode, is_refused) in [("spec.training.mode=des", true), (&*switches(&[(5, "des")]), true), (".", false)] {
+        let small = "spec.training.localBatchSize=1,spec.training.globalBatchSize=8";
+        let changes: Vec<&str> = [small, mode].into_iter().filter(|change| *change != ".").collect();
+        let checked = plan(&changes).check_message_size((1 << 10) + 105 * 16 * 4 - 1);
+        let error = checked.err().map(|error| error.to_string());
+        assert_eq!(error.is_some(), is_refused, "{mode}: {error:?}");
+        assert!(error.is_none_or(|error| error.contains("spec.model.hidden: in the mode des")), "{mode}");
+    }
+    let plan = plan(&["spec.training.mode=des", "spec.training.localBatchSize=1", "spec.training.globalBatchSize=8"]);
+    plan.check_message_size((1 << 10) + 105 * 16 * 4).unwrap();
 }
 
 /// Each bad row counts once an epoch, for any number of loaders.

@@ -17,7 +17,7 @@
 
 use rectrain_kinds::ModelKind;
 use rectrain_modes::des::cells::{Cell, CellSums};
-use rectrain_modes::des::{Partial, PooledGradients, Substitution};
+use rectrain_modes::des::{Partial, PooledGradients, SubOperators, Substitution};
 use rectrain_modes::packing::Packing;
 use rectrain_modes::{DenseHome, TrainingMode};
 use rectrain_random::SplitMix64;
@@ -234,11 +234,21 @@ fn planted_bugs_deviate_from_the_naive_computation() {
 // ---- §4 Applications --------------------------------------------------------------------------
 
 #[test]
-fn s4_lr_and_fm_have_substitutions() {
-    assert_eq!(Substitution::of(ModelKind::Lr, 26, 0), Some(Substitution { features: 26, dim: 0 }));
-    assert_eq!(Substitution::of(ModelKind::Fm, 26, 8), Some(Substitution { features: 26, dim: 8 }));
+fn s4_lr_fm_and_towers_have_substitutions() {
+    let first = Some(Substitution { features: 26, dim: 0 });
+    let second = Some(Substitution { features: 26, dim: 8 });
+    for (kind, units, sums, columns) in [
+        (ModelKind::Lr, 0, first, 0),
+        (ModelKind::Fm, 0, second, 9),
+        (ModelKind::Dnn, 256, None, 256),
+        (ModelKind::WideDeep, 256, first, 256),
+        (ModelKind::DeepFm, 256, second, 265),
+    ] {
+        let found = SubOperators::of(kind, 26, 8, units).unwrap();
+        assert_eq!((found, found.columns()), (SubOperators { sums, units }, columns), "{kind}");
+    }
     for kind in ModelKind::ALL {
-        assert_eq!(Substitution::of(kind, 26, 8).is_some(), kind.has_substitution(), "{kind}");
+        assert_eq!(SubOperators::of(kind, 26, 8, 0).is_some(), kind.has_substitution(), "{kind}");
         assert_eq!(kind.refuses_substitution().is_none(), kind.has_substitution(), "{kind}");
     }
 }

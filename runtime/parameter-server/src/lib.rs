@@ -11,6 +11,7 @@ mod averages;
 mod checkpoint;
 mod contribution;
 mod early;
+mod first_layers;
 mod half;
 mod journal_copy;
 mod kept;
@@ -53,6 +54,7 @@ use rectrain_wire::{BoxFuture, Frame, Peer, Refusal, Service, Tensor, Transport}
 use self::checkpoint::Saving;
 use self::contribution::Contribution;
 use self::early::{Divided, EarlyLookUp, PieceKeys, divide};
+use self::first_layers::FirstLayers;
 use self::half::{BarrierHalf, CurrentHalf, ModeHalf, RowGradients, ShadowHalf, TokenHalf, half_of, not_this_mode};
 use self::journal_copy::JournalCopy;
 pub use self::kept::Rows;
@@ -126,6 +128,7 @@ impl ParameterServer {
                 store,
                 slots,
                 partition: parking_lot::RwLock::default(),
+                first_layers: FirstLayers::default(),
                 dense_since: AtomicU64::new(0),
                 kept: kept.map(Arc::new),
                 metrics,
@@ -163,7 +166,7 @@ impl ParameterServer {
     /// Resumes from the recovered state of the predecessor.
     fn recover(&self, left: Left) -> Result<(), RoleError> {
         let Some(kept) = &self.shared.kept else { return Ok(()) };
-        let Left { standing, reopened, gradients, tokens, partition } = left;
+        let Left { standing, reopened, gradients, layers, tokens, partition } = left;
         let begin = standing.begin();
         let (mode, at) = self.beginning(&begin)?;
         self.shared.set_dense_since(begin.dense_since);
@@ -177,6 +180,7 @@ impl ParameterServer {
             TrainingMode::Shadow(mode) => Arc::new(ShadowHalf::recover(mode, at, tokens, &self.shared)?),
             TrainingMode::Sync | TrainingMode::Hybrid { .. } | TrainingMode::Des => {
                 let first_piece = if next == at.step { begin.first_piece } else { 0 };
+                self.shared.first_layers.recover(&self.shared.plan, layers)?;
                 let half = BarrierHalf::new(&self.shared, mode, next, first_piece)?;
                 half.recover(gradients)?;
                 Arc::new(half)
@@ -225,6 +229,7 @@ impl ParameterServer {
         self.is_new.store(false, Ordering::Release);
         self.replies.clear();
         self.partial.clear();
+        self.shared.first_layers.clear();
         self.half.set(half);
         *began = Some((mode, at));
         self.readiness.set_ready();
@@ -438,6 +443,14 @@ impl ParameterServer {
         self.half.get().ok_or_else(|| not_this_mode(message, "has not begun"))
     }
 
+    /// Refuses a message of `des` in another mode.
+    fn expect_des(&self, message: &'static str) -> Result<(), RoleError> {
+        match *self.began.lock() {
+            Some((TrainingMode::Des, _)) => Ok(()),
+            _ => Err(not_this_mode(message, "is not `des`")),
+        }
+    }
+
     /// Refuses a request that a replacement without its predecessor's rows would answer as if there
     /// were no rows.
     fn refuse_if_new(&self, message: &'static str) -> Result<(), RoleError> {
@@ -460,6 +473,14 @@ impl Service for ParameterServer {
                 v1::PushDense::KIND => {
                     let (request, tensors) = message::read::<v1::PushDense>(frame)?;
                     Ok(self.push_dense(request, tensors).await?)
+                }
+                v1::PutFirstLayer::KIND => {
+                    let (request, tensors) = message::read::<v1::PutFirstLayer>(frame)?;
+                    Ok(self.put_first_layer(request, tensors).await?)
+                }
+                v1::FirstLayerGradientRequest::KIND => {
+                    let (request, _) = message::read::<v1::FirstLayerGradientRequest>(frame)?;
+                    Ok(self.first_layer_gradient(request).await?)
                 }
                 v1::Exchange::KIND => {
                     let (request, tensors) = message::read::<v1::Exchange>(frame)?;

@@ -13,12 +13,13 @@ use parking_lot::Mutex;
 use rectrain_embedding::FeatureKey;
 use rectrain_modes::GlobalStep;
 use rectrain_modes::barrier::SparseGradients;
-use rectrain_modes::des::Substitution;
+use rectrain_modes::des::SubOperators;
 use rectrain_modes::migration::NotServed;
-use rectrain_pooling::{PreparedServerIds, ServerIds, ServerResults};
+use rectrain_pooling::{FirstLayer, PreparedServerIds, ServerIds, ServerTower, TowerResults, WeightGradient};
 use rectrain_proto::v1;
 use rectrain_protocol::blocking::blocking;
 use rectrain_protocol::error::RoleError;
+use rectrain_protocol::layout::FeatureLayout;
 use rectrain_protocol::message;
 use rectrain_wire::{Frame, Tensor};
 
@@ -69,7 +70,7 @@ impl ParameterServer {
         samples: u32,
         tensors: Vec<Tensor>,
     ) -> Result<Frame, RoleError> {
-        let substitution = self.substitution("lookup")?;
+        let operators = self.operators("lookup")?;
         let (Some(step), Some(piece), true) = (request.step, request.piece, request.train) else {
             return Err(inconsistent("lookup", "partial results need a step and a piece".to_owned()));
         };
@@ -78,6 +79,10 @@ impl ParameterServer {
         let ids = self.prepare("lookup", samples, tensors).await?;
         let arrived = Instant::now();
         half.admit_look_up(Some(GlobalStep(step))).await?;
+        let layer = match operators.units {
+            0 => None,
+            _ => Some(self.shared.first_layers.layer(step).await?),
+        };
         let gate_seconds = arrived.elapsed().as_secs_f64();
         self.shared.metrics.gate_wait.observe(gate_seconds);
         let started = Instant::now();
@@ -86,16 +91,16 @@ impl ParameterServer {
             let keys = keys_of(&ids);
             shared.slots.check_look_up(request.map_epoch, &keys)?;
             let LookedUp { rows, counts, .. } = look_up_groups(&shared.tracked_store(), &keys, shared.group_dims())?;
-            let results = ids.reduce(&rows, &shared.plan.layout, substitution);
+            let results = reduce(&ids, &rows, &shared.plan.layout, operators, layer.as_deref());
             Ok::<_, RoleError>((ids, rows, counts, results))
         };
         let (ids, rows, counts, results) = blocking("partial results", read).await??;
         self.shared.metrics.lookup.observe(started.elapsed().as_secs_f64());
         self.shared.metrics.count_look_up(counts);
-        let rows = if substitution.dim == 0 { Vec::new() } else { rows };
+        let rows = if operators.columns() == 0 { Vec::new() } else { rows };
         self.partial.keep(step, piece, PartialPiece { map_epoch: request.map_epoch, ids, rows });
         let reply = v1::LookupReply { gate_seconds, ..v1::LookupReply::default() };
-        Ok(message::reply::<v1::Lookup>(&reply, results.into_tensors(substitution)))
+        Ok(message::reply::<v1::Lookup>(&reply, results.into_tensors(operators)))
     }
 
     /// The gradients of the piece's rows, from the gradient of the sums. `None` if the server does
@@ -106,7 +111,14 @@ impl ParameterServer {
         samples: u32,
         mut tensors: Vec<Tensor>,
     ) -> Result<Option<Contribution>, RoleError> {
-        let substitution = self.substitution("update")?;
+        let operators = self.operators("update")?;
+        let layer = match operators.units {
+            0 => None,
+            _ => match self.shared.first_layers.get(request.step) {
+                None => return self.without_layer(request.step).map(Some),
+                layer => layer,
+            },
+        };
         let known = if request.has_ids {
             let count = ServerIds::tensor_count(&self.shared.plan.layout);
             let ids = tensors.split_off(tensors.len().saturating_sub(count));
@@ -121,7 +133,7 @@ impl ParameterServer {
         }
         let mut tensors = tensors.into_iter();
         let sizes = (piece.ids.samples(), piece.ids.shared_cells());
-        let gradients = ServerResults::from_tensors("update", &mut tensors, substitution, sizes)?;
+        let gradients = TowerResults::from_tensors("update", &mut tensors, operators, sizes)?;
         let mut contribution = Contribution { moment: request.moment, ..Contribution::default() };
         for (keys, counted) in piece.ids.keys().iter().zip(&self.counted) {
             let examples = if *counted { read_examples(&mut tensors, keys.len())? } else { Vec::new() };
@@ -129,12 +141,22 @@ impl ParameterServer {
         }
         let shared = Arc::clone(&self.shared);
         let compute = move || {
-            let values = piece.ids.gradients(&piece.rows, &gradients, &shared.plan.layout, substitution);
+            let (layout, layer) = (&shared.plan.layout, layer.as_deref());
+            let (values, of_layer) = spread(&piece, &gradients, layout, operators, layer);
             let of_group = |(keys, values): (&Vec<u64>, Vec<f32>)| SparseGradients { keys: keys.clone(), values };
-            piece.ids.keys().iter().zip(values).map(of_group).collect::<Vec<_>>()
+            (piece.ids.keys().iter().zip(values).map(of_group).collect::<Vec<_>>(), of_layer)
         };
-        contribution.groups = blocking("gradients of rows", compute).await?;
+        (contribution.groups, contribution.of_layer) = blocking("gradients of rows", compute).await?;
         Ok(Some(contribution))
+    }
+
+    /// The contribution to a step whose first layer is not here. If the step is applied, this
+    /// server has the piece's gradients already, and ignores the contribution.
+    fn without_layer(&self, step: u64) -> Result<Contribution, RoleError> {
+        if self.half.get().is_some_and(|half| half.has_passed(GlobalStep(step))) {
+            return Ok(Contribution::nothing(self.shared.group_dims().len()));
+        }
+        Err(inconsistent("update", format!("the first layer of step {step} is not here")))
     }
 
     /// Reads the rows of a piece again whose look-up another process has answered. Its step is not
@@ -163,9 +185,45 @@ impl ParameterServer {
         blocking("preparation of ids", prepare).await?
     }
 
-    fn substitution(&self, name: &'static str) -> Result<Substitution, RoleError> {
+    fn operators(&self, name: &'static str) -> Result<SubOperators, RoleError> {
         let none = || inconsistent(name, "the model has no substitution".to_owned());
-        self.shared.plan.substitution().ok_or_else(none)
+        self.shared.plan.sub_operators().ok_or_else(none)
+    }
+}
+
+/// The results of a piece. A model with a tower has a `layer`.
+fn reduce(
+    ids: &PreparedServerIds,
+    rows: &[Vec<f32>],
+    layout: &FeatureLayout,
+    operators: SubOperators,
+    layer: Option<&FirstLayer>,
+) -> TowerResults {
+    match (layer, operators.sums) {
+        (Some(layer), sums) => ids.reduce_tower(rows, layout, ServerTower { sums, layer }),
+        (None, Some(sums)) => TowerResults { beside: ids.reduce(rows, layout, sums), outputs: Vec::new() },
+        (None, None) => TowerResults::default(),
+    }
+}
+
+/// The gradients of a piece's rows by group, and of the first layer's weight.
+fn spread(
+    piece: &PartialPiece,
+    gradients: &TowerResults,
+    layout: &FeatureLayout,
+    operators: SubOperators,
+    layer: Option<&FirstLayer>,
+) -> (Vec<Vec<f32>>, Vec<f32>) {
+    let PartialPiece { ids, rows, .. } = piece;
+    match (layer, operators.sums) {
+        (Some(layer), sums) => {
+            let mut of_layer = WeightGradient::new(layer.shape());
+            let tower = ServerTower { sums, layer };
+            let of_rows = ids.tower_gradients(rows, gradients, layout, tower, &mut of_layer);
+            (of_rows, of_layer.into_values())
+        }
+        (None, Some(sums)) => (ids.gradients(rows, &gradients.beside, layout, sums), Vec::new()),
+        (None, None) => (Vec::new(), Vec::new()),
     }
 }
 

@@ -14,6 +14,7 @@ use rectrain_protocol::error::RoleError;
 use rectrain_protocol::metrics::PsMetrics;
 use rectrain_protocol::plan::JobPlan;
 
+use crate::first_layers::FirstLayers;
 use crate::kept::Kept;
 use crate::partition::Partition;
 use crate::slots::Slots;
@@ -25,6 +26,8 @@ pub(crate) struct Shared {
     pub(crate) store: Arc<Store>,
     pub(crate) slots: Arc<Slots>,
     pub(crate) partition: RwLock<Partition>,
+    /// In `des`, for a model with a tower.
+    pub(crate) first_layers: FirstLayers,
     /// The global step before which the state of the dense optimizer began.
     pub(crate) dense_since: AtomicU64,
     /// `None` if the rows end with the process.

@@ -9,7 +9,7 @@ use std::time::Duration;
 use prometheus::Registry;
 use rectrain_embedding::{Examples, FeatureKey, GroupId, Missing, Slot};
 use rectrain_modes::des::Partial;
-use rectrain_pooling::{PreparedIds, ServerIds, ServerResults};
+use rectrain_pooling::{PreparedIds, ServerIds, ServerResults, TowerResults};
 use rectrain_proto::v1;
 use rectrain_wire::ids::{Scratch, UniqueIds};
 use rectrain_wire::{Address, Frame, InProcess, InProcessConfig, Peer, Service, Tensor, Transport, WireCounters};
@@ -18,6 +18,7 @@ use sha2::{Digest, Sha256};
 use super::{ParameterServer, Rows, Shared};
 use rectrain_protocol::blocking::{await_task, blocking};
 use rectrain_protocol::deadline::CALL_DEADLINE;
+use rectrain_protocol::error::RoleError;
 use rectrain_protocol::examples;
 use rectrain_protocol::key_set::KeySet;
 use rectrain_protocol::message::{self, Request};
@@ -609,7 +610,7 @@ fn piece_of(plan: &JobPlan, keys: [u64; 4]) -> ServerIds {
     let of_feature = |_| UniqueIds::from_column(&keys, None, 4, &mut Scratch::default()).unwrap();
     let unique = plan.layout.features.iter().map(of_feature).collect();
     let piece = PreparedIds::new(4, unique, &plan.layout);
-    ServerIds::divide(&piece, &plan.slot_map(), &plan.layout, plan.substitution().unwrap()).remove(0)
+    ServerIds::divide(&piece, &plan.slot_map(), &plan.layout, plan.sub_operators().unwrap().sums).remove(0)
 }
 
 /// The ids of piece `number`, which differ from piece to piece.
@@ -619,7 +620,7 @@ fn numbered_piece(plan: &JobPlan, number: u32) -> ServerIds {
 
 /// The gradient of the sums of piece `number`, and the update of step 0 that sends it.
 fn update_of_sums(plan: &JobPlan, number: u32, map_epoch: u64) -> (v1::Update, Vec<Tensor>) {
-    let substitution = plan.substitution().unwrap();
+    let substitution = plan.sub_operators().unwrap().sums.unwrap();
     let second = numbers(9, 4 * substitution.second_columns());
     let partial = Partial { first: numbers(u64::from(number), 4), second };
     let tensors = ServerResults { partial, vectors: Vec::new() }.into_tensors(substitution);
@@ -699,6 +700,150 @@ async fn in_des_a_replacement_takes_the_ids_with_the_gradients() {
         digests.push((0..slots).map(digest).collect::<Vec<_>>());
     }
     assert_eq!(digests[0], digests[1]);
+}
+
+/// Changes of the small plan to a `deepfm` in `des` with one server.
+const TOWER: [&str; 2] = ["spec.model.kind=deepfm", "spec.roles.ps.replicas=1"];
+
+impl Tried {
+    /// Sends the first layer of a step.
+    async fn put_first_layer(&self, step: u64) -> Result<Frame, RoleError> {
+        let units = self.plan.sub_operators().unwrap().units;
+        let weights = numbers(11 + step, self.plan.layout.embedding_width * units);
+        let tensors = vec![Tensor::from(weights), Tensor::from(numbers(13, units))];
+        self.server.put_first_layer(v1::PutFirstLayer { step }, tensors).await
+    }
+
+    /// Looks up a piece of a step for its partial results.
+    async fn look_up_sums(&self, step: u64, piece: u32) -> Result<Vec<Tensor>, RoleError> {
+        let map_epoch = self.server.shared.slots.map().epoch().0;
+        let (step, partial_samples) = (Some(step), Some(4));
+        let request = v1::Lookup { step, train: true, map_epoch, piece: Some(piece), partial_samples };
+        let ids = numbered_piece(&self.plan, piece).to_tensors();
+        Ok(self.server.look_up(request, ids).await?.tensors)
+    }
+
+    /// Sends the gradient of a piece's sums, and the ids if the server requests them.
+    async fn push_sums(&self, step: u64, piece: u32) -> Result<v1::UpdateReply, RoleError> {
+        let operators = self.plan.sub_operators().unwrap();
+        let map_epoch = self.server.shared.slots.map().epoch().0;
+        let second = numbers(9, 4 * operators.sums.unwrap().second_columns());
+        let partial = Partial { first: numbers(u64::from(piece), 4), second };
+        let beside = ServerResults { partial, vectors: Vec::new() };
+        let results = TowerResults { beside, outputs: numbers(u64::from(piece) + 17, 4 * operators.units) };
+        let tensors = results.into_tensors(operators);
+        let partial_samples = Some(4);
+        let update = v1::Update { step, piece, map_epoch, partial_samples, ..v1::Update::default() };
+        let reply = self.server.update(update.clone(), tensors.clone()).await?;
+        let told: v1::UpdateReply = prost::Message::decode(reply.meta).unwrap();
+        if !told.needs_ids {
+            return Ok(told);
+        }
+        let ids = numbered_piece(&self.plan, piece).to_tensors();
+        let reply = self.server.update(v1::Update { has_ids: true, ..update }, [tensors, ids].concat()).await?;
+        Ok(prost::Message::decode(reply.meta).unwrap())
+    }
+
+    async fn first_layer_gradient(&self, step: u64) -> Vec<f32> {
+        let reply = self.server.first_layer_gradient(v1::FirstLayerGradientRequest { step }).await.unwrap();
+        reply.tensors[0].clone().expect_f32("gradient").unwrap()
+    }
+}
+
+/// The server is killed before a step's look-ups, before its gradients, between them, and after its
+/// update. Its rows and its part of the gradient are those of a server that lives.
+#[tokio::test(flavor = "multi_thread")]
+async fn in_des_a_replacement_has_the_first_layer_and_its_gradient() {
+    let mut found = Vec::new();
+    for kills in [&[][..], &[0], &[1], &[2], &[3], &[0, 1, 2, 3]] {
+        let folder = tempfile::tempdir().unwrap();
+        let mut tried = Tried::begin_with("des", &TOWER, folder.path()).await;
+        let pieces = tried.plan.pieces();
+        assert!(pieces > 1);
+        let mut gradients = Vec::new();
+        for step in 0..3 {
+            let kill = |tried: &mut Tried, point: i32| {
+                if kills.contains(&point) {
+                    tried.is_killed(folder.path());
+                }
+            };
+            tried.put_first_layer(step).await.unwrap();
+            kill(&mut tried, 0);
+            for piece in 0..pieces {
+                assert_eq!(tried.look_up_sums(step, piece).await.unwrap().len(), 4, "the outputs come first");
+            }
+            kill(&mut tried, 1);
+            tried.push_sums(step, 0).await.unwrap();
+            kill(&mut tried, 2);
+            for piece in 1..pieces {
+                tried.push_sums(step, piece).await.unwrap();
+            }
+            kill(&mut tried, 3);
+            gradients.push(tried.first_layer_gradient(step).await);
+            // A retry after the update changes nothing.
+            tried.push_sums(step, 0).await.unwrap();
+        }
+        let slots = tried.plan.store.slots;
+        let digest = |slot| tried.server.shared.store.slot_digest(Slot(slot)).unwrap();
+        found.push((gradients, (0..slots).map(digest).collect::<Vec<_>>()));
+        if !kills.is_empty() {
+            assert_eq!(found.last(), found.first(), "killed at {kills:?}");
+        }
+    }
+    let (gradients, _) = &found[0];
+    assert!(gradients.iter().all(|of_step| of_step.iter().any(|value| *value != 0.0)));
+    assert_ne!(gradients[0], gradients[1], "the rows have moved");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn in_des_look_ups_wait_for_the_first_layer_of_their_step() {
+    let folder = tempfile::tempdir().unwrap();
+    let tried = Tried::begin_with("des", &TOWER, folder.path()).await;
+    let pushed = async |step: u64| {
+        for piece in 0..tried.plan.pieces() {
+            tried.look_up_sums(step, piece).await.unwrap();
+            tried.push_sums(step, piece).await.unwrap();
+        }
+    };
+    {
+        let waiting = tried.look_up_sums(0, 0);
+        tokio::pin!(waiting);
+        let early = tokio::time::timeout(Duration::from_millis(50), waiting.as_mut()).await;
+        assert!(early.is_err(), "there is no layer yet");
+        tried.put_first_layer(0).await.unwrap();
+        waiting.await.unwrap();
+    }
+    pushed(0).await;
+    for step in 1..3 {
+        tried.put_first_layer(step).await.unwrap();
+        pushed(step).await;
+    }
+    // The server has the layers of the last two steps.
+    assert!(tried.server.shared.first_layers.get(0).is_none() && tried.server.shared.first_layers.get(1).is_some());
+    let error = tried.look_up_sums(0, 0).await.unwrap_err().to_string();
+    assert!(error.contains("step 0 is no longer here"), "{error}");
+    let error = tried.push_sums(4, 0).await.unwrap_err().to_string();
+    assert!(error.contains("the first layer of step 4 is not here"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_first_layer_is_refused_in_another_mode_and_in_another_shape() {
+    let folder = tempfile::tempdir().unwrap();
+    let tried = Tried::begin_with("sync", &TOWER, folder.path()).await;
+    let error = tried.put_first_layer(0).await.unwrap_err().to_string();
+    assert!(error.contains("is not `des`"), "{error}");
+    let folder = tempfile::tempdir().unwrap();
+    let tried = Tried::begin_with("des", &TOWER, folder.path()).await;
+    let put = v1::PutFirstLayer { step: 0 };
+    let tensors = vec![Tensor::from(vec![0.0f32; 7]), Tensor::from(Vec::<f32>::new())];
+    let error = tried.server.put_first_layer(put, tensors).await.unwrap_err().to_string();
+    assert!(error.contains("expected 64 weights, found 7"), "{error}");
+    let folder = tempfile::tempdir().unwrap();
+    let fm = ["spec.model.kind=fm", "spec.model.hidden=null", "spec.roles.ps.replicas=1"];
+    let tried = Tried::begin_with("des", &fm, folder.path()).await;
+    let tensors = vec![Tensor::from(Vec::<f32>::new()), Tensor::from(Vec::<f32>::new())];
+    let error = tried.server.put_first_layer(put, tensors).await.unwrap_err().to_string();
+    assert!(error.contains("the model has no tower"), "{error}");
 }
 
 /// Steps 1 and 2 are looked up while step 0 is open. Keys of a step between are left out, and read

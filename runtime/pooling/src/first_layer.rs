@@ -10,6 +10,7 @@
 //! same order.
 
 use rectrain_gemm::{Finish, Kernel, Left, Matrix, Right, Start, multiply, product};
+use rectrain_kinds::Precision;
 use rectrain_protocol::error::RoleError;
 
 /// The shape of the weight W.
@@ -26,6 +27,15 @@ impl LayerShape {
     #[must_use]
     pub const fn values(self) -> usize {
         self.width * self.units
+    }
+}
+
+/// The kernel of products in this precision, which dense workers use on a CPU, too.
+#[must_use]
+pub fn kernel_of(precision: Precision) -> Kernel {
+    match precision {
+        Precision::Fp32 => Kernel::fp32(),
+        Precision::Bf16 => Kernel::bf16(),
     }
 }
 
@@ -134,6 +144,12 @@ impl WeightGradient {
     #[must_use]
     pub fn values(&self) -> &[f32] {
         &self.values
+    }
+
+    /// The gradient, `[width, units]`.
+    #[must_use]
+    pub fn into_values(self) -> Vec<f32> {
+        self.values
     }
 }
 

@@ -5,7 +5,7 @@
 //! - [`PreparedIds`]: the whole piece, as an embedding worker has it.
 //! - [`ServerIds`]: the part of the piece that one parameter server holds.
 //! - [`ServerResults`]: the results of that part on their way between the two.
-//! - [`FirstLayer`] and [`TowerResults`]: the same for a model with a tower. No job uses them yet.
+//! - [`FirstLayer`] and [`TowerResults`]: the same for a model with a tower.
 
 mod first_layer;
 mod prepared_ids;
@@ -16,7 +16,7 @@ mod server_results;
 mod tests;
 mod tower_results;
 
-pub use self::first_layer::{FirstLayer, LayerShape, WeightGradient};
+pub use self::first_layer::{FirstLayer, LayerShape, WeightGradient, kernel_of};
 pub use self::prepared_ids::{PreparedIds, WeightedIds};
 pub use self::server_ids::{PreparedServerIds, ServerIds};
 pub use self::server_results::ServerResults;

@@ -28,9 +28,9 @@ pub struct ServerIds {
 }
 
 impl ServerIds {
-    /// Divides a piece among the servers of the map, in their order.
+    /// Divides a piece among the servers of the map, in their order. `sums` are those of the model.
     #[must_use]
-    pub fn divide(piece: &PreparedIds, map: &SlotMap, layout: &FeatureLayout, substitution: Substitution) -> Vec<Self> {
+    pub fn divide(piece: &PreparedIds, map: &SlotMap, layout: &FeatureLayout, sums: Option<Substitution>) -> Vec<Self> {
         let servers = map.servers().len();
         let owners: Vec<Vec<u16>> = piece.keys().iter().map(|keys| owners(map, keys)).collect();
         let mut parts = vec![Self { features: Vec::new(), cells: Vec::new() }; servers];
@@ -41,7 +41,7 @@ impl ServerIds {
                 let unique = feature.unique.keeping(|position| owner(position) == server);
                 part.features.push(WeightedIds { unique, weights: feature.weights.clone() });
             }
-            if servers > 1 && substitution.dim > 0 {
+            if servers > 1 && sums.is_some_and(|sums| sums.dim > 0) {
                 let cells = shared_cells(feature, owners, piece.samples(), servers);
                 for (part, samples) in parts.iter_mut().zip(cells) {
                     part.cells.extend(samples.into_iter().map(|sample| Cell { feature: number, sample }));

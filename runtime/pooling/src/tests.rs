@@ -69,7 +69,7 @@ struct Computed {
 fn compute(piece: &PreparedIds, servers: u16, gradient: &Partial, dim: usize) -> Computed {
     let layout = layout(dim);
     let substitution = Substitution { features: POOLINGS.len(), dim };
-    let parts = ServerIds::divide(piece, &SlotMap::even(64, servers), &layout, substitution);
+    let parts = ServerIds::divide(piece, &SlotMap::even(64, servers), &layout, Some(substitution));
     assert_eq!(parts.len(), usize::from(servers));
     let cells: Vec<_> = parts.iter().map(ServerIds::cells).collect();
     // Each server sees only the tensors of its message.
@@ -183,7 +183,7 @@ fn tensors_that_do_not_fit_are_refused() {
     let layout = layout(2);
     let substitution = Substitution { features: POOLINGS.len(), dim: 2 };
     let piece = piece(&layout, 3, &mut SplitMix64::new(7));
-    let part = ServerIds::divide(&piece, &SlotMap::even(64, 2), &layout, substitution).remove(0);
+    let part = ServerIds::divide(&piece, &SlotMap::even(64, 2), &layout, Some(substitution)).remove(0);
     assert!(refusal(&part, |tensors| drop(tensors.pop())).contains("13"));
     assert!(refusal(&part, |tensors| tensors.swap(0, 1)).contains("unique keys"));
     assert!(refusal(&part, |tensors| tensors[3] = Tensor::from(vec![1.0f32; 3])).contains("3 weights"));

@@ -1,10 +1,13 @@
-//! The results of a parameter server for a model with a tower, in the mode `des`. They are the
-//! output of the [first layer](crate::first_layer) and sums beside it. The sums are those that
-//! `lr` has for `wideDeep`, and `fm` for `deepfm`.
+//! The results of a parameter server for any model, in the mode `des`. For a model with a tower they
+//! are the output of the [first layer](crate::first_layer) and sums beside it. The sums are those
+//! that `lr` has for `wideDeep`, and `fm` for `deepfm`. `lr` and `fm` have the sums only.
 
 use rectrain_modes::des::cells::Cell;
-use rectrain_modes::des::{Partial, PooledGradients, Substitution};
+use rectrain_modes::des::{Partial, PooledGradients, SubOperators, Substitution};
+use rectrain_protocol::error::RoleError;
 use rectrain_protocol::layout::{FeatureLayout, Pooled};
+use rectrain_protocol::message;
+use rectrain_wire::Tensor;
 
 use crate::first_layer::{FirstLayer, WeightGradient};
 use crate::server_ids::PreparedServerIds;
@@ -24,7 +27,8 @@ pub struct ServerTower<'a> {
 pub struct TowerResults {
     /// The results beside the tower. Empty for `dnn`.
     pub beside: ServerResults,
-    /// The output of the first layer before its activation, `[samples, units]`.
+    /// The output of the first layer before its activation, `[samples, units]`. Empty for `lr` and
+    /// `fm`.
     pub outputs: Vec<f32>,
 }
 
@@ -40,6 +44,70 @@ pub struct TowerSums {
 }
 
 impl TowerResults {
+    /// The tensors of a message, all f32: the outputs `[samples, units]` if there is a tower, and
+    /// then those of [`ServerResults::into_tensors`] if there are sums. They are never compressed.
+    #[must_use]
+    pub fn into_tensors(self, operators: SubOperators) -> Vec<Tensor> {
+        let Self { beside, outputs } = self;
+        let mut tensors = Vec::new();
+        if operators.units > 0 {
+            tensors.push(Tensor::from(outputs));
+        }
+        if let Some(sums) = operators.sums {
+            tensors.extend(beside.into_tensors(sums));
+        }
+        tensors
+    }
+
+    /// Reads the tensors of [`Self::into_tensors`] for a piece of `samples` samples with `cells`
+    /// shared cells.
+    ///
+    /// # Errors
+    /// [`RoleError::Wire`] or [`RoleError::Inconsistent`] if a tensor is missing or has another
+    /// length.
+    pub fn from_tensors(
+        name: &'static str,
+        tensors: &mut impl Iterator<Item = Tensor>,
+        operators: SubOperators,
+        (samples, cells): (usize, usize),
+    ) -> Result<Self, RoleError> {
+        let mut results = Self::default();
+        if operators.units > 0 {
+            results.outputs = message::next(name, tensors)?.expect_f32("outputs")?;
+            let (expected, found) = (samples * operators.units, results.outputs.len());
+            if expected != found {
+                let reason = format!("expected {expected} outputs of {samples} samples, found {found}");
+                return Err(RoleError::Inconsistent { message: name, reason });
+            }
+        }
+        if let Some(sums) = operators.sums {
+            results.beside = ServerResults::from_tensors(name, tensors, sums, (samples, cells))?;
+        }
+        Ok(results)
+    }
+
+    /// The gradients of all sums, from the message of a dense worker. It has the columns of
+    /// [`TowerSums::into_pooled`]. The embeddings of shared cells are empty.
+    #[must_use]
+    pub fn from_pooled(gradients: Pooled, operators: SubOperators) -> Self {
+        let Pooled { embeddings, linear } = gradients;
+        let units = operators.units;
+        let (outputs, second) = match units {
+            0 => (Vec::new(), embeddings),
+            _ if units == operators.columns() => (embeddings, Vec::new()),
+            _ => {
+                let (mut outputs, mut second) = (Vec::new(), Vec::new());
+                for columns in embeddings.chunks_exact(operators.columns()) {
+                    outputs.extend_from_slice(&columns[..units]);
+                    second.extend_from_slice(&columns[units..]);
+                }
+                (outputs, second)
+            }
+        };
+        let partial = Partial { first: linear, second };
+        Self { beside: ServerResults { partial, vectors: Vec::new() }, outputs }
+    }
+
     /// The sums over all servers, in their order. `cells` has the shared cells of each server.
     #[must_use]
     pub fn sum(of_servers: Vec<Self>, cells: &[&[Cell]], sums: Option<Substitution>) -> TowerSums {
@@ -53,6 +121,25 @@ impl TowerResults {
             }
             None => TowerSums { partial: Partial::default(), whole: vec![Vec::new(); cells.len()], outputs },
         }
+    }
+}
+
+impl TowerSums {
+    /// The sums for a dense worker. `embeddings`, `[samples, operators.columns()]`, has the outputs
+    /// of a sample and then its second-order sums. `linear` has the first-order sums. Also returns
+    /// the whole embeddings of shared cells.
+    #[must_use]
+    pub fn into_pooled(self, operators: SubOperators) -> (Pooled, Vec<Vec<f32>>) {
+        let Self { partial: Partial { first, second }, whole, outputs } = self;
+        let embeddings = match (operators.units, operators.columns() - operators.units) {
+            (0, _) => second,
+            (_, 0) => outputs,
+            (units, columns) => {
+                let samples = outputs.chunks_exact(units).zip(second.chunks_exact(columns));
+                samples.flat_map(|(outputs, second)| outputs.iter().chain(second).copied()).collect()
+            }
+        };
+        (Pooled { embeddings, linear: first }, whole)
     }
 }
 

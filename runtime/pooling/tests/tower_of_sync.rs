@@ -16,7 +16,6 @@ use rectrain_dense::{
 };
 use rectrain_gemm::{Kernel, add_rows};
 use rectrain_kinds::Pooling;
-use rectrain_modes::des::Substitution;
 use rectrain_modes::migration::SlotMap;
 use rectrain_pooling::{
     FirstLayer, LayerShape, PreparedIds, PreparedServerIds, ServerIds, ServerResults, ServerTower, TowerResults,
@@ -202,8 +201,7 @@ impl DesTraining {
 
     /// The servers' parts of the piece.
     fn divide(&self, batch: &Batch, layout: &FeatureLayout) -> Vec<PreparedServerIds> {
-        let no_cells = Substitution { features: DIMS.len(), dim: 0 };
-        let parts = ServerIds::divide(&batch.piece, &SlotMap::even(1024, self.servers), layout, no_cells);
+        let parts = ServerIds::divide(&batch.piece, &SlotMap::even(1024, self.servers), layout, None);
         parts.into_iter().map(|part| part.prepare(SAMPLES as u32, layout)).collect()
     }
 

@@ -1,7 +1,7 @@
 //! The position of each feature in rows, in pooled embeddings, and in their messages.
 
 use rectrain_kinds::{Compression, Pooling};
-use rectrain_modes::des::Substitution;
+use rectrain_modes::des::SubOperators;
 use rectrain_wire::Tensor;
 
 use crate::compression::TensorCodec;
@@ -60,15 +60,16 @@ pub struct PooledWidths {
 impl PooledWidths {
     /// The columns of sums in the mode `des`, in place of pooled embeddings.
     #[must_use]
-    pub const fn of_sums(substitution: Substitution) -> Self {
-        Self { embeddings: substitution.second_columns(), linear: 1 }
+    pub const fn of_sums(operators: SubOperators) -> Self {
+        Self { embeddings: operators.columns(), linear: operators.sums.is_some() as usize }
     }
 }
 
 /// Pooled embeddings of a piece, or their gradients. In the mode `des`: sums, or their gradients.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Pooled {
-    /// [samples, Σ dims], or second-order sums [samples, d + 1].
+    /// [samples, Σ dims], or sums: outputs of a tower's first layer, and second-order sums
+    /// [samples, d + 1] side by side.
     pub embeddings: Vec<f32>,
     /// [samples, features], or first-order sums [samples, 1]. Empty if the model has no first-order
     /// weights.

@@ -105,6 +105,8 @@ requests! {
     61 "stream_found" StreamFound => v1::StreamKnown;
     62 "exchange" Exchange => v1::Exchanged;
     63 "files_seen" FilesSeen => v1::FilesWanted;
+    64 "put_first_layer" PutFirstLayer => Done;
+    65 "first_layer_gradient" FirstLayerGradientRequest => v1::FirstLayerGradient;
 }
 
 /// The refusal of a parameter server that another coordinator has claimed, or that has a newer copy

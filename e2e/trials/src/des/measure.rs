@@ -1,5 +1,5 @@
 //! Runs a job in processes, and reads the bytes of its steps from the metrics of its embedding
-//! worker, which sees every link.
+//! worker, which sees every link but those of a tower's first layer. The dense worker sees these.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use rectrain_harness::http::{sum_of, sum_with};
 use rectrain_harness::watched::WatchedRun;
 use serde_json::Value;
 
-use super::formula::Bytes;
+use super::formula::{Bytes, LINKS as NAMES};
 use crate::TrialError;
 use crate::error::unmet;
 
@@ -19,10 +19,12 @@ const LOOK: Duration = Duration::from_millis(100);
 const AT_MOST: Duration = Duration::from_secs(900);
 /// Only an embedding worker has it.
 const UNIQUE_IDS: &str = "rectrain_embedding_worker_unique_ids_total";
+/// Only a dense worker has it.
+const TRAINED: &str = "rectrain_dense_worker_steps_total";
 const BYTES: &str = "rectrain_wire_bytes_total";
 const FRAMES: &str = "rectrain_wire_frames_total";
 
-/// A link, as the metrics of an embedding worker show it.
+/// A link, as the metrics of a worker show it.
 struct Link {
     kind: &'static str,
     direction: &'static str,
@@ -30,13 +32,18 @@ struct Link {
     is_of_servers: bool,
 }
 
-/// In the order of [`super::formula::LINKS`].
+/// Of an embedding worker, in the order of [`super::formula::LINKS`].
 const LINKS: [Link; 5] = [
     Link { kind: "lookup", direction: "out", is_of_servers: true },
     Link { kind: "lookup", direction: "in", is_of_servers: true },
     Link { kind: "update", direction: "out", is_of_servers: true },
     Link { kind: "forward", direction: "out", is_of_servers: false },
     Link { kind: "backward", direction: "in", is_of_servers: false },
+];
+/// Of a dense worker, after those of the embedding worker. Only a job in `des` with a tower has them.
+const OF_FIRST_LAYER: [Link; 2] = [
+    Link { kind: "put_first_layer", direction: "out", is_of_servers: true },
+    Link { kind: "first_layer_gradient", direction: "in", is_of_servers: true },
 ];
 /// The link that ends a step.
 const BACKWARD: &Link = &LINKS[4];
@@ -58,6 +65,8 @@ pub(super) struct Job<'a> {
     pub(super) sets: &'a [String],
     pub(super) servers: u32,
     pub(super) steps: u32,
+    /// Whether the first layer of a tower travels.
+    pub(super) has_first_layer: bool,
 }
 
 /// Trains a job until its steps are done, and ends it. `folder` gets its manifest.
@@ -65,19 +74,26 @@ pub(super) fn measure(job: &Job<'_>, folder: &Path) -> Result<Measured, TrialErr
     let file = folder.join("job.json");
     write(&file, job.manifest.to_string())?;
     let mut run = WatchedRun::start(&file, job.sets)?;
-    let measured = watch(&mut run, f64::from(job.servers), f64::from(job.steps));
+    let measured = watch(&mut run, job);
     let ended = run.end();
     let measured = measured?;
     ended?;
     Ok(measured)
 }
 
-fn watch(run: &mut WatchedRun, servers: f64, steps: f64) -> Result<Measured, TrialError> {
+fn watch(run: &mut WatchedRun, job: &Job<'_>) -> Result<Measured, TrialError> {
+    let (servers, steps) = (f64::from(job.servers), f64::from(job.steps));
     let started = Instant::now();
     let mut last: Option<Measured> = None;
     while started.elapsed() < AT_MOST {
         run.check_alive()?;
-        last = run.metrics().iter().find_map(|text| read(text, servers)).or(last);
+        let texts = run.metrics();
+        let of_layer = match job.has_first_layer {
+            true => texts.iter().find_map(|text| read_first_layer(text, servers)),
+            false => Some([0.0; OF_FIRST_LAYER.len()]),
+        };
+        let found = texts.iter().find_map(|text| read(text, servers));
+        last = found.zip(of_layer).map(|(measured, of_layer)| measured.with(of_layer)).or(last);
         if let Some(measured) = last.filter(|measured| measured.steps >= steps) {
             return Ok(measured);
         }
@@ -93,15 +109,36 @@ fn watch(run: &mut WatchedRun, servers: f64, steps: f64) -> Result<Measured, Tri
 fn read(text: &str, servers: f64) -> Option<Measured> {
     let ids = sum_of(text, UNIQUE_IDS)?;
     let pieces = frames(text, "put_batch", "out")?;
-    let mut bytes = [0.0; LINKS.len()];
+    let mut bytes = [0.0; NAMES.len()];
     for (bytes, link) in bytes.iter_mut().zip(&LINKS) {
-        *bytes = link.mean_frame(text)? * if link.is_of_servers { servers } else { 1.0 };
+        *bytes = link.bytes(text, servers)?;
     }
     let steps = frames(text, BACKWARD.kind, BACKWARD.direction)?;
     Some(Measured { steps, unique: ids / pieces, bytes })
 }
 
+/// Reads the bytes of a step of [`OF_FIRST_LAYER`]. `None` if the metrics are another role's, or no
+/// step is done.
+fn read_first_layer(text: &str, servers: f64) -> Option<[f64; OF_FIRST_LAYER.len()]> {
+    sum_of(text, TRAINED)?;
+    let [put, gradient] = OF_FIRST_LAYER.map(|link| link.bytes(text, servers));
+    Some([put?, gradient?])
+}
+
+impl Measured {
+    /// The same with the bytes of [`OF_FIRST_LAYER`].
+    fn with(mut self, of_layer: [f64; OF_FIRST_LAYER.len()]) -> Self {
+        self.bytes.iter_mut().skip(LINKS.len()).zip(of_layer).for_each(|(bytes, found)| *bytes = found);
+        self
+    }
+}
+
 impl Link {
+    /// The bytes of a step. `None` before the first frame.
+    fn bytes(&self, text: &str, servers: f64) -> Option<f64> {
+        Some(self.mean_frame(text)? * if self.is_of_servers { servers } else { 1.0 })
+    }
+
     /// The mean bytes of a frame. `None` before the first.
     fn mean_frame(&self, text: &str) -> Option<f64> {
         let frames = frames(text, self.kind, self.direction)?;
@@ -146,8 +183,24 @@ mod tests {
             ("put_batch", "in", 7, 70_000),
         ]);
         let text = format!("{UNIQUE_IDS}{{replica=\"0\"}} 120\n{kinds}");
-        let bytes = [200.0, 100.0, 600.0, 700.0, 900.0];
-        assert_eq!(read(&text, 2.0), Some(Measured { steps: 4.0, unique: 20.0, bytes }));
+        let bytes = [200.0, 100.0, 600.0, 700.0, 900.0, 0.0, 0.0];
+        let measured = read(&text, 2.0).expect("a step is done");
+        assert_eq!(measured, Measured { steps: 4.0, unique: 20.0, bytes });
+        assert_eq!(measured.with([50.0, 60.0]).bytes, [200.0, 100.0, 600.0, 700.0, 900.0, 50.0, 60.0]);
+    }
+
+    /// Two servers get three first layers each. The replies of a server have the same kind.
+    #[test]
+    fn the_first_layer_is_counted_by_the_dense_worker() {
+        let kinds = metrics(&[
+            ("put_first_layer", "out", 6, 600),
+            ("put_first_layer", "in", 6, 60),
+            ("first_layer_gradient", "in", 4, 320),
+            ("first_layer_gradient", "out", 4, 40),
+        ]);
+        assert_eq!(read_first_layer(&kinds, 2.0), None, "of a server");
+        assert_eq!(read_first_layer(&format!("{TRAINED} 2\n{kinds}"), 2.0), Some([200.0, 160.0]));
+        assert_eq!(read_first_layer(&format!("{TRAINED} 0\n"), 2.0), None);
     }
 
     #[test]

@@ -21,12 +21,12 @@ use rectrain_harness::cargo::build_programs;
 use rectrain_harness::files::{make_folder, remove_folder, temporary_folder};
 use serde_json::{Map, Value, json};
 
-use self::formula::{Bytes, LINKS, Model, Step, deviation, saved};
+use self::formula::{Bytes, LINKS, Model, Step, Tower, deviation, saved};
 use self::measure::{Job, Measured, measure};
 use crate::TrialError;
 use crate::error::unmet;
 
-const USAGE: &str = "usage: cargo xtask des [--quick] [--rows criteo,wide,lists] [--path DATA] [--models lr,fm] \
+const USAGE: &str = "usage: cargo xtask des [--quick] [--rows criteo,wide,lists] [--path DATA] [--models lr,fm,dnn] \
 [--batches 512,1024,2048,4096,8192] [--servers 4] [--steps 5] [--set PATH=VALUE]
   Trains STEPS steps in `des` and in `sync`, and prints the bytes of a step by link, measured and by formula, as JSON.
   Then a table of the shares saved. Fails if a link deviates from its formula by more than 3 %.
@@ -35,6 +35,10 @@ const USAGE: &str = "usage: cargo xtask des [--quick] [--rows criteo,wide,lists]
 
 /// Columns of an embedding, as in the paper.
 const DIM: u32 = 8;
+/// Units of the first layer of `dnn`. The ratios of the paper follow from this number.
+const UNITS: u32 = 256;
+/// The models of the full form.
+const MODELS: [Model; 3] = [Model::Lr, Model::Fm(DIM), Model::Dnn(Tower { dim: DIM, units: UNITS })];
 /// Rows of DATA that are read. Each batch size of the paper divides it.
 const FILE_ROWS: u32 = 65_536;
 /// The most that a link may deviate from its formula.
@@ -117,7 +121,7 @@ fn full() -> Plan {
     Plan {
         rows: vec![Rows::Criteo, Rows::Wide, Rows::Lists],
         path: None,
-        models: vec![Model::Lr, Model::Fm(DIM)],
+        models: MODELS.to_vec(),
         batches: vec![512, 1024, 2048, 4096, 8192],
         servers: 4,
         steps: 5,
@@ -135,7 +139,7 @@ fn all<T>(text: &str, read: impl Fn(&str) -> Option<T>) -> Result<Vec<T>, Harnes
 }
 
 fn model(name: &str) -> Option<Model> {
-    [Model::Lr, Model::Fm(DIM)].into_iter().find(|model| model.name() == name)
+    MODELS.into_iter().find(|model| model.name() == name)
 }
 
 impl Rows {
@@ -199,8 +203,11 @@ impl Rows {
 /// The manifest of a case in one mode. `path` has the rows, unless they are synthetic.
 fn manifest(case: Case, mode: &str, path: Option<&str>, servers: u32) -> Value {
     let mut model = json!({ "kind": case.model.name() });
-    if let Model::Fm(dim) = case.model {
-        model["embeddingDim"] = json!(dim);
+    if case.model.dim() > 0 {
+        model["embeddingDim"] = json!(case.model.dim());
+    }
+    if let Model::Dnn(Tower { units, .. }) = case.model {
+        model["hidden"] = json!([units]);
     }
     json!({
         "apiVersion": "rectrain.dev/v1alpha1",
@@ -235,7 +242,9 @@ fn compare(case: Case, plan: &Plan, folder: &Path) -> Result<Compared, TrialErro
     let path = path(case, plan, folder)?;
     let train = |mode| {
         let manifest = manifest(case, mode, path.as_deref(), plan.servers);
-        let job = Job { manifest: &manifest, sets: &plan.sets, servers: plan.servers, steps: plan.steps };
+        let has_first_layer = mode == "des" && matches!(case.model, Model::Dnn(_));
+        let Plan { sets, servers, steps, .. } = plan;
+        let job = Job { manifest: &manifest, sets, servers: *servers, steps: *steps, has_first_layer };
         measure(&job, folder)
     };
     let compared = Compared { case, des: train("des")?, sync: train("sync")?, servers: plan.servers };
@@ -283,15 +292,15 @@ impl Compared {
         saved(sum(&self.des.bytes, des), sum(&self.sync.bytes, sync))
     }
 
-    /// The bytes between embedding worker and parameter servers that are saved.
+    /// The bytes of the links of parameter servers that are saved. They include the first layer.
     fn saved_to_servers(&self) -> f64 {
-        self.saved(&[0, 1, 2], &[0, 1, 2])
+        self.saved(&[0, 1, 2, 5, 6], &[0, 1, 2])
     }
 
     /// As [`Self::saved_to_servers`] without the ids of `des`. In the paper every process reads all
     /// samples, so no ids travel.
     fn saved_without_ids(&self) -> f64 {
-        self.saved(&[1, 2], &[0, 1, 2])
+        self.saved(&[1, 2, 5, 6], &[0, 1, 2])
     }
 
     /// The bytes between embedding and dense worker that are saved.
@@ -300,7 +309,7 @@ impl Compared {
     }
 
     fn saved_in_all(&self) -> f64 {
-        self.saved(&[0, 1, 2, 3, 4], &[0, 1, 2, 3, 4])
+        self.saved(&[0, 1, 2, 3, 4, 5, 6], &[0, 1, 2, 3, 4])
     }
 
     /// A line of JSON.
@@ -377,7 +386,7 @@ mod tests {
     fn compared(scale: f64) -> Compared {
         let case = Case { rows: Rows::Criteo, model: Model::Lr, batch: 512 };
         let measured = |bytes| Measured { steps: 5.0, unique: 1000.0, bytes };
-        let nothing = measured([0.0; 5]);
+        let nothing = measured([0.0; 7]);
         let empty = Compared { case, des: nothing, sync: nothing, servers: 4 };
         let step = empty.step(&nothing);
         let (des, sync) = (step.des(), step.sync().map(|bytes| bytes * scale));
@@ -413,6 +422,9 @@ mod tests {
         let spec = manifest(case, "des", None, 4)["spec"].clone();
         assert_eq!(spec["features"]["sparse"][0]["name"], "C{1..950}");
         assert_eq!((&spec["model"]["embeddingDim"], &spec["training"]["mode"]), (&json!(8), &json!("des")));
+        let dnn = Case { model: MODELS[2], ..case };
+        let model = json!({ "kind": "dnn", "embeddingDim": 8, "hidden": [256] });
+        assert_eq!(manifest(dnn, "des", None, 4)["spec"]["model"], model);
         let case = Case { rows: Rows::Criteo, model: Model::Lr, batch: 512 };
         let spec = manifest(case, "sync", Some("rows.tsv"), 4)["spec"].clone();
         assert_eq!(spec["data"]["source"]["paths"], json!(["rows.tsv"]));
@@ -432,7 +444,7 @@ mod tests {
     #[test]
     fn shares_are_of_the_links_that_they_name() {
         let of = compared(2.0);
-        let [look_up, results, gradients, forward, backward] = of.des.bytes;
+        let [look_up, results, gradients, forward, backward, ..] = of.des.bytes;
         let sync = of.sync.bytes;
         let servers = sync[0] + sync[1] + sync[2];
         let is = |found: f64, expected: f64| (found - expected).abs() < 1e-12;

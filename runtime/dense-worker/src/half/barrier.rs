@@ -110,6 +110,7 @@ impl Trainer {
     ) -> Result<(), RoleError> {
         let started = Instant::now();
         let step = order.step + (batch - order.batch);
+        self.put_first_layer(step)?;
         let own = self.fetched(next)?;
         own.expect_all("forward")?;
         self.metrics.embedding_wait.observe(started.elapsed().as_secs_f64());
@@ -121,6 +122,8 @@ impl Trainer {
         for (piece, gradients) in own.by_piece(Pooled { embeddings: embedding_gradients, linear: linear_gradients }) {
             pushes.push_back(self.send_gradients(piece, gradients, Some(step), None));
         }
+        let of_first_layer = self.first_layer_gradient(step)?;
+        self.write_first_layer_gradient(of_first_layer.as_deref())?;
         while !self.sum_over_workers(GlobalStep(step))? {
             self.has_gradients = false;
             self.repair_ring()?;
@@ -129,6 +132,7 @@ impl Trainer {
             }
             // The buffer of gradients contains a partial sum, so compute them again.
             self.compute(&own, scale, step, step)?;
+            self.write_first_layer_gradient(of_first_layer.as_deref())?;
         }
         self.offer.withdraw();
         if window.is_exact() && self.peers.next.is_some() {

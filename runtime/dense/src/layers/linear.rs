@@ -5,7 +5,7 @@ use burn::tensor::{FloatDType, Tensor, activation::relu};
 use super::{Context, Dropout, Products};
 use crate::Precision;
 use crate::layout::{LinearParameters, ParameterLayout};
-use crate::onnx::{Graph, Value};
+use crate::onnx::{Attribute, Graph, Value};
 
 /// `x·W + b`. A pass applies a layer once.
 #[derive(Debug, Clone)]
@@ -17,7 +17,7 @@ impl Linear {
     /// # Panics
     /// If the layout has one of them.
     pub fn new(layout: &mut ParameterLayout, name: &str, inputs: usize, outputs: usize) -> Self {
-        Self(layout.push_linear(name, inputs, outputs))
+        Self(layout.push_linear(name, 0, inputs, outputs))
     }
 
     /// `[B, inputs]` to `[B, outputs]`.
@@ -57,6 +57,72 @@ impl Linear {
     }
 }
 
+/// A linear layer that continues sums of other processes (Rong et al. 2020, section 4.3). They have
+/// computed `V·W₁ + b` with the first rows of the weight. The layer computes `V·W₁ + b + x·W₂`.
+///
+/// It has the parameters of a [`Linear`] over V and x side by side. The gradient of W₁ is 0 here,
+/// because the other processes compute it.
+#[derive(Debug, Clone)]
+pub struct SummedLinear {
+    parameters: LinearParameters,
+    /// Rows of W₁ and W₂.
+    inputs: usize,
+}
+
+impl SummedLinear {
+    /// Adds the parameters of [`Linear::new`]. `summed` is the number of rows of W₁, at most
+    /// `inputs`.
+    ///
+    /// # Panics
+    /// If the layout has one of them.
+    pub fn new(layout: &mut ParameterLayout, name: &str, summed: usize, inputs: usize, outputs: usize) -> Self {
+        Self { parameters: layout.push_linear(name, summed, inputs, outputs), inputs }
+    }
+
+    /// Sums `[B, outputs]` and x, `[B, inputs − summed]`, to `[B, outputs]`. Without x, W₂ has no
+    /// rows. ReLU follows if `is_relu`.
+    ///
+    /// # Panics
+    /// As [`Linear::forward`].
+    pub fn forward(
+        &self,
+        context: &Context<'_>,
+        sums: Tensor<2>,
+        input: Option<Tensor<2>>,
+        is_relu: bool,
+    ) -> Tensor<2> {
+        let LinearParameters { weight, bias, summed } = self.parameters;
+        let weight = context.parameter(weight);
+        match context.products {
+            Products::Packed(packed) => packed.summed_linear(self.parameters, weight, (sums, input), is_relu),
+            Products::Device(precision) => {
+                // The sums include the bias. This term has the value 0 and the bias's gradient.
+                let bias = context.parameter(bias);
+                let mut output = sums + (bias.clone() - bias.detach());
+                if let Some(input) = input {
+                    let weight = weight.narrow(0, summed, self.inputs - summed);
+                    output = output + product(input, weight, precision);
+                }
+                if is_relu { relu(output) } else { output }
+            }
+        }
+    }
+
+    /// [`SummedLinear::forward`] in a graph.
+    pub fn onnx(&self, graph: &mut Graph<'_>, sums: &Value, input: Option<&Value>, is_relu: bool) -> Value {
+        let mut output = sums.clone();
+        if let Some(input) = input {
+            let weight = graph.parameter(self.parameters.weight);
+            let rows: Vec<i64> = (self.parameters.summed..self.inputs).map(|row| row as i64).collect();
+            let rows = graph.integers(&rows);
+            let weight = graph.op_with("Gather", &[&weight, &rows], &[("axis", Attribute::Int(0))]);
+            let product = graph.op("MatMul", &[input, &weight]);
+            output = graph.op("Add", &[&output, &product]);
+        }
+        if is_relu { graph.op("Relu", &[&output]) } else { output }
+    }
+}
+
 /// `[B, inputs]` and `[inputs, outputs]` to `[B, outputs]`, on a device.
 ///
 /// In bf16 the operands are rounded. The device sums in 32 bits and rounds each sum as it stores
@@ -85,9 +151,21 @@ impl Mlp {
     /// # Panics
     /// As [`Linear::new`].
     pub fn new(layout: &mut ParameterLayout, name: &str, inputs: usize, sizes: &[usize], dropout: f32) -> Self {
+        Self::numbered_from(0, layout, name, inputs, sizes, dropout)
+    }
+
+    /// As [`Mlp::new`]. The first layer has the number `first`.
+    fn numbered_from(
+        first: usize,
+        layout: &mut ParameterLayout,
+        name: &str,
+        inputs: usize,
+        sizes: &[usize],
+        dropout: f32,
+    ) -> Self {
         let mut layers = Vec::new();
         let mut outputs = inputs;
-        for (index, &size) in sizes.iter().enumerate() {
+        for (index, &size) in (first..).zip(sizes) {
             let layer = format!("{name}.{index}");
             layers.push((Linear::new(layout, &layer, outputs, size), Dropout::new(&layer, dropout)));
             outputs = size;
@@ -171,6 +249,56 @@ impl MlpLogit {
     pub fn onnx(&self, graph: &mut Graph<'_>, input: Value) -> Value {
         let hidden = self.hidden.onnx(graph, input);
         self.logit.onnx(graph, &hidden)
+    }
+}
+
+/// An [`MlpLogit`] whose first layer continues sums of other processes. It has the same parameters.
+#[derive(Debug, Clone)]
+pub struct SummedMlpLogit {
+    first: SummedLinear,
+    /// The dropout after the first layer, and the layers above it. `None` if the first layer makes
+    /// the logits.
+    above: Option<(Dropout, MlpLogit)>,
+}
+
+impl SummedMlpLogit {
+    /// Adds the parameters of [`MlpLogit::new`]. Other processes multiply the first `summed` rows
+    /// of the first layer's weight.
+    ///
+    /// # Panics
+    /// As [`Linear::new`].
+    pub fn new(layout: &mut ParameterLayout, name: &str, summed: usize, shape: MlpShape<'_>) -> Self {
+        let MlpShape { inputs, logits, dropout, .. } = shape;
+        let Some((&units, sizes)) = hidden_sizes(shape.hidden).split_first() else {
+            let first = SummedLinear::new(layout, &format!("{name}.logit"), summed, inputs, logits);
+            return Self { first, above: None };
+        };
+        let layer = format!("{name}.0");
+        let first = SummedLinear::new(layout, &layer, summed, inputs, units);
+        let hidden = Mlp::numbered_from(1, layout, name, units, sizes, dropout);
+        let logit = Linear::new(layout, &format!("{name}.logit"), hidden.outputs(), logits);
+        Self { first, above: Some((Dropout::new(&layer, dropout), MlpLogit { hidden, logit })) }
+    }
+
+    /// Sums `[B, units]` and the other inputs of the first layer, if it has some, to `[B, logits]`.
+    ///
+    /// # Panics
+    /// As [`Linear::forward`].
+    pub fn forward(&self, context: &Context<'_>, sums: Tensor<2>, input: Option<Tensor<2>>) -> Tensor<2> {
+        let output = self.first.forward(context, sums, input, self.above.is_some());
+        match &self.above {
+            Some((dropout, above)) => above.forward(context, dropout.forward(context, output)),
+            None => output,
+        }
+    }
+
+    /// [`SummedMlpLogit::forward`] in a graph, without dropout.
+    pub fn onnx(&self, graph: &mut Graph<'_>, sums: &Value, input: Option<&Value>) -> Value {
+        let output = self.first.onnx(graph, sums, input, self.above.is_some());
+        match &self.above {
+            Some((_, above)) => above.onnx(graph, output),
+            None => output,
+        }
     }
 }
 

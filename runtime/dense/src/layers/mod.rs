@@ -14,4 +14,4 @@ pub use self::cross::Cross;
 pub use self::first_order::FirstOrder;
 pub use self::interaction::{FactorizationMachine, PairwiseDots, SummedFactorizationMachine};
 pub(crate) use self::linear::hidden_sizes;
-pub use self::linear::{Linear, Mlp, MlpLogit, MlpShape};
+pub use self::linear::{Linear, Mlp, MlpLogit, MlpShape, SummedLinear, SummedMlpLogit};

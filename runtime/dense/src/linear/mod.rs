@@ -47,6 +47,8 @@ pub(crate) struct Linears {
     weights: Arc<Weights>,
     /// Whether `weights` match the present parameters.
     fresh: bool,
+    /// The layers that `weights` were packed for. A substitute packs fewer rows than its model.
+    packed: Vec<LinearParameters>,
     /// One for each shard of a wave.
     records: Vec<Arc<Record>>,
 }
@@ -63,6 +65,8 @@ struct Layer {
     /// `Wᵀ`, for `dY·Wᵀ`.
     backward: Right,
     bias: Vec<f32>,
+    /// Rows of W, from the first one, that other processes multiply. They are not packed.
+    summed: usize,
 }
 
 /// The weights for a forward pass and, in training, the record for its backward pass.
@@ -86,7 +90,7 @@ impl Linears {
             Precision::Fp32 => Kernel::fp32(),
             Precision::Bf16 => Kernel::bf16(),
         };
-        Self { kernel, weights: Arc::default(), fresh: false, records: Vec::new() }
+        Self { kernel, weights: Arc::default(), fresh: false, packed: Vec::new(), records: Vec::new() }
     }
 
     /// Shards of a wave on this many threads.
@@ -99,9 +103,9 @@ impl Linears {
         self.fresh = false;
     }
 
-    /// The weights of a pass, packed again if the parameters have changed.
+    /// The weights of a pass, packed again if the parameters or the layers have changed.
     pub(crate) fn weights(&mut self, layout: &ParameterLayout, parameters: &[f32], workers: &Workers) -> Packed {
-        if !self.fresh {
+        if !self.fresh || self.packed != layout.linears() {
             if Arc::get_mut(&mut self.weights).is_none() {
                 self.weights = Arc::default();
             }
@@ -109,6 +113,7 @@ impl Linears {
                 weights.pack(self.kernel, layout, parameters, workers);
             }
             self.fresh = true;
+            self.packed = layout.linears().to_vec();
         }
         Packed { kernel: self.kernel, weights: Arc::clone(&self.weights), record: None }
     }
@@ -146,6 +151,10 @@ impl Linears {
             }
             if let Some(weight) = targets[linear.weight.0].take() {
                 let columns = layout.entry(linear.weight).shape[1];
+                let (summed, weight) = weight.split_at_mut(linear.summed * columns);
+                if wave.is_first {
+                    summed.fill(0.0);
+                }
                 let rows = gradient_rows(weight.len(), columns);
                 let blocks = weight.chunks_mut(rows * columns).enumerate();
                 work.extend(blocks.map(|(block, target)| (recorded.clone(), columns, block * rows, target)));
@@ -179,7 +188,8 @@ fn split<'a>(layout: &ParameterLayout, buffer: &'a mut [f32]) -> Vec<Option<&'a 
 /// A clone computes at the same time as the original: it has buffers of its own.
 impl Clone for Linears {
     fn clone(&self) -> Self {
-        Self { kernel: self.kernel, weights: Arc::default(), fresh: false, records: Vec::new() }
+        let (weights, packed, records) = (Arc::default(), Vec::new(), Vec::new());
+        Self { kernel: self.kernel, weights, fresh: false, packed, records }
     }
 }
 
@@ -189,13 +199,16 @@ impl Weights {
         self.0.resize_with(entries.len(), || None);
         for linear in layout.linears() {
             let layer = self.0[linear.weight.0].get_or_insert_default();
+            layer.summed = linear.summed;
             layer.bias.clear();
             layer.bias.extend_from_slice(&parameters[layout.entry(linear.bias).range()]);
         }
         let mut parts = Vec::new();
         for (entry, layer) in entries.iter().zip(&mut self.0) {
             let Some(layer) = layer else { continue };
-            let weight = Matrix::new(&parameters[entry.range()], entry.shape[0], entry.shape[1]);
+            let [rows, columns] = entry.shape;
+            let values = &parameters[entry.range()][layer.summed * columns..];
+            let weight = Matrix::new(values, rows - layer.summed, columns);
             parts.extend(layer.forward.parts(kernel, weight, PACKED_COLUMNS));
             parts.extend(layer.backward.parts(kernel, weight.transpose(), PACKED_COLUMNS));
         }

@@ -10,7 +10,7 @@ use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::flex::FlexTensor;
 use burn::backend::{Autodiff, Flex};
 use burn::tensor::Tensor;
-use rectrain_gemm::{Finish, Left, Matrix, Start, add_rows, product_into, relu_backward};
+use rectrain_gemm::{Finish, Left, Matrix, Start, add_rows, multiply, product_into, relu_backward};
 
 use super::{Packed, Record};
 use crate::flex::{contiguous, floats, reclaim, shape, take, tensor, values, values_and_node};
@@ -45,18 +45,70 @@ impl Packed {
         reclaim(input);
         let prepared = LinearBackward.prepare::<NoCheckpointing>([input_node, anchor_node]).compute_bound().stateful();
         let output = match prepared {
-            OpsKind::Tracked(prepared) => {
-                let pending = Pending {
-                    packed: Self { record: None, ..self.clone() },
-                    record: Arc::clone(record),
-                    weight: linear.weight,
-                    output: relu.then(|| output.clone()),
-                };
-                prepared.finish(pending, output)
-            }
+            OpsKind::Tracked(prepared) => prepared.finish(self.pending(record, linear, &output, relu), output),
             OpsKind::UnTracked(prepared) => prepared.finish(output),
         };
         Tensor::from_primitive::<Autodiff<Flex>>(output)
+    }
+
+    /// `s + x·W₂`, followed by ReLU if `relu`: sums `[B, outputs]` and x `[B, inputs − summed]` to
+    /// `[B, outputs]`. `anchor` is as for [`Self::linear`]. x has no gradient.
+    pub(crate) fn summed_linear(
+        &self,
+        linear: LinearParameters,
+        anchor: Tensor<2>,
+        (sums, input): (Tensor<2>, Option<Tensor<2>>),
+        relu: bool,
+    ) -> Tensor<2> {
+        let Some(record) = &self.record else {
+            let (sums, input) = (values(sums), input.map(values));
+            let output = self.continued(linear, &sums, input.as_ref(), relu);
+            reclaim(sums);
+            input.into_iter().for_each(reclaim);
+            return Tensor::from_primitive::<Flex>(output);
+        };
+        let [(sums, sums_node), (_, anchor_node)] = [sums, anchor].map(values_and_node);
+        let input = input.map(|input| values_and_node(input).0);
+        let output = self.continued(linear, &sums, input.as_ref(), relu);
+        record.write(linear.weight).begin(self.kernel, beside(&sums, input.as_ref()));
+        reclaim(sums);
+        input.into_iter().for_each(reclaim);
+        let prepared =
+            SummedLinearBackward.prepare::<NoCheckpointing>([sums_node, anchor_node]).compute_bound().stateful();
+        let output = match prepared {
+            OpsKind::Tracked(prepared) => prepared.finish(self.pending(record, linear, &output, relu), output),
+            OpsKind::UnTracked(prepared) => prepared.finish(output),
+        };
+        Tensor::from_primitive::<Autodiff<Flex>>(output)
+    }
+
+    /// The state for the backward pass of a layer with this output.
+    fn pending(&self, record: &Arc<Record>, linear: LinearParameters, output: &FlexTensor, relu: bool) -> Pending {
+        Pending {
+            packed: Self { record: None, ..self.clone() },
+            record: Arc::clone(record),
+            weight: linear.weight,
+            output: relu.then(|| output.clone()),
+        }
+    }
+
+    /// `sums` and `input` are contiguous.
+    fn continued(
+        &self,
+        linear: LinearParameters,
+        sums: &FlexTensor,
+        input: Option<&FlexTensor>,
+        relu: bool,
+    ) -> FlexTensor {
+        let layer = self.layer(linear);
+        let finish = if relu { Finish::Relu } else { Finish::Plain };
+        let mut output = take(floats(sums).len());
+        output.extend_from_slice(floats(sums));
+        LEFT.with_borrow_mut(|left| {
+            left.pack(self.kernel, beside(sums, input));
+            multiply(left, &layer.forward, &mut output, Start::Sum, finish);
+        });
+        tensor(output, shape(sums))
     }
 
     /// `input` is contiguous.
@@ -90,33 +142,65 @@ impl Backward<Flex, 2> for LinearBackward {
     type State = Pending;
 
     fn backward(self, ops: Ops<Pending, 2>, gradients: &mut Gradients, _: &mut Checkpointer) {
-        let Pending { packed, record, weight, output } = ops.state;
-        let mut derivatives = contiguous(gradients.consume::<Flex>(&ops.node));
+        let mut pending = ops.state;
+        let derivatives = pending.derivatives(gradients.consume::<Flex>(&ops.node));
+        let Pending { packed, weight, .. } = pending;
         let [rows, columns] = shape(&derivatives);
-        let kernel = packed.kernel;
-        let mut recorded = record.write(weight);
-        recorded.bias.clear();
-        recorded.bias.resize(columns, 0.0);
-        match output {
-            Some(output) => {
-                relu_backward(derivatives.storage_mut::<f32>(), floats(&output), &mut recorded.bias);
-                reclaim(output);
-            }
-            None => add_rows(floats(&derivatives), &mut recorded.bias),
-        }
-        let matrix = Matrix::new(floats(&derivatives), rows, columns);
-        recorded.complete(kernel, matrix);
-        drop(recorded);
-
         let [input, _] = ops.parents;
         if let (Some(input), Some(layer)) = (input, &packed.weights.0[weight.0]) {
             let mut of_input = take(rows * layer.backward.columns());
             LEFT.with_borrow_mut(|left| {
-                left.pack(kernel, matrix);
+                left.pack(packed.kernel, Matrix::new(floats(&derivatives), rows, columns));
                 product_into(left, &layer.backward, Start::Zero, Finish::Plain, &mut of_input);
             });
             gradients.register::<Flex>(input.id, tensor(of_input, [rows, layer.backward.columns()]));
         }
         reclaim(derivatives);
     }
+}
+
+#[derive(Debug)]
+struct SummedLinearBackward;
+
+/// The gradient of the sums is the derivative of the output.
+impl Backward<Flex, 2> for SummedLinearBackward {
+    type State = Pending;
+
+    fn backward(self, ops: Ops<Pending, 2>, gradients: &mut Gradients, _: &mut Checkpointer) {
+        let mut pending = ops.state;
+        let derivatives = pending.derivatives(gradients.consume::<Flex>(&ops.node));
+        let [sums, _] = ops.parents;
+        match sums {
+            Some(sums) => gradients.register::<Flex>(sums.id, derivatives),
+            None => reclaim(derivatives),
+        }
+    }
+}
+
+impl Pending {
+    /// The derivatives before ReLU, from those of the layer's output. Leaves the operands of the
+    /// parameters' gradients in the record.
+    fn derivatives(&mut self, of_output: FlexTensor) -> FlexTensor {
+        let mut derivatives = contiguous(of_output);
+        let [rows, columns] = shape(&derivatives);
+        let mut recorded = self.record.write(self.weight);
+        recorded.bias.clear();
+        recorded.bias.resize(columns, 0.0);
+        match self.output.take() {
+            Some(output) => {
+                relu_backward(derivatives.storage_mut::<f32>(), floats(&output), &mut recorded.bias);
+                reclaim(output);
+            }
+            None => add_rows(floats(&derivatives), &mut recorded.bias),
+        }
+        recorded.complete(self.packed.kernel, Matrix::new(floats(&derivatives), rows, columns));
+        derivatives
+    }
+}
+
+/// The inputs of a layer that continues these sums. Without any, a matrix without columns.
+fn beside<'a>(sums: &FlexTensor, input: Option<&'a FlexTensor>) -> Matrix<'a> {
+    let [rows, _] = shape(sums);
+    let values = input.map_or(&[][..], floats);
+    Matrix::new(values, rows, input.map_or(0, |input| shape(input)[1]))
 }

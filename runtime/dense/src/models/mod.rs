@@ -20,6 +20,7 @@ mod tests;
 mod wide_deep;
 
 use std::fmt::Debug;
+use std::ops::Range;
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
@@ -30,7 +31,7 @@ use self::substitutes::Substitute;
 use crate::DenseError;
 use crate::concatenation;
 use crate::inputs::{InputWidths, Inputs};
-use crate::layers::{Context, FactorizationMachine, MlpLogit, MlpShape, Products};
+use crate::layers::{Context, FactorizationMachine, MlpLogit, MlpShape, Products, hidden_sizes};
 use crate::layout::ParameterLayout;
 use crate::onnx::{Graph, Value};
 
@@ -145,6 +146,16 @@ pub struct ModelConfig {
     pub dropout: f32,
 }
 
+/// The parameters of a first layer that other processes multiply in the mode `des`, as places in
+/// the flat buffer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FirstLayer {
+    /// The rows of the weight over embeddings, `[Σ dims, units]`.
+    pub weights: Range<usize>,
+    /// `[units]`.
+    pub biases: Range<usize>,
+}
+
 fn one() -> usize {
     1
 }
@@ -190,12 +201,36 @@ impl ModelConfig {
         Ok(match &self.settings {
             ModelSettings::Lr => Some(Arc::new(Substitute::of_lr(self)?)),
             ModelSettings::Fm => Some(Arc::new(Substitute::of_fm(self)?)),
-            ModelSettings::Dlrm { .. }
-            | ModelSettings::DeepFm { .. }
-            | ModelSettings::Dnn { .. }
-            | ModelSettings::WideDeep { .. }
-            | ModelSettings::DcnV2 { .. } => None,
+            ModelSettings::Dnn { hidden } => Some(Arc::new(Substitute::of_dnn(self, hidden)?)),
+            ModelSettings::WideDeep { hidden } => Some(Arc::new(Substitute::of_wide_deep(self, hidden)?)),
+            ModelSettings::DeepFm { hidden } => Some(Arc::new(Substitute::of_deepfm(self, hidden)?)),
+            ModelSettings::Dlrm { .. } | ModelSettings::DcnV2 { .. } => None,
         })
+    }
+
+    /// The units of the first layer over embeddings and dense features side by side, of `dnn`,
+    /// `wideDeep` and `deepfm`. This is the layer of the logits if there is no hidden layer. 0 for
+    /// other models.
+    pub fn first_units(&self) -> usize {
+        match &self.settings {
+            ModelSettings::Dnn { hidden } | ModelSettings::WideDeep { hidden } | ModelSettings::DeepFm { hidden } => {
+                hidden_sizes(hidden).first().copied().unwrap_or(self.tasks)
+            }
+            ModelSettings::Dlrm { .. } | ModelSettings::DcnV2 { .. } | ModelSettings::Fm | ModelSettings::Lr => 0,
+        }
+    }
+
+    /// The parameters of the first layer in the flat buffer of the model's `layout`. `None` if the
+    /// model has no [`Self::first_units`].
+    pub fn first_layer(&self, layout: &ParameterLayout) -> Option<FirstLayer> {
+        let units = self.first_units();
+        let parameter = |name: &str| {
+            let of_layer = |layer: &str| layout.find(&format!("deep.{layer}.{name}"));
+            of_layer("0").or_else(|| of_layer("logit")).map(|entry| entry.offset)
+        };
+        let (weight, bias) = (parameter("weight")?, parameter("bias")?);
+        let weights = weight..weight + self.embedding_width() * units;
+        (units > 0).then_some(FirstLayer { weights, biases: bias..bias + units })
     }
 
     /// The model's name.

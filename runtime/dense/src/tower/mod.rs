@@ -120,7 +120,8 @@ impl Tower {
     /// # Errors
     /// [`DenseError::InvalidModel`] if the substitute has other parameters than the model.
     pub fn train_substitute(&mut self, substitute: Option<Arc<dyn Model>>) -> Result<(), DenseError> {
-        if substitute.as_ref().is_some_and(|substitute| substitute.layout() != self.model.layout()) {
+        if substitute.as_ref().is_some_and(|substitute| substitute.layout().entries() != self.model.layout().entries())
+        {
             let reason = "its substitute has other parameters".to_owned();
             return Err(DenseError::InvalidModel { model: self.model.name().to_owned(), reason });
         }

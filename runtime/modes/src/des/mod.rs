@@ -8,7 +8,8 @@
 //!
 //! [`Substitution`] has the sub-operators of `lr` and `fm` (sections 4.1 and 4.2). Here x is the
 //! weight of an id in the pooling of its feature: 1, 1/n or 1/√n. [`cells`] has the correction for
-//! features of several values.
+//! features of several values. [`SubOperators`] adds the first layer of a tower (section 4.3), which
+//! `rectrain_pooling` computes.
 //!
 //! Sums have a fixed order: ids of a cell, then features, then servers. With one server this is the
 //! order of `sync`, so the results are equal to the bit.
@@ -24,6 +25,16 @@ pub struct Substitution {
     pub features: usize,
     /// d of `fm`: columns of an embedding. 0 for `lr`.
     pub dim: usize,
+}
+
+/// All sub-operators of a model: what parameter servers compute of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SubOperators {
+    /// The sums over ids: those of `lr` for `wideDeep`, and those of `fm` for `deepfm`. `None` for
+    /// `dnn`.
+    pub sums: Option<Substitution>,
+    /// Units of the tower's first layer. 0 for a model without a tower.
+    pub units: usize,
 }
 
 /// Partial results of the samples of a piece, or their gradients.
@@ -45,14 +56,14 @@ pub struct PooledGradients {
 }
 
 impl Substitution {
-    /// The substitution of a model with `features` sparse features and embeddings of `dim` columns.
-    /// `None` if the model has none.
+    /// The sums of a model with `features` sparse features and embeddings of `dim` columns. `None`
+    /// if the model has none.
     #[must_use]
     pub const fn of(model: ModelKind, features: usize, dim: usize) -> Option<Self> {
         match model {
-            ModelKind::Lr => Some(Self { features, dim: 0 }),
-            ModelKind::Fm => Some(Self { features, dim }),
-            ModelKind::Dlrm | ModelKind::DeepFm | ModelKind::Dnn | ModelKind::WideDeep | ModelKind::DcnV2 => None,
+            ModelKind::Lr | ModelKind::WideDeep => Some(Self { features, dim: 0 }),
+            ModelKind::Fm | ModelKind::DeepFm => Some(Self { features, dim }),
+            ModelKind::Dlrm | ModelKind::Dnn | ModelKind::DcnV2 => None,
         }
     }
 
@@ -129,6 +140,26 @@ impl Substitution {
     ) -> impl Iterator<Item = (&'a [f32], &'a mut [f32])> {
         let (columns, width) = (self.second_columns().max(1), (self.features * self.dim).max(1));
         second.chunks_exact(columns).zip(embeddings.chunks_exact_mut(width))
+    }
+}
+
+impl SubOperators {
+    /// The sub-operators of a model with `features` sparse features, embeddings of `dim` columns
+    /// and `units` units in the first layer of its tower. `None` if the model has no substitution.
+    #[must_use]
+    pub fn of(model: ModelKind, features: usize, dim: usize, units: usize) -> Option<Self> {
+        model.has_substitution().then(|| Self { sums: Substitution::of(model, features, dim), units })
+    }
+
+    /// Columns of the sums of a sample besides [`Partial::first`]: the output of the first layer,
+    /// and then [`Partial::second`].
+    #[must_use]
+    pub const fn columns(self) -> usize {
+        self.units
+            + match self.sums {
+                Some(sums) => sums.second_columns(),
+                None => 0,
+            }
     }
 }
 

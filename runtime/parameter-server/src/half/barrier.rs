@@ -17,7 +17,7 @@ use rectrain_wire::BoxFuture;
 use tokio::sync::{Notify, oneshot};
 
 use super::{BufferStanding, ModeHalf, RowGradients, Snapshot, not_this_mode};
-use crate::contribution::{Contribution, KeyExamples, latest, sum_examples};
+use crate::contribution::{Contribution, KeyExamples, latest, sum_examples, sum_of_layer};
 use crate::early::{EarlyLookUp, PieceKeys};
 use crate::shared::{GroupUpdate, Shared, TrackedStore, as_keys};
 use crate::table_life::Touched;
@@ -240,6 +240,7 @@ async fn apply(
     let started = Instant::now();
     let server = Arc::clone(shared);
     let apply = move || {
+        finish_first_layer(&server, step, &pieces)?;
         let store = server.tracked_store();
         let Some(kept) = &server.kept else {
             return apply_groups(&store, step, pieces, server.group_dims(), None);
@@ -257,6 +258,17 @@ async fn apply(
     shared.metrics.non_finite_rows.inc_by(reply.non_finite_rows);
     shared.count_store();
     Ok(reply)
+}
+
+/// Sums the pieces' gradients of the first layer's weight. The sum is durable before the step is
+/// applied, because the pieces' own gradients are removed after it.
+fn finish_first_layer(shared: &Shared, step: GlobalStep, pieces: &[Contribution]) -> Result<(), RoleError> {
+    let Some(sum) = sum_of_layer(pieces.iter())? else { return Ok(()) };
+    if let Some(kept) = &shared.kept {
+        kept.keep_layer_gradient(step.0, &sum);
+    }
+    shared.first_layers.finish(step.0, sum);
+    Ok(())
 }
 
 /// Sums the pieces' gradients and applies them as one update. Then removes the rows that the

@@ -35,8 +35,9 @@ pub(crate) fn write_numbers<N: Pod>(file: &mut Writer, numbers: &[N]) -> io::Res
 }
 
 pub(crate) fn write_contribution(file: &mut Writer, contribution: &Contribution) -> io::Result<()> {
-    let Contribution { groups, examples, moment } = contribution;
+    let Contribution { groups, examples, moment, of_layer } = contribution;
     file.write_all(&moment.to_ne_bytes())?;
+    write_numbers(file, of_layer)?;
     for (SparseGradients { keys, values }, examples) in groups.iter().zip(examples) {
         write_numbers(file, keys)?;
         write_numbers(file, values)?;
@@ -89,7 +90,8 @@ impl<'b> Reader<'b> {
     pub(crate) fn contribution(&mut self, dims: &[usize]) -> Option<Contribution> {
         let (moment, rest) = self.0.split_first_chunk()?;
         self.0 = rest;
-        let mut contribution = Contribution { moment: u64::from_ne_bytes(*moment), ..Contribution::default() };
+        let (moment, of_layer) = (u64::from_ne_bytes(*moment), self.numbers()?);
+        let mut contribution = Contribution { moment, of_layer, ..Contribution::default() };
         for dim in dims {
             let (keys, values): (Vec<u64>, Vec<f32>) = (self.numbers()?, self.numbers()?);
             let examples = pairs(&self.numbers()?);
@@ -131,6 +133,7 @@ mod tests {
             ],
             examples: vec![vec![Examples { positive: 1, negative: 0 }, Examples { positive: 7, negative: 9 }], vec![]],
             moment: 1_700_000_000,
+            of_layer: vec![0.25, -8.0],
         };
         let push = v1::TokenPush { rank: 3, pulled_at: vec![7], ..v1::TokenPush::default() };
         let bytes = written(|file| {

@@ -9,6 +9,7 @@
 //! ```text
 //! directory ─┬─ rows-0 …, update      the store: rectrain_embedding::Store::in_shared_memory
 //!            ├─ gradients/STEP-PIECE  modes with a barrier: a file each, until its step is applied
+//!            ├─ first-layer/…         `des`: see `layers`
 //!            ├─ …                     modes without a barrier: see `tokens`
 //!            └─ standing.json         attempt, mode, first step, slot map; recovery requires it
 //! ```
@@ -17,6 +18,7 @@
 //! state must outlive the process, but not the machine.
 
 mod contents;
+mod layers;
 mod tokens;
 
 use std::collections::BTreeSet;
@@ -32,6 +34,7 @@ use rectrain_proto::v1;
 use serde::{Deserialize, Serialize};
 
 use self::contents::{Reader, Writer, write_contribution};
+pub(crate) use self::layers::LeftLayers;
 pub(crate) use self::tokens::{LeftTokens, Pushes, RowsStanding, WrittenPush};
 use crate::contribution::Contribution;
 use crate::half::BufferStanding;
@@ -117,6 +120,7 @@ pub(crate) struct Left {
     pub(crate) reopened: Reopened,
     /// The gradients of steps that are not applied, by step and piece.
     pub(crate) gradients: Vec<(u64, u32, Contribution)>,
+    pub(crate) layers: LeftLayers,
     pub(crate) tokens: LeftTokens,
     /// The server's partition of the dense parameters.
     pub(crate) partition: Partition,
@@ -192,9 +196,14 @@ impl Rows {
             return Err(RoleError::Inconsistent { message: "standing", reason });
         }
         let tokens = tokens::read_tokens(directory, dims, next, buffer)?;
+        let layers = layers::read_layers(directory)?;
         let kept = Kept::new(directory, log);
         *kept.lock_gradients() = gradients.iter().map(|(step, piece, _)| (*step, *piece)).collect();
-        Ok(Self { store, kept: Some(kept), left: Some(Left { standing, reopened, gradients, tokens, partition }) })
+        Ok(Self {
+            store,
+            kept: Some(kept),
+            left: Some(Left { standing, reopened, gradients, layers, tokens, partition }),
+        })
     }
 
     fn fresh(directory: &Path, plan: &JobPlan) -> Result<Self, RoleError> {
@@ -304,6 +313,7 @@ impl Kept {
     fn withdraw(&self) -> Result<(), RoleError> {
         remove_standing(&self.directory)?;
         self.remove_gradients(u64::MAX)?;
+        self.remove_layers()?;
         self.remove_tokens()
     }
 
@@ -378,7 +388,7 @@ fn remove_file(path: &Path) -> Result<(), RoleError> {
 }
 
 fn make_folders(directory: &Path) -> Result<(), RoleError> {
-    [GRADIENTS].into_iter().chain(tokens::FOLDERS).try_for_each(|folder| {
+    [GRADIENTS, layers::FOLDER].into_iter().chain(tokens::FOLDERS).try_for_each(|folder| {
         let folder = directory.join(folder);
         std::fs::create_dir(&folder).map_err(|source| failed("make", &folder, source))
     })
@@ -460,7 +470,8 @@ mod tests {
 
     fn gradients(key: u64) -> Contribution {
         let gradients = SparseGradients { keys: vec![key, key + 1], values: vec![0.5, -0.25, f32::MIN_POSITIVE, 4.0] };
-        Contribution { groups: vec![gradients], examples: vec![Vec::new()], moment: key }
+        let of_layer = vec![key as f32];
+        Contribution { groups: vec![gradients], examples: vec![Vec::new()], moment: key, of_layer }
     }
 
     fn files(directory: &Path) -> usize {

@@ -2,7 +2,9 @@
 //! computation in 64 bits and against an undivided layer.
 
 use rectrain_gemm::{Finish, Kernel, Left, Matrix, Right, Start, multiply, product};
+use rectrain_modes::des::SubOperators;
 use rectrain_modes::des::cells::Cell;
+use rectrain_protocol::layout::PooledWidths;
 
 use super::*;
 
@@ -114,9 +116,8 @@ impl TowerModel {
 
     /// The results of each server for its part of the piece.
     fn parts(&self, piece: &PreparedIds, servers: u16) -> Vec<Part> {
-        let without_cells = Substitution { features: POOLINGS.len(), dim: 0 };
         let map = SlotMap::even(64, servers);
-        let parts = ServerIds::divide(piece, &map, &self.layout, self.sums().unwrap_or(without_cells));
+        let parts = ServerIds::divide(piece, &map, &self.layout, self.sums());
         let part = |(server, part): (usize, ServerIds)| {
             let cells = part.cells().to_vec();
             let ids = part.prepare(SAMPLES as u32, &self.layout);
@@ -258,6 +259,40 @@ fn s4_3_every_division_of_the_ids_trains_the_undivided_layer() {
                 }
             }
         }
+    }
+}
+
+/// Between the roles, results and gradients are tensors and columns side by side.
+#[test]
+fn results_and_gradients_survive_their_messages() {
+    let mut random = SplitMix64::new(29);
+    for kind in KINDS {
+        let model = TowerModel::random(kind, &mut random);
+        let operators = SubOperators { sums: model.sums(), units: UNITS };
+        let parts = model.parts(&piece(&model.layout, 4, &mut random), 3);
+        for Part { results, cells, .. } in &parts {
+            let tensors = results.clone().into_tensors(operators);
+            let sizes = (SAMPLES, cells.len());
+            let read =
+                |tensors: Vec<Tensor>| TowerResults::from_tensors("lookup", &mut tensors.into_iter(), operators, sizes);
+            assert_eq!(read(tensors.clone()).unwrap(), *results, "{kind:?}");
+            assert!(read(tensors[1..].to_vec()).is_err(), "{kind:?}: the outputs are missing");
+            let mut short = tensors;
+            short[0] = Tensor::from(vec![0.0f32; SAMPLES * UNITS - 1]);
+            let error = read(short).unwrap_err().to_string();
+            assert!(error.contains("expected 200 outputs of 40 samples, found 199"), "{error}");
+        }
+        let cells: Vec<_> = parts.iter().map(|part| &part.cells[..]).collect();
+        let results = parts.iter().map(|part| part.results.clone()).collect();
+        let sums = TowerResults::sum(results, &cells, model.sums());
+        let (pooled, whole) = sums.clone().into_pooled(operators);
+        let widths = PooledWidths::of_sums(operators);
+        assert_eq!(pooled.embeddings.len(), SAMPLES * widths.embeddings, "{kind:?}");
+        assert_eq!(pooled.linear.len(), SAMPLES * widths.linear, "{kind:?}");
+        assert_eq!((whole, &pooled.embeddings[..UNITS]), (sums.whole, &sums.outputs[..UNITS]), "{kind:?}");
+        let beside = ServerResults { partial: sums.partial, vectors: Vec::new() };
+        let expected = TowerResults { beside, outputs: sums.outputs };
+        assert_eq!(TowerResults::from_pooled(pooled, operators), expected, "{kind:?}");
     }
 }
 
@@ -420,13 +455,12 @@ fn figure_6_the_cross_layers_of_dcn_are_columns_of_the_first_layer() {
         alpha * f64::from(products[LAYERS]) + dot(&beta, last)
     };
     let layer = FirstLayer::new(Kernel::fp32(), shape, &weights, None).unwrap();
-    let no_cells = Substitution { features: POOLINGS.len(), dim: 0 };
     for servers in [1, 2, 3, 7] {
         let part = |part: ServerIds| {
             let ids = part.prepare(SAMPLES as u32, &layout);
             ids.reduce_tower(&rows_of(ids.keys(), &layout), &layout, ServerTower { sums: None, layer: &layer })
         };
-        let parts = ServerIds::divide(&piece, &SlotMap::even(64, servers), &layout, no_cells);
+        let parts = ServerIds::divide(&piece, &SlotMap::even(64, servers), &layout, None);
         let products = TowerResults::sum(parts.into_iter().map(part).collect(), &[], None).outputs;
         for (products, expected) in products.chunks_exact(shape.units).zip(&expected) {
             let found = from_products(products);

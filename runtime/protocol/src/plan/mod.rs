@@ -20,7 +20,7 @@ use rectrain_dense::{
 };
 use rectrain_embedding::StoreConfig;
 use rectrain_kinds::{Compression, FollowConfig, KafkaConfig, KeyDivisor};
-use rectrain_modes::des::Substitution;
+use rectrain_modes::des::SubOperators;
 use rectrain_modes::migration::SlotMap;
 use rectrain_modes::{EvaluationPoints, Rank, StreamParts, StreamPlan, TrainingLength, TrainingMode, share_of_batch};
 use rectrain_policy::{ModePolicy, Policy};
@@ -209,17 +209,31 @@ impl JobPlan {
         (piece as usize * rows).min(samples)..((piece as usize + 1) * rows).min(samples)
     }
 
-    /// Checks that a local batch fits into a message of `bytes` bytes. In a job of several
-    /// processes it must.
+    /// Checks that a local batch fits into a message of `bytes` bytes, and in `des` the first layer
+    /// of a tower. In a job of several processes they must.
     ///
     /// # Errors
     /// [`RoleError::Input`] with the largest local batch that fits.
     pub fn check_message_size(&self, bytes: u64) -> Result<(), RoleError> {
         let linear = if self.layout.linear { self.layout.features.len() } else { 0 };
-        // Pooled embeddings, first-order weights, dense features, label and group of a row. 1 KiB
-        // is reserved for everything else in the message.
-        let row = 4 * (self.layout.embedding_width + linear + self.model.dense_features + 3) as u64;
-        let most = bytes.saturating_sub(1 << 10) / row;
+        let pooled = self.layout.embedding_width + linear;
+        // Of a mode that begins later by command, nothing is known yet.
+        let mut modes = self.switches.iter().map(|(_, mode)| *mode).chain([self.mode]);
+        let is_des = modes.any(|mode| mode == TrainingMode::Des);
+        let operators = self.sub_operators().filter(|_| is_des);
+        let sums = operators.map_or(0, |operators| operators.columns() + 1);
+        // Pooled embeddings and first-order weights or their sums, dense features, label and group
+        // of a row. 1 KiB is reserved for everything else in the message.
+        let row = 4 * (pooled.max(sums) + self.model.dense_features + 3) as u64;
+        let room = bytes.saturating_sub(1 << 10);
+        let units = operators.map_or(0, |operators| operators.units);
+        let first_layer = 4 * (units * (self.layout.embedding_width + 1)) as u64;
+        if first_layer > room {
+            return Err(RoleError::Input(format!(
+                "spec.model.hidden: in the mode des the first layer has {first_layer} bytes, which do not fit into one message between processes of {bytes} bytes: set fewer units, or use another mode"
+            )));
+        }
+        let most = room / row;
         if self.local_batch_rows <= most {
             return Ok(());
         }
@@ -240,13 +254,13 @@ impl JobPlan {
         self.modes.iter().copied().find(|mode| mode.name() == name)
     }
 
-    /// The substitution of the model's layers with weights of ids, for the mode `des`. `None` if
-    /// the model has none.
+    /// What parameter servers compute of the model in the mode `des`. `None` if it has no
+    /// substitution.
     #[must_use]
-    pub fn substitution(&self) -> Option<Substitution> {
-        // Models with a substitution have one width.
+    pub fn sub_operators(&self) -> Option<SubOperators> {
+        // Models with second-order sums have one width.
         let dim = self.layout.features.first().map_or(0, |place| place.dim);
-        Substitution::of(self.model.settings.kind(), self.layout.features.len(), dim)
+        SubOperators::of(self.model.settings.kind(), self.layout.features.len(), dim, self.model.first_units())
     }
 
     /// The dense part of the model before step 0, on the dense worker of this rank.
