@@ -67,6 +67,8 @@ pub struct Trainer {
     pub(crate) replica: Option<KeptReplica>,
     /// In `des`: the substitution. The parameter servers then send sums instead of rows.
     pub(crate) substitution: Option<Substitution>,
+    /// Whether the order that is carried out pulls its pieces.
+    pub(crate) pulls: bool,
     pub(crate) offer: Arc<Offer>,
     slow: f64,
     watchdog: Watchdog,
@@ -115,6 +117,7 @@ impl Trainer {
             previous: Vec::new(),
             replica: None,
             substitution: None,
+            pulls: false,
             offer,
             waits: Waits { runtime: Handle::current(), stop },
             slow,

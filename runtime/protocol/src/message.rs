@@ -105,6 +105,7 @@ requests! {
     61 "stream_found" StreamFound => v1::StreamKnown;
     62 "exchange" Exchange => v1::Exchanged;
     63 "files_seen" FilesSeen => v1::FilesWanted;
+    66 "piece_report" PieceReport => Done;
 }
 
 /// The refusal of a parameter server that another coordinator has claimed, or that has a newer copy
