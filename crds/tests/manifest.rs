@@ -969,12 +969,12 @@ const BAD_JOBS: [(&[&str], &str, &str); 81] = [
         "pulled pieces are local batches: expected a `localBatchSize`",
     ),
     (
-        &["spec.training.sync.pieces=pulled,spec.training.localBatchSize=512,spec.training.barrierWorkers=1"],
+        &["spec.training.sync.pieces=pulled,spec.training.localBatchSize=32,spec.training.barrierWorkers=1"],
         "spec.training.barrierWorkers",
         "all dense workers pull pieces: remove `barrierWorkers`",
     ),
     (
-        &["spec.training.sync.pieces=pulled,spec.training.localBatchSize=512,spec.training.mode=auto"],
+        &["spec.training.sync.pieces=pulled,spec.training.localBatchSize=32,spec.training.mode=auto"],
         "spec.training.mode",
         "auto predicts the speed of `sync` with fixed pieces",
     ),
@@ -1562,6 +1562,15 @@ fn a_manifest_made_to_exhaust_the_parser_is_refused() {
 
 /// Overrides of BASE that break one rule, and similar overrides that keep it.
 const RULES: &[(&[&str], &[&str])] = &[
+    (&["spec.training.sync.pieces=pulled"], &["spec.training.sync.pieces=pulled", "spec.training.localBatchSize=32"]),
+    (
+        &["spec.training.sync.pieces=pulled", "spec.training.localBatchSize=32", "spec.training.barrierWorkers=1"],
+        &["spec.training.sync.pieces=fixed", "spec.training.localBatchSize=32", "spec.training.barrierWorkers=1"],
+    ),
+    (
+        &["spec.training.sync.pieces=pulled", "spec.training.localBatchSize=32", "spec.training.mode=auto"],
+        &["spec.training.sync.pieces=fixed", "spec.training.localBatchSize=32", "spec.training.mode=auto"],
+    ),
     (&["metadata.name=abcdefghi-abcdefghi-abcdefghi-abcdez"], &["metadata.name=abcdefghi-abcdefghi-abcdefghi-abcdz"]),
     (&["spec.model.bottom={64}"], &["spec.model.bottom={64},spec.model.kind=dlrm"]),
     (
