@@ -26,8 +26,9 @@ const fn example(kind: &'static str, spec: &'static str) -> KindExample {
 }
 
 /// Every field that takes kinds.
-pub const KIND_FIELDS: [KindField; 17] = [
+pub const KIND_FIELDS: [KindField; 18] = [
     KindField { title: "training mode", field: "spec.training.mode", examples: &MODES },
+    KindField { title: "division of a step", field: "spec.training.sync.pieces", examples: &SYNC_PIECES },
     KindField { title: "divisor of a key's gradients", field: "spec.training.gba.keyDivisor", examples: &KEY_DIVISORS },
     KindField { title: "algorithm of shadow", field: "spec.training.shadow.algorithm", examples: &SHADOW_ALGORITHMS },
     KindField { title: "model", field: "spec.model.kind", examples: &MODELS },
@@ -151,6 +152,29 @@ training:
   auto: {margin: 0.1}
 roles:
   denseWorker: {replicas: 8}
+",
+    ),
+];
+
+const SYNC_PIECES: [KindExample; 2] = [
+    example(
+        "fixed",
+        "\
+training:
+  mode: sync
+  sync: {pieces: fixed}
+",
+    ),
+    example(
+        "pulled",
+        "\
+training:
+  mode: sync
+  globalBatchSize: 4096
+  localBatchSize: 256
+  sync: {pieces: pulled}
+roles:
+  denseWorker: {replicas: 4}
 ",
     ),
 ];

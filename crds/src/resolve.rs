@@ -874,6 +874,7 @@ fn training(spec: &RecTrainingJobSpec, errors: &mut Errors) -> ResolvedTraining 
         shadow: shadow(&given.shadow.clone().unwrap_or_default()),
         switch_at: given.switch_at.clone(),
         look_ahead: given.sync.as_ref().and_then(|sync| sync.look_ahead).unwrap_or(d::LOOK_AHEAD),
+        sync_pieces: given.sync.as_ref().and_then(|sync| sync.pieces).unwrap_or_default(),
         staleness: given.hybrid.as_ref().and_then(|hybrid| hybrid.staleness).unwrap_or(d::STALENESS),
         dense_optimizer: dense_optimizer(&optimizer.dense.unwrap_or_default()),
         sparse_optimizer: sparse_optimizer(&optimizer.sparse.unwrap_or_default(), spec.features.memory.is_some()),

@@ -12,7 +12,7 @@ use std::num::NonZeroU64;
 use rectrain_kinds::{
     BadRows, Compression, DenseOptimizer, DeviceKind, EvictionKind, FileFormat, FollowConfig, Initializer, KafkaConfig,
     KeyDivisor, LossKind, Mode, ModelSettings, PerRole, Pooling, Precision, RegressionRule, RowPriority, Schema,
-    ShadowAlgorithm, SparseOptimizer, Split, SyntheticConfig, Task, ValueType,
+    ShadowAlgorithm, SparseOptimizer, Split, SyncPieces, SyntheticConfig, Task, ValueType,
 };
 use serde::Serialize;
 
@@ -300,6 +300,8 @@ pub struct ResolvedTraining {
     pub barrier_workers: Option<usize>,
     /// The steps that the mode `sync` looks ahead.
     pub look_ahead: u32,
+    /// Which dense worker computes a piece in the mode `sync`.
+    pub sync_pieces: SyncPieces,
     /// τ of the mode `hybrid`, in global steps.
     pub staleness: u32,
     /// ι of the mode `gba`, in global steps.

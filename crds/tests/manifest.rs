@@ -225,6 +225,7 @@ fn a_ten_line_manifest_is_enough_and_takes_every_default() {
         },
         "training": {
             "mode": "sync", "auto": null, "globalBatchSize": 4096, "length": {"epochs": 1}, "seed": 42, "staleness": 4, "lookAhead": 1,
+            "syncPieces": "fixed",
             "localBatchSize": null, "barrierWorkers": null, "gbaStaleness": 4, "gbaKeyDivisor": "buffer", "hopBsBound": 2, "hopBwBackups": 1,
             "bspAggregate": null, "shadow": {
                 "algorithm": "easgd", "alpha": 0.5, "everySteps": null, "eta": 0.5, "momentum": 0.0, "nesterov": false,
@@ -273,6 +274,7 @@ fn the_manual_documents_the_actual_defaults() {
         ("spec.training.seed", "/training/seed"),
         ("spec.training.hybrid.staleness", "/training/staleness"),
         ("spec.training.sync.lookAhead", "/training/lookAhead"),
+        ("spec.training.sync.pieces", "/training/syncPieces"),
         ("spec.training.gba.staleness", "/training/gbaStaleness"),
         ("spec.training.gba.keyDivisor", "/training/gbaKeyDivisor"),
         ("spec.training.hopBs.bound", "/training/hopBsBound"),
@@ -867,7 +869,7 @@ fn an_unknown_kind_is_answered_with_every_kind() {
 
 /// Overrides of BASE, the field of the only error and a part of its sentence. No single field shows
 /// these errors.
-const BAD_JOBS: [(&[&str], &str, &str); 77] = [
+const BAD_JOBS: [(&[&str], &str, &str); 81] = [
     (
         &["spec.training.mode=bmuf"],
         "spec.training.mode",
@@ -960,6 +962,26 @@ const BAD_JOBS: [(&[&str], &str, &str); 77] = [
         &["spec.training.sync.lookAhead=-1"],
         "spec.training.sync.lookAhead",
         "expected an integer from 0 to 16, found -1",
+    ),
+    (
+        &["spec.training.sync.pieces=pulled"],
+        "spec.training.localBatchSize",
+        "pulled pieces are local batches: expected a `localBatchSize`",
+    ),
+    (
+        &["spec.training.sync.pieces=pulled,spec.training.localBatchSize=32,spec.training.barrierWorkers=1"],
+        "spec.training.barrierWorkers",
+        "all dense workers pull pieces: remove `barrierWorkers`",
+    ),
+    (
+        &["spec.training.sync.pieces=pulled,spec.training.localBatchSize=32,spec.training.mode=auto"],
+        "spec.training.mode",
+        "auto predicts the speed of `sync` with fixed pieces",
+    ),
+    (
+        &["spec.training.sync.pieces=pushed"],
+        "spec.training.sync.pieces",
+        "expected one of `fixed` and `pulled`, found `pushed`",
     ),
     (&["spec.training.barrierWorkers=2"], "spec.training.barrierWorkers", "at most the 1 dense workers"),
     (&["spec.training.mode=hopBw"], "spec.training.hopBw.backups", "expected fewer than there are"),
@@ -1540,6 +1562,15 @@ fn a_manifest_made_to_exhaust_the_parser_is_refused() {
 
 /// Overrides of BASE that break one rule, and similar overrides that keep it.
 const RULES: &[(&[&str], &[&str])] = &[
+    (&["spec.training.sync.pieces=pulled"], &["spec.training.sync.pieces=pulled", "spec.training.localBatchSize=32"]),
+    (
+        &["spec.training.sync.pieces=pulled", "spec.training.localBatchSize=32", "spec.training.barrierWorkers=1"],
+        &["spec.training.sync.pieces=fixed", "spec.training.localBatchSize=32", "spec.training.barrierWorkers=1"],
+    ),
+    (
+        &["spec.training.sync.pieces=pulled", "spec.training.localBatchSize=32", "spec.training.mode=auto"],
+        &["spec.training.sync.pieces=fixed", "spec.training.localBatchSize=32", "spec.training.mode=auto"],
+    ),
     (&["metadata.name=abcdefghi-abcdefghi-abcdefghi-abcdez"], &["metadata.name=abcdefghi-abcdefghi-abcdefghi-abcdz"]),
     (&["spec.model.bottom={64}"], &["spec.model.bottom={64},spec.model.kind=dlrm"]),
     (

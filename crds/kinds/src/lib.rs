@@ -34,7 +34,7 @@ pub use data::{
 pub use follow::{FileOrder, FollowConfig, FollowEnd, LateFiles};
 pub use life::{EvictionKind, RowPriority, TimeUnit};
 pub use location::{EXPECTED_LOCATION, Scheme, endpoint_problem, is_true, unexpanded};
-pub use mode::{Family, KeyDivisor, Mode};
+pub use mode::{Family, KeyDivisor, Mode, SyncPieces};
 pub use model::{CrossStructure, ModelKind, ModelSettings};
 pub use moment::{Date, DateForm, DateOrder, DateProblem, Moment};
 pub use named::{KindSet, UnknownKind};
@@ -59,8 +59,9 @@ pub use values::{
 /// - [`Role`], which has different names in manifests and commands;
 /// - [`LossKind`], which a manifest chooses by the kind of its labels;
 /// - [`DataFormat`], which the paths of the files name.
-pub const KIND_SETS: [KindSet; 17] = [
+pub const KIND_SETS: [KindSet; 18] = [
     Mode::SET,
+    SyncPieces::SET,
     KeyDivisor::SET,
     ShadowAlgorithm::SET,
     ModelKind::SET,

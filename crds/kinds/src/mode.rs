@@ -98,3 +98,19 @@ named! {
         Batches = "batches",
     }
 }
+
+named! {
+    /// Which dense worker computes a piece (a local batch) of a global batch in the mode `sync`.
+    #[derive(Default)]
+    pub enum SyncPieces as "division of a step" {
+        /// Each dense worker computes an equal share of every global batch. A slow worker holds
+        /// every step back.
+        #[default]
+        Fixed = "fixed",
+        /// A dense worker that is free pulls the next piece, and a late piece is given to a second
+        /// worker. A slow worker delays no step. The result depends neither on the number of dense
+        /// workers nor on their speed. The parameter servers hold the dense parameters, and receive
+        /// the dense gradients of each piece.
+        Pulled = "pulled",
+    }
+}

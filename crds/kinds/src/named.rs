@@ -91,6 +91,7 @@ mod tests {
     #[test]
     fn every_kind_has_one_spelling() {
         has_one_spelling(&Mode::ALL, Mode::name);
+        has_one_spelling(&SyncPieces::ALL, SyncPieces::name);
         has_one_spelling(&KeyDivisor::ALL, KeyDivisor::name);
         has_one_spelling(&ShadowAlgorithm::ALL, ShadowAlgorithm::name);
         has_one_spelling(&ModelKind::ALL, ModelKind::name);

@@ -2,7 +2,8 @@
 
 use kube::KubeSchema;
 use rectrain_kinds::{
-    Compression, DenseOptimizerKind, KeyDivisor, Mode, Precision, ShadowAlgorithm, SparseOptimizerKind, ValueType,
+    Compression, DenseOptimizerKind, KeyDivisor, Mode, Precision, ShadowAlgorithm, SparseOptimizerKind, SyncPieces,
+    ValueType,
 };
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
@@ -141,6 +142,15 @@ pub struct SyncSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 16), extend("x-default" = defaults::LOOK_AHEAD))]
     pub look_ahead: Option<u32>,
+
+    /// Which dense worker computes a piece (a local batch) of a global batch. With `pulled`, a slow
+    /// dense worker delays no step. The model then has the same bits for any number of dense
+    /// workers. It requires `localBatchSize`; three pieces or more for each dense worker are best.
+    /// It is possible neither with `barrierWorkers` nor in the mode `auto`. With `pulled`, a dense
+    /// worker sends its dense gradients for each piece instead of once a step.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-default" = SyncPieces::Fixed))]
+    pub pieces: Option<SyncPieces>,
 }
 
 /// Settings of the mode `hybrid`.
@@ -444,6 +454,9 @@ pub enum LateLabelsSpec {
     validation = Rule::new("!(has(self.epochs) && has(self.steps))").message("`epochs` and `steps` both decide when training ends: give one of them"),
     validation = Rule::new("!has(self.localBatchSize) || (has(self.globalBatchSize) ? self.globalBatchSize : 4096) % self.localBatchSize == 0").message("a global batch consists of whole local batches: expected a `localBatchSize` that divides `globalBatchSize` (default 4096), so that M = globalBatchSize / localBatchSize").field_path(".localBatchSize"),
     validation = Rule::new("!has(self.switchAt) || self.switchAt.size() < 2 || self.switchAt.all(later, self.switchAt.filter(other, other.step == later.step).size() == 1)").message("only one switch can happen at a step: expected every `step` of `switchAt` to be different").field_path(".switchAt"),
+    validation = Rule::new("!(has(self.sync) && has(self.sync.pieces) && self.sync.pieces == 'pulled') || has(self.localBatchSize)").message("pulled pieces are local batches: expected a `localBatchSize` that divides `globalBatchSize`, best into three pieces or more for each dense worker").field_path(".localBatchSize"),
+    validation = Rule::new("!(has(self.sync) && has(self.sync.pieces) && self.sync.pieces == 'pulled') || !has(self.barrierWorkers)").message("all dense workers pull pieces: remove `barrierWorkers`, or set sync.pieces: fixed").field_path(".barrierWorkers"),
+    validation = Rule::new("!(has(self.sync) && has(self.sync.pieces) && self.sync.pieces == 'pulled') || !(has(self.mode) && self.mode == 'auto')").message("auto predicts the speed of `sync` with fixed pieces: set sync.pieces: fixed, or choose another mode").field_path(".mode"),
     validation = Rule::new("!(has(self.mode) && self.mode == 'auto') || !has(self.switchAt) || self.switchAt.size() == 0").message("auto decides when to switch the mode: remove `switchAt`, or choose another mode").field_path(".switchAt")
 )]
 pub struct TrainingSpec {

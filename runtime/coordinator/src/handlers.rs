@@ -1,17 +1,18 @@
 //! Handlers of the members' requests. A request that cannot be answered yet waits until it can.
 
 use std::ops::Range;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rectrain_kinds::Start;
-use rectrain_modes::{ChunkLease, GlobalStep, Lease, Rank};
+use rectrain_modes::{ChunkLease, GlobalStep, Lease, Rank, TrainingMode};
 use rectrain_proto::v1;
+use rectrain_proto::v1::pull_reply::Reply as PullReply;
 use rectrain_wire::{BoxFuture, Frame, Peer, Refusal, RefusalCode, Service, Tensor};
 
 use super::Coordinator;
 use super::in_flight::{Leased, Replay};
 use super::state::{EvaluationLease, Part, ReplayLease, State};
-use super::training::{Pulled, RepairReply};
+use super::training::{PiecePull, Pulled, RepairReply};
 use rectrain_protocol::deadline::WHOLE_JOB;
 use rectrain_protocol::error::RoleError;
 use rectrain_protocol::events::{JobEvent, WindowQuality};
@@ -71,6 +72,7 @@ impl Coordinator {
             v1::RingRequest::KIND => self.ring(read(frame)?).await?,
             v1::MendRequest::KIND => self.repair_ring(caller, read(frame)?).await?,
             v1::PullRequest::KIND => self.pull(caller, read(frame)?).await?,
+            v1::PieceReport::KIND => self.piece_report(caller, &read(frame)?)?,
             v1::BatchReport::KIND => self.batch_report(caller, &read(frame)?)?,
             v1::EvaluationLeaseRequest::KIND => {
                 self.evaluation_lease(caller, read::<v1::EvaluationLeaseRequest>(frame)?.loader).await?
@@ -154,6 +156,10 @@ impl Coordinator {
 
     fn batch_report(&self, caller: &v1::Caller, report: &v1::BatchReport) -> Result<Frame, RoleError> {
         self.apply::<v1::BatchReport>(caller, |state| state.batch_report(report))
+    }
+
+    fn piece_report(&self, caller: &v1::Caller, report: &v1::PieceReport) -> Result<Frame, RoleError> {
+        self.apply::<v1::PieceReport>(caller, |state| state.piece_report(report))
     }
 
     fn progress(&self, caller: &v1::Caller, report: &v1::Progress) -> Result<Frame, RoleError> {
@@ -409,9 +415,62 @@ impl Coordinator {
         or_retry(self.try_then_wait(LONG_POLL, horizon).await, wait)
     }
 
+    /// Hands out a piece. If there is none, waits until there is: others may change something, or a
+    /// piece may become late.
+    async fn pull_piece(&self, caller: &v1::Caller, request: v1::PullRequest) -> Result<Frame, RoleError> {
+        let rank = Rank(request.rank);
+        let nothing = pull_reply(PullReply::Wait(v1::Wait {}));
+        let replacements = self.lock().training().replacements(rank);
+        let until = Instant::now() + LONG_POLL;
+        let mut end = until;
+        loop {
+            let ready = |state: &mut State| {
+                if state.training().replacements(rank) != replacements {
+                    return Ok(Some(PieceWait::Ends(nothing.clone())));
+                }
+                if let Some(reply) = state.replies.get(caller) {
+                    return Ok(Some(PieceWait::Ends(reply)));
+                }
+                let pulled = state.training().pull_piece(rank, request.order, Instant::now())?;
+                if let PiecePull::Wait(next_late) = pulled {
+                    return Ok(next_late.filter(|late| *late < end).map(PieceWait::Sooner));
+                }
+                let reply = pull_reply(self.piece_reply(state, pulled));
+                state.replies.insert(caller, &reply);
+                Ok(Some(PieceWait::Ends(reply)))
+            };
+            match self.try_then_wait(end.saturating_duration_since(Instant::now()), ready).await {
+                Ok(PieceWait::Ends(reply)) => return Ok(reply),
+                Ok(PieceWait::Sooner(late)) => end = late,
+                Err(RoleError::Task { .. }) if Instant::now() < until => end = until,
+                Err(RoleError::Task { .. }) => return Ok(nothing),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn piece_reply(&self, state: &State, pulled: PiecePull) -> PullReply {
+        match pulled {
+            PiecePull::Wait(_) => PullReply::Wait(v1::Wait {}),
+            PiecePull::Pause => PullReply::Rest(v1::Finished {}),
+            PiecePull::Piece { piece, key, is_second } => {
+                self.metrics.pieces_pulled_twice.inc_by(u64::from(is_second));
+                let assigned = state.round_robin(None).assign(key, self.plan.pieces());
+                PullReply::Piece(v1::PulledPiece {
+                    piece: Some(v1::StepPiece { step: piece.step.0, piece: piece.piece.0 }),
+                    batch: Some(key.write()),
+                    embedding_worker: assigned.embedding_worker as u32,
+                })
+            }
+        }
+    }
+
     async fn pull(&self, caller: &v1::Caller, request: v1::PullRequest) -> Result<Frame, RoleError> {
         use v1::pull_reply::Reply;
         let (rank, order) = (Rank(request.rank), request.order);
+        if self.lock().training().mode() == TrainingMode::Pulled {
+            return self.pull_piece(caller, request).await;
+        }
         let reply = |reply| v1::PullReply { reply: Some(reply) };
         let pulled = reply_once::<v1::PullRequest>(caller, |state| {
             let pulled = state.training().pull(rank, order)?;
@@ -513,6 +572,17 @@ fn reply_once<R: Request>(
         }
         Ok(reply)
     }
+}
+
+/// How the wait for a piece goes on.
+enum PieceWait {
+    Ends(Frame),
+    /// A piece becomes late at this time, before the end of the wait.
+    Sooner(Instant),
+}
+
+fn pull_reply(reply: PullReply) -> Frame {
+    message::reply::<v1::PullRequest>(&v1::PullReply { reply: Some(reply) }, Vec::new())
 }
 
 /// The reply to the report of a chunk.

@@ -4,6 +4,7 @@
 //! coordinator's orders in sequence:
 //!
 //! - `half/barrier.rs`: trains with a barrier in each step (`sync`, `hybrid`, `des`);
+//! - `half/pulled.rs`: trains the pieces that it pulls (`sync` with `pieces: pulled`);
 //! - `first_layer.rs`: exchanges the first layer with the parameter servers (`des`);
 //! - `ring_repair.rs`: repairs the ring when one of its workers was replaced;
 //! - `half/tokens.rs`: trains without a barrier (`gba`, `async`, …);

@@ -49,7 +49,7 @@ pub(crate) struct LocalBatch {
     /// it.
     pub(crate) is_applied: bool,
     /// The time of the reply, of a batch with one piece.
-    reply_time: ReplyTime,
+    pub(crate) reply_time: ReplyTime,
 }
 
 impl LocalBatch {
@@ -129,6 +129,13 @@ pub(crate) type Pushes = VecDeque<JoinHandle<Result<v1::BackwardReply, RoleError
 /// Pieces that are being fetched.
 pub(crate) struct Fetching(Vec<JoinHandle<Result<LocalBatch, RoleError>>>);
 
+impl Fetching {
+    /// The request for a single piece.
+    pub(crate) fn into_single(self) -> Option<JoinHandle<Result<LocalBatch, RoleError>>> {
+        self.0.into_iter().next()
+    }
+}
+
 impl Trainer {
     /// Requests pieces from their embedding workers, without waiting. With a barrier, `step` is the
     /// global step that trains them.
@@ -139,10 +146,11 @@ impl Trainer {
             let waiting = self.waiting_for(v1::Role::EmbeddingWorker, piece.embedding_worker as u32);
             // Evaluations have no step, and look rows up.
             let partial = self.divided.is_some() && step.is_some();
+            let pulled = self.pulls;
             let form = if partial { self.form() } else { Form::of_rows(&self.plan) };
             self.spawn(async move {
                 let started = Instant::now();
-                let request = v1::Forward { batch: Some(piece.key.write()), step, partial };
+                let request = v1::Forward { batch: Some(piece.key.write()), step, partial, pulled };
                 // In an evaluation this call may wait for hours, while a replaced dense worker
                 // predicts its share again. The embedding worker notices if the job makes no
                 // progress.
@@ -180,9 +188,10 @@ impl Trainer {
     ) -> JoinHandle<Result<v1::BackwardReply, RoleError>> {
         let workers = Arc::clone(&self.peers.embedding_workers);
         let (Form { widths, compression }, partial) = (self.form(), self.divided.is_some());
+        let pulled = self.pulls;
         self.spawn(async move {
             let tensors = encode_pooled(gradients, widths, |values, dim| compression.encode_gradients(values, dim))?;
-            let request = v1::Backward { batch: Some(key.write()), step, push, partial };
+            let request = v1::Backward { batch: Some(key.write()), step, push, partial, pulled };
             Ok(workers.call(embedding_worker, request, tensors).await?.0)
         })
     }

@@ -44,7 +44,7 @@ impl Trainer {
                 continue;
             }
             match kind {
-                Kind::Wait(_) | Kind::Barrier(_) | Kind::Tokens(_) | Kind::Shadow(_) => continue,
+                Kind::Wait(_) | Kind::Barrier(_) | Kind::Pulled(_) | Kind::Tokens(_) | Kind::Shadow(_) => continue,
                 Kind::Restore(restore) => {
                     self.restore(restore)?;
                     self.applied = Some(order.step);

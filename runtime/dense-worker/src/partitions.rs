@@ -84,7 +84,8 @@ impl Trainer {
     /// The partitions, each with the time at which it arrived.
     fn get_partitions(&self, state: bool) -> Result<Vec<Arrived>, RoleError> {
         let calls = self.peers.placement.servers.iter().map(|server| async move {
-            let partition = message::call_server(server, v1::GetPartition { state }, || Ok(Vec::new())).await?;
+            let partition =
+                message::call_server(server, v1::GetPartition { state, before: None }, || Ok(Vec::new())).await?;
             Ok((Instant::now(), partition))
         });
         self.wait(try_join_all(calls))

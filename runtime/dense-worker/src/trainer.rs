@@ -68,6 +68,8 @@ pub struct Trainer {
     /// In `des`: the part of the model that parameter servers compute. They then send sums instead of
     /// rows.
     pub(crate) divided: Option<Divided>,
+    /// Whether the order that is carried out pulls its pieces.
+    pub(crate) pulls: bool,
     pub(crate) offer: Arc<Offer>,
     slow: f64,
     watchdog: Watchdog,
@@ -123,6 +125,7 @@ impl Trainer {
             previous: Vec::new(),
             replica: None,
             divided: None,
+            pulls: false,
             offer,
             waits: Waits { runtime: Handle::current(), stop },
             slow,

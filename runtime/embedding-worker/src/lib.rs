@@ -104,7 +104,10 @@ impl EmbeddingWorker {
     async fn forward(&self, request: v1::Forward) -> Result<Frame, RoleError> {
         let key = BatchKey::read("forward", request.batch)?;
         let arrived = Instant::now();
-        let piece = self.pieces.fetch("forward", key).await?;
+        let Some(piece) = self.pieces.fetch("forward", key, request.pulled).await? else {
+            let applied = v1::Forwarded { is_applied: true, ..v1::Forwarded::default() };
+            return Ok(message::reply::<v1::Forward>(&applied, Vec::new()));
+        };
         let started = Instant::now();
         let look_up = LookUp { key, step: request.step, prepared: &piece.prepared, partial: request.partial };
         let LookedUp { found, steps, is_applied, missing, servers } = self.rows.look_up(&look_up).await?;
@@ -154,7 +157,10 @@ impl EmbeddingWorker {
         let key = BatchKey::read("backward", request.batch)?;
         // If the predecessor of this worker answered the look-up, the piece may not be here. The
         // loader then sends it again.
-        let piece = self.pieces.fetch("backward", key).await?;
+        let Some(piece) = self.pieces.fetch("backward", key, request.pulled).await? else {
+            // The parameter servers have had equal gradients from another dense worker.
+            return Ok(message::reply::<v1::Backward>(&v1::BackwardReply::default(), Vec::new()));
+        };
         let samples = piece.prepared.samples();
         let mut tensors = tensors.into_iter();
         let (widths, compression) = self.form(request.partial)?;

@@ -71,6 +71,9 @@ pub(crate) struct Pieces {
     window: u64,
     /// How long a request waits for its piece.
     patience: Duration,
+    /// With pulled pieces: a batch is applied once one is requested that is more than this after
+    /// it.
+    applied_behind: u64,
     held: Mutex<HashMap<BatchKey, Arc<Piece>>>,
     replies: Mutex<Replies>,
     positions: Mutex<Positions>,
@@ -84,6 +87,9 @@ impl Pieces {
         Self {
             window: plan.batches_ahead.max(1),
             patience: plan.patience(),
+            // The coordinator hands out pieces of `look_ahead` steps after the oldest open one, at
+            // least one. One step more is for the time between its reply and the request.
+            applied_behind: plan.look_ahead().max(1) + 1,
             held: Mutex::default(),
             replies: Mutex::new(Replies::of(plan)),
             positions: Mutex::default(),
@@ -115,22 +121,37 @@ impl Pieces {
     /// Waits for the piece that a dense worker requests, and returns it. The request also moves the
     /// window, so that more pieces are admitted.
     ///
+    /// A very slow worker may request a piece that it has `pulled`, and that other workers have
+    /// trained long ago. `None` if the parameter servers have surely applied its step, and the
+    /// piece is not here.
+    ///
     /// # Errors
     /// The piece does not arrive in time. A training piece must arrive within the patience of a
     /// call. For a piece of an evaluation, the wait continues while other pieces arrive or are
     /// fetched. Loaders send the pieces of all dense workers, and a replacement may be far behind.
-    pub(crate) async fn fetch(&self, message: &'static str, key: BatchKey) -> Result<Arc<Piece>, RoleError> {
+    pub(crate) async fn fetch(
+        &self,
+        message: &'static str,
+        key: BatchKey,
+        pulled: bool,
+    ) -> Result<Option<Arc<Piece>>, RoleError> {
         self.lock_positions().move_to(key, self.window);
         self.changed.notify_waiters();
         let held = || self.lock_held().get(&key).cloned();
+        let held_or_applied = || held().map(Some).or_else(|| (pulled && self.is_long_applied(key)).then_some(None));
         let piece = match key.position {
-            BatchPosition::Train(_) => tokio::time::timeout(self.patience, self.wait(held)).await.ok(),
-            BatchPosition::Evaluation { .. } => self.wait_while_others_progress(held).await,
+            BatchPosition::Train(_) => tokio::time::timeout(self.patience, self.wait(held_or_applied)).await.ok(),
+            BatchPosition::Evaluation { .. } => self.wait_while_others_progress(held).await.map(Some),
         };
         piece.ok_or_else(|| {
             let reason = format!("{key} did not arrive within {:?}", self.patience);
             RoleError::Inconsistent { message, reason }
         })
+    }
+
+    /// With pulled pieces: whether the requests of later pieces show that the step of this one is applied.
+    fn is_long_applied(&self, key: BatchKey) -> bool {
+        matches!(key.position, BatchPosition::Train(batch) if batch + self.applied_behind < self.lock_positions().newest())
     }
 
     /// Whether the parameter servers have the gradients of a piece.

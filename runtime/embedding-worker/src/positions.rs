@@ -37,6 +37,11 @@ impl Positions {
         }
     }
 
+    /// The newest batch of training that a dense worker has fetched.
+    pub(crate) fn newest(&self) -> u64 {
+        self.train
+    }
+
     /// Records that a dense worker fetches this piece.
     pub(crate) fn move_to(&mut self, key: BatchKey, window: u64) {
         match key.position {

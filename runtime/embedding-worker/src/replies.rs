@@ -41,9 +41,9 @@ impl Replies {
         let staleness = plan.modes.iter().map(|mode| mode.staleness()).max().unwrap_or(0);
         // Dense workers fetch staleness + 1 batches ahead of the one that they train, or look as
         // far ahead as `sync`. That batch may be ahead of the one that a replacement trains again.
-        // A single dense worker is never replaced.
+        // A single dense worker is never replaced, unless it pulls its pieces.
         let ahead = staleness.max(plan.look_ahead()).max(1);
-        let keep = if plan.replicas.dense_worker > 1 { ahead + 3 } else { 0 };
+        let keep = if plan.replicas.dense_worker > 1 || plan.pulls_pieces() { ahead + 3 } else { 0 };
         Self::keeping(keep, ((keep + 1) * u64::from(plan.pieces())) as usize)
     }
 

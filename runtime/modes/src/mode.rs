@@ -16,7 +16,7 @@
 //! [`TrainingRun`](crate::switch::TrainingRun) switches between the coordinator halves, through the
 //! trait [`CoordinatorHalf`](crate::CoordinatorHalf).
 
-use rectrain_kinds::{Family, Mode};
+use rectrain_kinds::{Family, Mode, SyncPieces};
 use serde::{Deserialize, Serialize};
 
 use crate::gba::{BufferSize, Decay, DispatchError, LostTokens, TokenMode};
@@ -27,6 +27,9 @@ use crate::shadow::Shadow;
 pub enum TrainingMode {
     /// Every gradient is applied before the next look-up; repeatable to the bit.
     Sync,
+    /// As `sync`, but free dense workers pull the pieces of a step
+    /// ([`pulled`](crate::barrier::pulled)). The parameter servers hold the dense parameters.
+    Pulled,
     /// Embeddings are at most `staleness` global steps behind; dense parameters are synchronous.
     Hybrid {
         /// τ, in global steps.
@@ -43,6 +46,8 @@ pub enum TrainingMode {
 /// The settings of a job for all modes. Each mode reads its own.
 #[derive(Debug, Clone, Copy)]
 pub struct ModeSettings {
+    /// Which dense worker computes a piece of a step in `sync`.
+    pub sync_pieces: SyncPieces,
     /// τ of `hybrid`, in global steps.
     pub hybrid_staleness: u64,
     /// M of `gba`: the gradients in a step.
@@ -66,7 +71,10 @@ impl TrainingMode {
     #[must_use]
     pub const fn of(kind: Mode, settings: &ModeSettings) -> Self {
         match kind {
-            Mode::Sync => Self::Sync,
+            Mode::Sync => match settings.sync_pieces {
+                SyncPieces::Fixed => Self::Sync,
+                SyncPieces::Pulled => Self::Pulled,
+            },
             Mode::Hybrid => Self::Hybrid { staleness: settings.hybrid_staleness },
             Mode::Async => Self::Tokens(TokenMode::Async),
             Mode::Gba => Self::Tokens(TokenMode::Gba {
@@ -86,7 +94,7 @@ impl TrainingMode {
     #[must_use]
     pub const fn kind(self) -> Mode {
         match self {
-            Self::Sync => Mode::Sync,
+            Self::Sync | Self::Pulled => Mode::Sync,
             Self::Hybrid { .. } => Mode::Hybrid,
             Self::Tokens(mode) => mode.kind(),
             Self::Shadow(_) => Mode::Shadow,
@@ -110,6 +118,7 @@ impl TrainingMode {
     #[must_use]
     pub const fn dense_home(self) -> DenseHome {
         match self.family() {
+            Family::Barrier if matches!(self, Self::Pulled) => DenseHome::Servers,
             Family::Barrier => DenseHome::Workers,
             Family::Tokens | Family::Replicas => DenseHome::Servers,
         }
@@ -121,7 +130,7 @@ impl TrainingMode {
     pub const fn staleness(self) -> u64 {
         match self {
             Self::Hybrid { staleness } => staleness,
-            Self::Sync | Self::Des | Self::Tokens(_) | Self::Shadow(_) => 0,
+            Self::Sync | Self::Pulled | Self::Des | Self::Tokens(_) | Self::Shadow(_) => 0,
         }
     }
 
@@ -132,7 +141,7 @@ impl TrainingMode {
         match self {
             Self::Tokens(mode) => Some(mode),
             Self::Shadow(_) => Some(TokenMode::Async),
-            Self::Sync | Self::Hybrid { .. } | Self::Des => None,
+            Self::Sync | Self::Pulled | Self::Hybrid { .. } | Self::Des => None,
         }
     }
 

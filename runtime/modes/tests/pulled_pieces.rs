@@ -31,6 +31,8 @@ enum Bug {
     KeepsNoCopyOfRows,
     ReadsPresentParameters,
     AcknowledgesBeforeApplying,
+    CountsAPieceTwice,
+    AddsPiecesAsTheyCome,
 }
 
 /// The size of a cluster, and its delays in milliseconds.
@@ -119,6 +121,11 @@ fn tree<T: Summand + Clone>(values: &[T]) -> T {
     sum
 }
 
+fn added(mut left: Vec<f32>, right: Vec<f32>) -> Vec<f32> {
+    left.add(right);
+    left
+}
+
 /// The result of a job. Numbers are compared by their bits.
 #[derive(Debug, PartialEq, Eq)]
 struct Trained {
@@ -203,6 +210,8 @@ struct Server {
     dense: Vec<f32>,
     previous_dense: Vec<f32>,
     dense_update: Option<Vec<f32>>,
+    /// The gradients of the open step as they came, and those that came again.
+    arrived: (Vec<Vec<f32>>, Vec<Vec<f32>>),
     rows: StepGate<Waiter, f32>,
     row: f32,
     previous_row: f32,
@@ -298,6 +307,7 @@ impl Cluster {
             dense: first_dense(server),
             previous_dense: Vec::new(),
             dense_update: None,
+            arrived: (Vec::new(), Vec::new()),
             rows: StepGate::new(settings.pieces, 0, GlobalStep(0)),
             row: first_row(server),
             previous_row: 0.0,
@@ -706,8 +716,14 @@ impl Cluster {
     }
 
     fn push_dense(&mut self, caller: Caller, piece: StepPiece, server: usize, values: Vec<f32>) -> Run {
-        let Server { gate, dense, previous_dense, dense_update, .. } = &mut self.servers[server];
-        let pushed = gate.push(piece, Some(values)).map_err(text)?;
+        let Server { gate, dense, previous_dense, dense_update, arrived, .. } = &mut self.servers[server];
+        let is_open = piece.step == gate.open();
+        let pushed = gate.push(piece, Some(values.clone())).map_err(text)?;
+        match pushed {
+            PiecePushed::Taken => arrived.0.push(values),
+            PiecePushed::Known if is_open => arrived.1.push(values),
+            PiecePushed::Known | PiecePushed::Applying => {}
+        }
         let update = gate.next_update();
         let is_applying = pushed == PiecePushed::Applying || update.is_some();
         let waits = is_applying && self.bug != Bug::AcknowledgesBeforeApplying;
@@ -717,7 +733,12 @@ impl Cluster {
         }
         if let Some((_, sum)) = update {
             previous_dense.clone_from(dense);
-            *dense_update = sum;
+            let (first, again) = std::mem::take(arrived);
+            *dense_update = match self.bug {
+                Bug::CountsAPieceTwice => sum.into_iter().chain(again).reduce(added),
+                Bug::AddsPiecesAsTheyCome => first.into_iter().reduce(added),
+                _ => sum,
+            };
             self.take_long(Event::FinishDense(server));
         }
         if !waits {
@@ -801,6 +822,8 @@ fn planted_bugs_are_found() {
         Bug::KeepsNoCopyOfRows,
         Bug::ReadsPresentParameters,
         Bug::AcknowledgesBeforeApplying,
+        Bug::CountsAPieceTwice,
+        Bug::AddsPiecesAsTheyCome,
     ] {
         assert!((0..1000).any(|seed| Cluster::new(seed, bug).run().is_err()), "{bug:?}");
     }

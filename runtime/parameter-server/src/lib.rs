@@ -35,6 +35,7 @@ use parking_lot::Mutex;
 use rectrain_embedding::{Examples, FeatureKey, GroupId, LookupCounts, Missing, Slot};
 use rectrain_kinds::Compression;
 use rectrain_modes::barrier::SparseGradients;
+use rectrain_modes::barrier::pulled::StepPiece;
 use rectrain_modes::migration::NotServed;
 use rectrain_modes::switch::Boundary;
 use rectrain_modes::{GlobalStep, Rank, TrainingMode};
@@ -178,12 +179,10 @@ impl ParameterServer {
                 Arc::new(TokenHalf::recover(&self.shared.plan, mode, at, tokens, &self.shared)?)
             }
             TrainingMode::Shadow(mode) => Arc::new(ShadowHalf::recover(mode, at, tokens, &self.shared)?),
-            TrainingMode::Sync | TrainingMode::Hybrid { .. } | TrainingMode::Des => {
-                let first_piece = if next == at.step { begin.first_piece } else { 0 };
+            TrainingMode::Sync | TrainingMode::Pulled | TrainingMode::Hybrid { .. } | TrainingMode::Des => {
                 self.shared.first_layers.recover(&self.shared.plan, layers)?;
-                let half = BarrierHalf::new(&self.shared, mode, next, first_piece)?;
-                half.recover(gradients)?;
-                Arc::new(half)
+                let began = (at.step, begin.first_piece);
+                Arc::new(BarrierHalf::recover(&self.shared, mode, began, next, gradients)?)
             }
         };
         self.half.set(half);
@@ -221,6 +220,7 @@ impl ParameterServer {
         if began.as_ref().is_some_and(|(before, _)| *before != mode) {
             self.shared.write_partition().forget_averages();
         }
+        self.shared.write_partition().forget_previous();
         let half = half_of(&self.shared, mode, at, begin.first_piece)?;
         if let Some(kept) = &self.shared.kept {
             let buffer = half.dense_standing();
@@ -342,6 +342,9 @@ impl ParameterServer {
 
     async fn get_partition(&self, request: v1::GetPartition) -> Result<Frame, RoleError> {
         self.refuse_if_new("get_partition")?;
+        if let Some(step) = request.before {
+            return self.read_before(GlobalStep(step)).await;
+        }
         let shared = Arc::clone(&self.shared);
         // Waits for a running update.
         let (parameters, state) = blocking("reading of the partition", move || {
@@ -353,12 +356,28 @@ impl ParameterServer {
         let mut tensors = vec![Tensor::from(parameters.values.to_vec())];
         tensors.extend(state.map(Tensor::from));
         let optimizer = self.shared.plan.dense_optimizer.kind().name().to_owned();
-        Ok(message::reply::<v1::GetPartition>(&v1::Partition { step, optimizer }, tensors))
+        let partition = v1::Partition { step, optimizer, is_applied: false };
+        Ok(message::reply::<v1::GetPartition>(&partition, tensors))
+    }
+
+    /// With pulled pieces: the partition before a step.
+    async fn read_before(&self, step: GlobalStep) -> Result<Frame, RoleError> {
+        let half = self.half_or_refuse("get_partition")?;
+        let values = half.read_before(&self.shared, step).await?;
+        let optimizer = self.shared.plan.dense_optimizer.kind().name().to_owned();
+        let partition = v1::Partition { step: step.0, optimizer, is_applied: values.is_none() };
+        let tensors = values.map(|values| Tensor::from(values.to_vec())).into_iter().collect();
+        Ok(message::reply::<v1::GetPartition>(&partition, tensors))
     }
 
     async fn push_dense(&self, request: v1::PushDense, tensors: Vec<Tensor>) -> Result<Frame, RoleError> {
         let [gradient] = message::take("push_dense", tensors)?;
         let gradient = gradient.expect_f32("gradient")?;
+        if let Some(v1::StepPiece { step, piece }) = request.piece {
+            let piece = StepPiece { step: GlobalStep(step), piece: Rank(piece) };
+            let reply = self.half_or_refuse("push_dense")?.push_piece(&self.shared, piece, gradient).await?;
+            return Ok(message::reply::<v1::PushDense>(&reply, Vec::new()));
+        }
         let push = request
             .push
             .ok_or(RoleError::Inconsistent { message: "push_dense", reason: "the token is missing".to_owned() })?;

@@ -108,14 +108,15 @@ impl LastSteps {
 /// See the module documentation.
 pub(crate) struct LookUpReplies {
     half: Arc<CurrentHalf>,
-    /// Whether a dense worker can be replaced. A single one cannot.
+    /// Whether a dense worker can be replaced, or another one gets its pieces. A single one has
+    /// replacements only if it pulls its pieces.
     has_replacements: bool,
     last: Mutex<LastSteps>,
 }
 
 impl LookUpReplies {
     pub(crate) fn new(plan: &JobPlan, half: Arc<CurrentHalf>) -> Self {
-        let has_replacements = plan.replicas.dense_worker > 1;
+        let has_replacements = plan.replicas.dense_worker > 1 || plan.pulls_pieces();
         let of_piece = if plan.look_ahead() > 0 { REPLIES_OF_A_PIECE } else { 1 };
         let most = of_piece * plan.pieces() as usize;
         Self { half, has_replacements, last: Mutex::new(LastSteps::new(most)) }

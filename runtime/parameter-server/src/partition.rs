@@ -23,6 +23,8 @@ pub(crate) struct Partition {
     applied: v1::Applied,
     exchanges: SeenExchanges,
     averages: Averages,
+    /// With pulled pieces: the parameters before the last step.
+    previous: Option<Arc<Vec<f32>>>,
 }
 
 /// A dense worker's replica of a partition, in `shadow`.
@@ -93,7 +95,23 @@ impl Partition {
         exchanges: SeenExchanges,
         averages: Averages,
     ) -> Self {
-        Self { parameters: Snapshot { values: Arc::new(values), step }, state, applied, exchanges, averages }
+        let parameters = Snapshot { values: Arc::new(values), step };
+        Self { parameters, state, applied, exchanges, averages, previous: None }
+    }
+
+    /// With the copy of the parameters before the last step.
+    pub(crate) fn with_previous(self, previous: Option<Vec<f32>>) -> Self {
+        Self { previous: previous.map(Arc::new), ..self }
+    }
+
+    /// With pulled pieces: the parameters before the last step.
+    pub(crate) fn previous(&self) -> Option<Arc<Vec<f32>>> {
+        self.previous.clone()
+    }
+
+    /// Forgets the parameters before the last step, because a mode begins.
+    pub(crate) fn forget_previous(&mut self) {
+        self.previous = None;
     }
 
     /// The exchanges of replicas so far.
@@ -184,6 +202,7 @@ impl Partition {
         self.state = state;
         self.exchanges = SeenExchanges::default();
         self.averages = Averages::default();
+        self.previous = None;
     }
 
     /// Forgets the block momentum and the replicas that rest, because another mode begins.
@@ -234,6 +253,24 @@ impl Partition {
         }
         self.count(update, metrics);
         self.parameters.step = Some(update.step.next());
+        Ok(())
+    }
+
+    /// Applies a step of pulled pieces with the sum of their gradients. It is `None` if the mode
+    /// before has trained all pieces. Retains the parameters before the step. The optimizer's state
+    /// began before the step `since`.
+    pub(crate) fn apply_pieces(
+        &mut self,
+        step: GlobalStep,
+        sum: Option<&[f32]>,
+        optimizer: DenseOptimizer,
+        since: GlobalStep,
+    ) -> Result<(), RoleError> {
+        self.previous = Some(Arc::clone(&self.parameters.values));
+        if let Some(sum) = sum {
+            self.apply(optimizer, sum, step.next().0.saturating_sub(since.0))?;
+        }
+        self.parameters.step = Some(step.next());
         Ok(())
     }
 

@@ -157,7 +157,8 @@ impl Tried {
     async fn push_dense(&mut self, push: &v1::TokenPush) -> i32 {
         let push = v1::TokenPush { pulled_at: vec![self.dense_step.min(push.pulled_at[0])], ..push.clone() };
         let gradient = Tensor::from(numbers(push.first_row, PARAMETERS));
-        let reply = self.server.push_dense(v1::PushDense { push: Some(push) }, vec![gradient]).await.unwrap();
+        let reply =
+            self.server.push_dense(v1::PushDense { push: Some(push), piece: None }, vec![gradient]).await.unwrap();
         let reply: v1::PushReply = prost::Message::decode(reply.meta).unwrap();
         self.dense_step = reply.step;
         reply.outcome
@@ -183,7 +184,7 @@ impl Tried {
     /// parameters and optimizer state, the number of rows, and the applied counts.
     async fn standing(&self) -> (Vec<u8>, Vec<u8>, u64, v1::Applied) {
         let digest = self.server.digest().await.unwrap();
-        let partition = self.server.get_partition(v1::GetPartition { state: true }).await.unwrap();
+        let partition = self.server.get_partition(v1::GetPartition { state: true, before: None }).await.unwrap();
         let [parameters, state] = message::take("get_partition", partition.tensors).unwrap();
         let [slots] = message::take("digest", digest.tensors).unwrap();
         let digests: v1::StoreDigests = prost::Message::decode(digest.meta).unwrap();
@@ -285,6 +286,105 @@ async fn a_server_killed_between_calls_ends_like_one_that_lives() {
     }
 }
 
+/// With pulled pieces: three pieces of 8 rows a step.
+const PULLED: &[&str] = &["spec.training.sync.pieces=pulled", "spec.training.globalBatchSize=24"];
+
+impl Tried {
+    /// With pulled pieces: pushes the dense gradient of a piece.
+    async fn push_dense_piece(&self, step: u64, piece: u32) {
+        let gradient = Tensor::from(numbers(7 * step + u64::from(piece), PARAMETERS));
+        let push = v1::PushDense { push: None, piece: Some(v1::StepPiece { step, piece }) };
+        self.server.push_dense(push, vec![gradient]).await.unwrap();
+    }
+
+    /// With pulled pieces: the parameters before a step, if the server has them.
+    async fn read_before(&self, step: u64) -> Option<Vec<f32>> {
+        let read = v1::GetPartition { state: false, before: Some(step) };
+        let reply = self.server.get_partition(read).await.unwrap();
+        let told: v1::Partition = prost::Message::decode(reply.meta).unwrap();
+        let values = reply.tensors.into_iter().next().map(|own| own.expect_f32("parameters").unwrap());
+        assert_eq!(told.is_applied, values.is_none());
+        values
+    }
+}
+
+/// The pieces come in another order, and twice. The server is killed between any two calls.
+#[tokio::test(flavor = "multi_thread")]
+async fn with_pulled_pieces_a_server_killed_between_calls_ends_like_one_that_lives() {
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let lives = Tried::begin_with("sync", PULLED, folders[0].path()).await;
+    let mut dies = Tried::begin_with("sync", PULLED, folders[1].path()).await;
+    assert_eq!(lives.plan.pieces(), 3);
+    let dice = numbers(5, 600);
+    let mut before = Vec::new();
+    for step in 0..12 {
+        before.push(lives.read_before(step).await.unwrap());
+        let keys = batch(step).1;
+        for server in [&lives, &dies] {
+            server.look_up_for(step, &keys).await;
+        }
+        for piece in 0..3 {
+            lives.push_piece(step, piece, &keys).await;
+            lives.push_dense_piece(step, piece).await;
+        }
+        let die = |call: u32| dice[(step * 40) as usize + call as usize];
+        let first = (die(20).abs() * 6.0) as u32 % 3;
+        for (call, piece) in
+            [first, first + 1, first, first + 2, first + 1].map(|piece| piece % 3).into_iter().enumerate()
+        {
+            dies.push_piece(step, piece, &keys).await;
+            if die(2 * call as u32) > 0.0 {
+                dies.is_killed(folders[1].path());
+                dies.server.finish_recovery().await.unwrap();
+            }
+            dies.push_dense_piece(step, piece).await;
+            if die(2 * call as u32 + 1) > 0.0 {
+                dies.is_killed(folders[1].path());
+                dies.server.finish_recovery().await.unwrap();
+            }
+        }
+        for server in [&lives, &dies] {
+            assert_eq!(server.read_before(step).await.as_ref(), before.last(), "step {step}: the copy");
+            let earlier = step.checked_sub(1);
+            if let Some(earlier) = earlier {
+                assert_eq!(server.read_before(earlier).await, None, "step {step}");
+            }
+        }
+    }
+    assert!(before.windows(2).all(|pair| pair[0] != pair[1]), "each step changes the parameters");
+    assert_eq!(lives.standing().await, dies.standing().await);
+    for folder in ["gradients", "dense-pieces"] {
+        // A repetition after its step stays until the next step.
+        assert!(std::fs::read_dir(folders[1].path().join(folder)).unwrap().count() <= 2, "{folder}");
+    }
+}
+
+/// The optimizer gets the sum in the tree over the numbers of the pieces, each once.
+#[tokio::test(flavor = "multi_thread")]
+async fn pulled_pieces_are_applied_as_the_sum_of_their_tree() {
+    let folder = tempfile::tempdir().unwrap();
+    let sgd = ["spec.training.optimizer.dense.kind=sgd", "spec.training.optimizer.dense.learningRate=1"];
+    let tried = Tried::begin_with("sync", &[PULLED, &sgd[..]].concat(), folder.path()).await;
+    let first = tried.read_before(0).await.unwrap();
+    for piece in [2, 0, 0, 1] {
+        tried.push_dense_piece(0, piece).await;
+    }
+    let [left, right, last] = [0, 1, 2].map(|piece| numbers(piece, PARAMETERS));
+    let expected = (0..PARAMETERS).map(|at| first[at] - ((left[at] + right[at]) + last[at]));
+    assert_eq!(tried.read_before(1).await.unwrap(), expected.collect::<Vec<_>>());
+    // A reader before a later step waits.
+    let waits = tokio::time::timeout(Duration::from_millis(50), tried.read_before(2)).await;
+    assert!(waits.is_err());
+    let early = v1::PushDense { push: None, piece: Some(v1::StepPiece { step: 2, piece: 0 }) };
+    let gradient = || vec![Tensor::from(numbers(0, PARAMETERS))];
+    let error = tried.server.push_dense(early.clone(), gradient()).await.err().unwrap().to_string();
+    assert!(error.contains("expected no piece of a later step"), "{error}");
+    let other = tempfile::tempdir().unwrap();
+    let fixed = Tried::begin("sync", other.path()).await;
+    let error = fixed.server.push_dense(early, gradient()).await.err().unwrap().to_string();
+    assert!(error.contains("no pulled pieces"), "{error}");
+}
+
 /// A replacement of the server also knows the exchanges before: a repeated one moves nothing.
 #[tokio::test(flavor = "multi_thread")]
 async fn in_shadow_a_server_killed_between_calls_ends_like_one_that_lives() {
@@ -344,7 +444,7 @@ async fn in_shadow_the_copy_moves_towards_each_replica() {
             sum.iter_mut().zip(tried.replica_state(number)).for_each(|(sum, own)| *sum += f64::from(own));
         }
     }
-    let partition = tried.server.get_partition(v1::GetPartition { state: true }).await.unwrap();
+    let partition = tried.server.get_partition(v1::GetPartition { state: true, before: None }).await.unwrap();
     let [parameters, state] = message::take("get_partition", partition.tensors).unwrap();
     let mean: Vec<f64> = sum.iter().map(|sum| sum / 3.0).collect();
     assert!(is_close(&parameters.expect_f32("parameters").unwrap(), &copy), "evaluations read the copy");
@@ -384,7 +484,7 @@ async fn in_shadow_ma_the_copy_is_the_mean_of_each_round() {
         let again = v1::Exchange { rank: 1, order: 1, number: 3 * number + 1, last: false, caller: 7, workers: 3 };
         assert_eq!(tried.exchange(again).await, replies[1], "a repeated exchange joins no round");
     }
-    let partition = tried.server.get_partition(v1::GetPartition { state: true }).await.unwrap();
+    let partition = tried.server.get_partition(v1::GetPartition { state: true, before: None }).await.unwrap();
     let [_, state] = message::take("get_partition", partition.tensors).unwrap();
     let states = [15, 16, 17].map(|number| tried.replica_state(number));
     for (place, found) in state.expect_f32("state").unwrap().iter().enumerate() {
@@ -472,7 +572,7 @@ async fn a_wrong_exchange_is_explained() {
     assert!(error.contains("trains no replicas"), "{error}");
     let (push, _) = batch(0);
     assert_eq!(gba.push_dense(&push).await, v1::Outcome::Trained as i32);
-    let push = v1::PushDense { push: Some(push) };
+    let push = v1::PushDense { push: Some(push), piece: None };
     let error = shadow.server.push_dense(push, vec![Tensor::from(vec![0.0_f32; PARAMETERS])]).await.err().unwrap();
     assert!(error.to_string().contains("trains replicas"), "{error}");
 }

@@ -244,6 +244,7 @@ metrics! {
         loaders: gauge = "rectrain_coordinator_loaders", "Loaders that lease data or whose data is not yet trained.";
         share_changes: counter = "rectrain_coordinator_share_changes_total", "Changes of the share of work that a loader, an embedding worker or a parameter server gets by its measured speed.";
         chunks_read_twice: counter = "rectrain_coordinator_chunks_read_twice_total", "Chunks of data that a second loader reads, because the first one is slow or late.";
+        pieces_pulled_twice: counter = "rectrain_coordinator_pieces_pulled_twice_total", "Pieces of a step that a second dense worker also got, because the first one was late or is slow (spec.training.sync.pieces: pulled).";
         rejoins: counter = "rectrain_coordinator_rejoins_total", "Members that died and were replaced while the others continued.";
         migrations: counter = "rectrain_coordinator_migrations_total", "Migrations of slots between parameter servers.";
         moved_slots: counter = "rectrain_coordinator_moved_slots_total", "Slots that moved to another parameter server.";
@@ -278,7 +279,8 @@ metrics! {
         all_reduce: seconds = metric_names::DENSE_WORKER_ALL_REDUCE_SECONDS, "Time to sum gradients over the dense workers.";
         steps: counter = "rectrain_dense_worker_steps_total", "Steps trained.";
         samples: counter = metric_names::DENSE_WORKER_SAMPLES_TOTAL, "Samples trained.";
-        gradient_norm: ratio = "rectrain_dense_worker_gradient_norm", "L2 norm of the dense gradients of the last step before a report, before the optimizer. In modes with a barrier it covers the global batch, in others the local batch. NaN or +Inf if a gradient is not finite.";
+        pieces: counter = "rectrain_dense_worker_pieces_total", "Pieces of a step that the worker has pulled and computed (spec.training.sync.pieces: pulled). A piece that two workers compute counts at both.";
+        gradient_norm: ratio = "rectrain_dense_worker_gradient_norm", "L2 norm of the dense gradients of the last step before a report, before the optimizer. In modes with a barrier it covers the global batch, in others and with pulled pieces the local batch. NaN or +Inf if a gradient is not finite.";
         sync_gap: steps = "rectrain_dense_worker_sync_gap_steps", "Batches of a replica between two exchanges with the parameter servers (shadow). The sum divided by the count is the average sync gap.";
         exchange: seconds = "rectrain_dense_worker_exchange_seconds", "Time of an exchange of the replica with the parameter servers (shadow). Training waits for it only with everySteps.";
         gpu_memory_used: gauge = "rectrain_dense_worker_gpu_memory_used_bytes", "GPU memory in the worker's buffers; 0 on the CPU.";

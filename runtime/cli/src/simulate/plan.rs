@@ -4,7 +4,7 @@
 use rectrain_crds::simulation::{
     SimulatedLostTokens, SimulationDocument, SimulationSpec, SlowMembersSpec, StragglersSpec,
 };
-use rectrain_crds::{ManifestError, Mode, defaults};
+use rectrain_crds::{ManifestError, Mode, SyncPieces, defaults};
 use rectrain_modes::gba::{BufferSize, BufferSizeError, Decay, LostTokens};
 use rectrain_modes::shadow::Shadow;
 use rectrain_modes::simulate::{
@@ -55,6 +55,8 @@ pub(crate) fn simulations(
 /// The settings of all modes for this many workers. Only `gba` has local batches of its own size.
 fn mode_settings(spec: &SimulationSpec, workers: u32, local_rows: u32) -> Result<ModeSettings, BufferSizeError> {
     Ok(ModeSettings {
+        // The simulation has no pulled pieces.
+        sync_pieces: SyncPieces::Fixed,
         hybrid_staleness: u64::from(spec.hybrid.staleness.unwrap_or(defaults::STALENESS)),
         gba_buffer: BufferSize::of_global_batch(u64::from(spec.local_batch_size), workers, u64::from(local_rows))?,
         gba_decay: Decay::Threshold { tolerance: u64::from(spec.gba.staleness) },

@@ -18,6 +18,7 @@ use crate::slowest::{Change, MemberId, Setting, Slowest};
 use crate::snapshot::{AppliedGradients, Snapshot};
 use crate::speeds::Speeds;
 use crate::throughput::Throughput;
+use crate::training::TrainedStep;
 use rectrain_protocol::Role;
 use rectrain_protocol::error::RoleError;
 use rectrain_protocol::events::{JobEvent, StreamLag, Summary, WindowQuality};
@@ -158,12 +159,16 @@ impl State {
         }
         self.progress.speeds.record(report);
         self.note_predictions(report.window.as_ref());
-        // Without a barrier, each batch is reported by itself.
-        if self.training.mode().family() == Family::Barrier {
+        let mode = self.training.mode();
+        let pulls_pieces = mode == TrainingMode::Pulled;
+        // Without a barrier, each batch is reported by itself. With pulled pieces, each step is.
+        if mode.family() == Family::Barrier && !pulls_pieces {
             self.progress.samples += report.samples;
         }
-        self.progress.loss_since_event.0 += report.loss_sum;
-        self.progress.loss_since_event.1 += report.samples;
+        if !pulls_pieces {
+            self.progress.loss_since_event.0 += report.loss_sum;
+            self.progress.loss_since_event.1 += report.samples;
+        }
         let now = Instant::now();
         self.progress.throughput.note(now, self.progress.samples);
         let ignored = self.is_on_stream().then_some(Role::Loader);
@@ -174,7 +179,9 @@ impl State {
         self.share_pieces(now);
         self.note_loaders(report, now);
         self.training.set_pace(self.samples_per_second() / self.job.data.global_batch_rows.max(1) as f64);
-        if report.rank != 0 || self.progress.loss_since_event.1 == 0 {
+        // Worker 0 may be slow. It does not hold the others back if they pull pieces.
+        let is_told = report.rank == 0 || pulls_pieces;
+        if !is_told || self.progress.loss_since_event.1 == 0 {
             return Ok(None);
         }
         let (loss, samples) = std::mem::take(&mut self.progress.loss_since_event);
@@ -234,6 +241,20 @@ impl State {
         self.progress.progressed = Instant::now();
         self.progress.samples += u64::from(report.rows);
         self.training.batch_report(report)
+    }
+
+    /// A worker has nothing more to do with a pulled piece.
+    pub(crate) fn piece_report(&mut self, report: &v1::PieceReport) -> Result<(), RoleError> {
+        let now = Instant::now();
+        for TrainedStep { rows, loss_sum } in self.training.piece_report(report, now)? {
+            self.progress.progressed = now;
+            self.progress.samples += rows;
+            if let Some(loss_sum) = loss_sum {
+                self.progress.loss_since_event.0 += loss_sum;
+                self.progress.loss_since_event.1 += rows;
+            }
+        }
+        Ok(())
     }
 
     /// Whether all members wait for parameter servers, which restore rows, write a checkpoint or
@@ -445,7 +466,7 @@ impl State {
         let mut report = report.clone();
         let waits_for_data_only = match self.training.mode() {
             TrainingMode::Tokens(mode) => matches!(mode, TokenMode::Gba { .. } | TokenMode::Async),
-            mode => mode.family() == Family::Barrier,
+            mode => mode.family() == Family::Barrier && mode != TrainingMode::Pulled,
         };
         let loader = self.awaited_loader(now).filter(|_| waits_for_data_only && report.data_wait_seconds > 0.0);
         if let Some(index) = loader {

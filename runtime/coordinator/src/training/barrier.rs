@@ -23,13 +23,7 @@ impl Driver for Barrier {
     }
 
     fn advance(&self, training: &mut Training) -> Result<bool, RoleError> {
-        training.feed();
-        let ends = training.feed.fed_all && training.feed.granted == training.feed.data.batches();
-        let pauses = ends || training.next_pause() == Some(training.feed.granted) || training.must_pause();
-        if training.feed.stop_at.is_none() && pauses {
-            training.feed.stop_at = Some(training.feed.granted);
-        }
-        if training.feed.stop_at != Some(training.feed.granted) || !training.all_done() {
+        if !is_granted(training) || !training.all_done() {
             return Ok(false);
         }
         training.choose_next();
@@ -58,6 +52,17 @@ impl Driver for Barrier {
 
     // The other dense workers wait for the replacement in the ring repair.
     fn rejoin(&self, _training: &mut Training, _rank: Rank) {}
+}
+
+/// Whether all batches of the order are granted. Decides that the order ends here if a pause is due.
+pub(super) fn is_granted(training: &mut Training) -> bool {
+    training.feed();
+    let ends = training.feed.fed_all && training.feed.granted == training.feed.data.batches();
+    let pauses = ends || training.next_pause() == Some(training.feed.granted) || training.must_pause();
+    if training.feed.stop_at.is_none() && pauses {
+        training.feed.stop_at = Some(training.feed.granted);
+    }
+    training.feed.stop_at == Some(training.feed.granted)
 }
 
 /// Grants the dense workers the batches before `until`, as far as the data and the order reach.

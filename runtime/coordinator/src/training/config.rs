@@ -25,6 +25,9 @@ pub(super) struct TrainingConfig {
     pub(super) started_workers: u32,
     /// Dense workers that train with a barrier; `None`: all.
     pub(super) barrier_limit: Option<u32>,
+    /// With pulled pieces: steps after the oldest open one of which pieces are handed out.
+    #[serde(default)]
+    pub(super) steps_ahead: u32,
     /// Parameter servers in the slot map.
     pub(super) servers: u32,
     pub(super) evaluation: EvaluationPoints,
@@ -72,6 +75,7 @@ impl TrainingConfig {
             workers: plan.replicas.dense_worker,
             started_workers: plan.replicas.dense_worker,
             barrier_limit: plan.barrier_workers,
+            steps_ahead: plan.look_ahead().clamp(1, u64::from(u32::MAX)) as u32,
             servers: plan.replicas.ps,
             evaluation: plan.evaluation,
             evaluates: plan.test.is_some(),
@@ -90,7 +94,8 @@ impl TrainingConfig {
 
     /// Whether `workers` dense workers can train in `mode`.
     pub(super) fn check_workers(&self, mode: TrainingMode, workers: u32) -> Result<(), WorkersError> {
-        if mode.family() == Family::Barrier && workers > self.pieces {
+        let has_shares = mode.family() == Family::Barrier && mode != TrainingMode::Pulled;
+        if has_shares && workers > self.pieces {
             let most_rows = self.global_rows / u64::from(workers);
             return Err(WorkersError::TooFewPieces { workers, pieces: self.pieces, most_rows });
         }

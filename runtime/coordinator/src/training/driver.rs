@@ -5,7 +5,7 @@ use rectrain_modes::{Rank, TrainingMode};
 use rectrain_proto::v1::order::Order as Kind;
 use rectrain_protocol::error::RoleError;
 
-use super::{Training, barrier, tokens};
+use super::{Training, barrier, pulled, tokens};
 
 /// The coordinator's side of a training order. The driver has no state of its own: [`Training`] has
 /// it.
@@ -34,6 +34,7 @@ pub(super) trait Driver {
 /// The driver of a mode.
 pub(super) fn driver(mode: TrainingMode) -> &'static dyn Driver {
     match mode.family() {
+        Family::Barrier if mode == TrainingMode::Pulled => &pulled::Pulled,
         Family::Barrier => &barrier::Barrier,
         Family::Tokens | Family::Replicas => &tokens::Tokens,
     }

@@ -12,6 +12,7 @@ mod barrier;
 mod config;
 mod driver;
 mod pause;
+mod pulled;
 mod replacement;
 mod tokens;
 
@@ -26,6 +27,8 @@ use serde::{Deserialize, Serialize};
 
 use self::config::{TrainingConfig, WorkersError};
 use self::driver::driver;
+use self::pulled::PulledPieces;
+pub(super) use self::pulled::{PiecePull, TrainedStep};
 pub(super) use self::replacement::RepairReply;
 use super::as_bytes;
 use super::batch_index::BatchIndex;
@@ -112,6 +115,9 @@ pub(super) struct Training {
     modes: Modes,
     feed: Feed,
     workers: Workers,
+    /// The present order, if its pieces are pulled.
+    #[serde(default)]
+    pulled: PulledPieces,
     due: Due,
     slots: SlotMoves,
     stage: Stage,
@@ -255,6 +261,7 @@ impl Training {
             modes: Modes::new(plan, mode, saved.batch),
             feed: Feed::new(data_at(config.global_rows, resume), saved.batch),
             workers: Workers::new(config.workers),
+            pulled: PulledPieces::default(),
             due: Due::new(saved),
             slots: SlotMoves { moving: SlotsMove::No, map_epoch: 0 },
             stage: Stage::Restoring,

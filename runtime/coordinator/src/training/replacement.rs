@@ -68,8 +68,11 @@ impl Training {
         // and in a first publication.
         let is_pristine = self.order.number == 0 || (self.order.number == 1 && publishes);
         let (repeats, lacks) = match self.stage {
-            // With a single dense worker, embedding workers keep no batches for its replacement.
-            Stage::Training if self.config.started_workers < 2 => return None,
+            // With a single dense worker, embedding workers keep no batches for its replacement,
+            // unless pieces are pulled.
+            Stage::Training if self.config.started_workers < 2 && self.modes.current != TrainingMode::Pulled => {
+                return None;
+            }
             Stage::Training => (true, on_workers(self.modes.current)),
             Stage::Restoring => (self.order.number > 0, false),
             Stage::Evaluating => (!has_done, on_workers(self.modes.current)),

@@ -2,6 +2,7 @@
 //! file has one family of modes.
 
 mod barrier;
+mod pulled;
 mod shadow;
 mod tokens;
 
@@ -11,6 +12,7 @@ use rectrain_proto::v1::order::Order as Kind;
 use rectrain_protocol::error::RoleError;
 
 use self::barrier::Barrier;
+use self::pulled::Pulled;
 use self::shadow::Shadow;
 use self::tokens::Tokens;
 use crate::trainer::Trainer;
@@ -31,6 +33,7 @@ pub(crate) fn half_of(order: &Kind) -> Option<Box<dyn WorkerHalf>> {
         Kind::Barrier(v1::Barrier { staleness, substitutes }) => {
             Some(Box::new(Barrier { window: StepWindow::new(*staleness), substitutes: *substitutes }))
         }
+        Kind::Pulled(_) => Some(Box::new(Pulled)),
         Kind::Tokens(_) => Some(Box::new(Tokens)),
         Kind::Shadow(shadow) => Some(Box::new(Shadow(*shadow))),
         _ => None,

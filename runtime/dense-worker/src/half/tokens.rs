@@ -150,6 +150,10 @@ impl<'a> Run<'a> {
                 Ok(Vec::new())
             }
             Event::Pulled(PullReply::Rest(_)) => Ok(self.machine.answered(Reply::Finished)?),
+            Event::Pulled(PullReply::Piece(_)) => {
+                let reason = "a piece without a token came for a pull of a batch".to_owned();
+                Err(RoleError::Inconsistent { message: "pull", reason })
+            }
             Event::Pulled(PullReply::Assignment(assigned)) => {
                 let batch = Batch { first_row: assigned.first_row, rows: assigned.rows };
                 let in_hand = InHand {
@@ -311,7 +315,8 @@ impl<'a> Run<'a> {
             let own = dense_partition(total, index, servers);
             let gradient = vec![Tensor::from(self.trainer.tower.gradients()?[own].to_vec())];
             let channel = self.trainer.peers.placement.servers[index].clone();
-            let request = v1::PushDense { push: Some(v1::TokenPush { pulled_at: vec![pulled_at], ..push.clone() }) };
+            let request =
+                v1::PushDense { push: Some(v1::TokenPush { pulled_at: vec![pulled_at], ..push.clone() }), piece: None };
             self.acknowledge(Server(index as u32 + 1), batch, async move {
                 let (reply, _) = message::call_server(&channel, request, || Ok(gradient.clone())).await?;
                 Ok((reply.outcome(), vec![reply.step]))

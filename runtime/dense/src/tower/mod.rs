@@ -149,6 +149,12 @@ impl Tower {
         &self.optimizer
     }
 
+    /// Draws the dropout masks of this replica from now on. Workers that compute equal gradients of a
+    /// piece draw equal masks.
+    pub fn set_replica(&mut self, rank: u32) {
+        self.rank = rank;
+    }
+
     /// Memory that this process has allocated on its GPU; `None` on the CPU.
     pub fn device_memory(&self) -> Option<DeviceMemory> {
         match &self.compute {

@@ -320,7 +320,7 @@ pub fn simulate(simulation: &Simulation) -> Result<Report, SimulationError> {
     validate(simulation)?;
     match simulation.mode {
         // The time of a step includes its messages, which the simulation does not count.
-        TrainingMode::Sync | TrainingMode::Des => barrier::run(simulation, 0),
+        TrainingMode::Sync | TrainingMode::Pulled | TrainingMode::Des => barrier::run(simulation, 0),
         TrainingMode::Hybrid { staleness } => barrier::run(simulation, staleness),
         TrainingMode::Tokens(mode) => tokens::run(simulation, mode),
         TrainingMode::Shadow(_) => shadow::run(simulation),

@@ -1,13 +1,15 @@
 //! The half of a parameter server in modes with a barrier in each step. A gate delays look-ups
 //! until the steps before are applied. It applies a step once the gradients of all its pieces have
 //! arrived. In `sync` the rows that the steps before do not change are read earlier. In `des`
-//! look-ups return partial results, and their gradients come back ([`crate::partial`]).
+//! look-ups return partial results, and their gradients come back ([`crate::partial`]). With pulled
+//! pieces the server also has a partition of the dense parameters ([`DensePieces`]).
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use parking_lot::{Mutex, MutexGuard};
 use rectrain_embedding::{GroupId, Moment, UpdateLog};
+use rectrain_modes::barrier::pulled::StepPiece;
 use rectrain_modes::barrier::{GateError, LookAhead, StepGate, sum_by_key};
 use rectrain_modes::{GlobalStep, Rank, TrainingMode};
 use rectrain_proto::v1;
@@ -16,9 +18,11 @@ use rectrain_protocol::error::RoleError;
 use rectrain_wire::BoxFuture;
 use tokio::sync::{Notify, oneshot};
 
+use super::pieces::DensePieces;
 use super::{BufferStanding, ModeHalf, RowGradients, Snapshot, not_this_mode};
 use crate::contribution::{Contribution, KeyExamples, latest, sum_examples, sum_of_layer};
 use crate::early::{EarlyLookUp, PieceKeys};
+use crate::kept::LeftGradients;
 use crate::shared::{GroupUpdate, Shared, TrackedStore, as_keys};
 use crate::table_life::Touched;
 
@@ -30,6 +34,8 @@ pub(crate) struct BarrierHalf {
     ahead: Mutex<LookAhead<PieceKeys>>,
     /// Notified when a piece announces its keys, and when a step is applied.
     changed: Notify,
+    /// With pulled pieces: the partition of the dense parameters.
+    dense: Option<Arc<DensePieces>>,
 }
 
 impl BarrierHalf {
@@ -41,22 +47,50 @@ impl BarrierHalf {
         first: GlobalStep,
         first_piece: u32,
     ) -> Result<Self, RoleError> {
+        let dense = match mode {
+            TrainingMode::Pulled => Some(Arc::new(DensePieces::new(shared, first, first_piece)?)),
+            _ => None,
+        };
+        Self::with_dense(shared, mode, (first, first_piece), dense)
+    }
+
+    fn with_dense(
+        shared: &Shared,
+        mode: TrainingMode,
+        (first, first_piece): (GlobalStep, u32),
+        dense: Option<Arc<DensePieces>>,
+    ) -> Result<Self, RoleError> {
         let mut gate = Gate::new(shared.plan.pieces(), mode.staleness(), first);
-        let window = if mode == TrainingMode::Sync { shared.plan.look_ahead() } else { 0 };
+        let looks_ahead = matches!(mode, TrainingMode::Sync | TrainingMode::Pulled);
+        let window = if looks_ahead { shared.plan.look_ahead() } else { 0 };
         let mut ahead = LookAhead::new(shared.plan.pieces(), window);
         for piece in 0..first_piece {
             gate.push(first, Rank(piece), Contribution::nothing(shared.group_dims().len()))?;
             ahead.skip(first, Rank(piece));
         }
-        Ok(Self { gate: Mutex::new(gate), ahead: Mutex::new(ahead), changed: Notify::new() })
+        Ok(Self { gate: Mutex::new(gate), ahead: Mutex::new(ahead), changed: Notify::new(), dense })
     }
 
-    /// Restores the gradients that the predecessor had acknowledged but not applied.
-    pub(crate) fn recover(&self, gradients: Vec<(u64, u32, Contribution)>) -> Result<(), RoleError> {
-        let mut gate = self.lock();
-        gradients
-            .into_iter()
-            .try_for_each(|(step, piece, contribution)| Ok(gate.push(GlobalStep(step), Rank(piece), contribution)?))
+    /// Resumes from the durable state of the server that this one replaces: from `left`, with the
+    /// gradients that it had acknowledged but not applied. `next` is the first step that is not
+    /// applied to its rows. `began` is the first step of the mode, and the first piece of it.
+    pub(crate) fn recover(
+        shared: &Shared,
+        mode: TrainingMode,
+        (began, first_piece): (GlobalStep, u32),
+        next: GlobalStep,
+        left: LeftGradients,
+    ) -> Result<Self, RoleError> {
+        let dense = match mode {
+            TrainingMode::Pulled => Some(Arc::new(DensePieces::recover(shared, (began, first_piece), left.dense)?)),
+            _ => None,
+        };
+        let first_piece = if next == began { first_piece } else { 0 };
+        let half = Self::with_dense(shared, mode, (next, first_piece), dense)?;
+        for (step, piece, contribution) in left.rows {
+            half.lock().push(GlobalStep(step), Rank(piece), contribution)?;
+        }
+        Ok(half)
     }
 
     async fn take(&self, shared: &Arc<Shared>, gradients: RowGradients) -> Result<v1::UpdateReply, RoleError> {
@@ -64,10 +98,19 @@ impl BarrierHalf {
         let contribution = store_durably(shared, step, piece, contribution).await?;
         let applied = self.push(shared, GlobalStep(step), Rank(piece), contribution)?;
         let total = self.apply_complete(shared).await?;
-        if let Some(applied) = applied {
+        if let Some(applied) = applied.or_else(|| self.applied_by_another(GlobalStep(step))) {
             applied.await.map_err(|_| RoleError::Stopped)?;
         }
         Ok(total)
+    }
+
+    /// With pulled pieces: a signal that resolves when the step is applied, if it is complete and
+    /// not applied. The call that completes a step is answered only then, also if another call
+    /// applies it: a worker that dies meanwhile does not report the piece of the other call.
+    fn applied_by_another(&self, step: GlobalStep) -> Option<oneshot::Receiver<()>> {
+        self.dense.as_ref()?;
+        let (signal, applied) = oneshot::channel();
+        self.lock().pushed_again(step, signal).is_none().then_some(applied)
     }
 
     /// Passes the gradients to the gate. If the gate already has them, returns a signal that
@@ -199,12 +242,41 @@ impl ModeHalf for BarrierHalf {
         Box::pin(async { Err(not_this_mode("push_dense", "has a barrier")) })
     }
 
+    fn push_piece<'a>(
+        &'a self,
+        shared: &'a Arc<Shared>,
+        piece: StepPiece,
+        gradient: Vec<f32>,
+    ) -> BoxFuture<'a, Result<v1::PushReply, RoleError>> {
+        Box::pin(async move {
+            let dense = self.dense.as_ref().ok_or_else(|| not_this_mode("push_dense", "has no pulled pieces"))?;
+            dense.push(shared, piece, gradient).await
+        })
+    }
+
+    fn read_before<'a>(
+        &'a self,
+        shared: &'a Arc<Shared>,
+        step: GlobalStep,
+    ) -> BoxFuture<'a, Result<Option<Arc<Vec<f32>>>, RoleError>> {
+        Box::pin(async move {
+            let dense = self.dense.as_ref().ok_or_else(|| not_this_mode("get_partition", "has no pulled pieces"))?;
+            dense.read_before(shared, step).await
+        })
+    }
+
     fn flush<'a>(&'a self, _shared: &'a Arc<Shared>) -> BoxFuture<'a, Result<v1::Flushed, RoleError>> {
         Box::pin(async { Err(not_this_mode("flush", "has a barrier")) })
     }
 
     fn finish_recovery<'a>(&'a self, shared: &'a Arc<Shared>) -> BoxFuture<'a, Result<(), RoleError>> {
-        Box::pin(async move { self.apply_complete(shared).await.map(drop) })
+        Box::pin(async move {
+            self.apply_complete(shared).await?;
+            match &self.dense {
+                Some(dense) => dense.finish_recovery(shared).await,
+                None => Ok(()),
+            }
+        })
     }
 
     fn dense_standing(&self) -> Option<BufferStanding> {

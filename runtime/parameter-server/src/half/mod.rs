@@ -4,12 +4,14 @@
 mod averaging;
 mod barrier;
 mod buffer;
+mod pieces;
 mod shadow;
 mod tokens;
 
 use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
+use rectrain_modes::barrier::pulled::StepPiece;
 use rectrain_modes::switch::Boundary;
 use rectrain_modes::{GlobalStep, TrainingMode};
 use rectrain_proto::v1;
@@ -77,6 +79,26 @@ pub(crate) trait ModeHalf: Send + Sync {
         gradient: Vec<f32>,
     ) -> BoxFuture<'a, Result<v1::PushReply, RoleError>>;
 
+    /// With pulled pieces: accepts the gradient of this server's partition from one piece.
+    fn push_piece<'a>(
+        &'a self,
+        _shared: &'a Arc<Shared>,
+        _piece: StepPiece,
+        _gradient: Vec<f32>,
+    ) -> BoxFuture<'a, Result<v1::PushReply, RoleError>> {
+        Box::pin(async { Err(not_this_mode("push_dense", "has no pulled pieces")) })
+    }
+
+    /// With pulled pieces: this server's partition before a step, once the steps before are
+    /// applied. `None` if all servers have applied the step, and the parameters are gone.
+    fn read_before<'a>(
+        &'a self,
+        _shared: &'a Arc<Shared>,
+        _step: GlobalStep,
+    ) -> BoxFuture<'a, Result<Option<Arc<Vec<f32>>>, RoleError>> {
+        Box::pin(async { Err(not_this_mode("get_partition", "has no pulled pieces")) })
+    }
+
     /// In `shadow`: moves the copy, which is this server's partition, towards a replica. Returns
     /// the copy.
     fn exchange<'a>(
@@ -132,7 +154,7 @@ pub(crate) fn half_of(
     Ok(match mode {
         TrainingMode::Tokens(mode) => Arc::new(TokenHalf::new(&shared.plan, mode, at)),
         TrainingMode::Shadow(mode) => Arc::new(ShadowHalf::new(&shared.plan, mode, at)),
-        TrainingMode::Sync | TrainingMode::Hybrid { .. } | TrainingMode::Des => {
+        TrainingMode::Sync | TrainingMode::Pulled | TrainingMode::Hybrid { .. } | TrainingMode::Des => {
             Arc::new(BarrierHalf::new(shared, mode, at.step, first_piece)?)
         }
     })

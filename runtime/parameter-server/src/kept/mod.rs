@@ -28,8 +28,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::{Mutex, MutexGuard};
 use rectrain_embedding::{Reopened, Store, UpdateLog};
-use rectrain_modes::DenseHome;
 use rectrain_modes::migration::SlotMap;
+use rectrain_modes::{DenseHome, TrainingMode};
 use rectrain_proto::v1;
 use serde::{Deserialize, Serialize};
 
@@ -109,6 +109,8 @@ pub(crate) struct Kept {
     /// The step and piece of each gradient file with its final name. Locked while a file is added
     /// or removed.
     gradients: Mutex<BTreeSet<(u64, u32)>>,
+    /// As `gradients`, for the dense gradients of pulled pieces.
+    pieces: Mutex<BTreeSet<(u64, u32)>>,
     /// The number of files begun, for unique names of unfinished files.
     begun: AtomicU64,
     is_given_up: AtomicBool,
@@ -118,12 +120,19 @@ pub(crate) struct Kept {
 pub(crate) struct Left {
     pub(crate) standing: Standing,
     pub(crate) reopened: Reopened,
-    /// The gradients of steps that are not applied, by step and piece.
-    pub(crate) gradients: Vec<(u64, u32, Contribution)>,
+    pub(crate) gradients: LeftGradients,
     pub(crate) layers: LeftLayers,
     pub(crate) tokens: LeftTokens,
     /// The server's partition of the dense parameters.
     pub(crate) partition: Partition,
+}
+
+/// The recovered gradients of a mode with a barrier, of steps that are not applied. Each comes with
+/// its step and piece.
+pub(crate) struct LeftGradients {
+    pub(crate) rows: Vec<(u64, u32, Contribution)>,
+    /// With pulled pieces: the gradients of the dense partition.
+    pub(crate) dense: Vec<(u64, u32, Vec<f32>)>,
 }
 
 /// A parameter server's rows, in shared memory that outlives the process, or in the process's own
@@ -187,23 +196,21 @@ impl Rows {
         let (store, log, reopened) = Store::in_shared_memory(plan.store.clone(), directory)?;
         remove_unfinished(directory)?;
         let (next, dims) = (standing.step + u64::from(log.update()), &plan.layout.group_dims);
-        let gradients = read_gradients(&directory.join(GRADIENTS), dims, next)?;
+        let rows = read_gradients(&directory.join(GRADIENTS), dims, next)?;
         let (partition, buffer) = tokens::read_partition(directory)?;
-        if buffer.is_none()
-            && plan.mode_named(&standing.mode).is_none_or(|mode| mode.dense_home() == DenseHome::Servers)
-        {
+        if buffer.is_none() && plan.mode_named(&standing.mode).is_none_or(has_buffer) {
             let reason = "the position of the dense partition's buffer is missing".to_owned();
             return Err(RoleError::Inconsistent { message: "standing", reason });
         }
         let tokens = tokens::read_tokens(directory, dims, next, buffer)?;
         let layers = layers::read_layers(directory)?;
         let kept = Kept::new(directory, log);
-        *kept.lock_gradients() = gradients.iter().map(|(step, piece, _)| (*step, *piece)).collect();
-        Ok(Self {
-            store,
-            kept: Some(kept),
-            left: Some(Left { standing, reopened, gradients, layers, tokens, partition }),
-        })
+        let dense = tokens::read_pieces(directory, partition.step().map_or(0, |step| step.0).max(standing.step))?;
+        *kept.lock_gradients() = rows.iter().map(|(step, piece, _)| (*step, *piece)).collect();
+        *kept.lock_pieces() = dense.iter().map(|(step, piece, _)| (*step, *piece)).collect();
+        let gradients = LeftGradients { rows, dense };
+        let left = Left { standing, reopened, gradients, layers, tokens, partition };
+        Ok(Self { store, kept: Some(kept), left: Some(left) })
     }
 
     fn fresh(directory: &Path, plan: &JobPlan) -> Result<Self, RoleError> {
@@ -250,6 +257,7 @@ impl Kept {
             directory: directory.to_owned(),
             log: Mutex::new(log),
             gradients: Mutex::default(),
+            pieces: Mutex::default(),
             begun: AtomicU64::new(0),
             is_given_up: AtomicBool::new(false),
         }
@@ -373,6 +381,22 @@ impl Kept {
     fn lock_gradients(&self) -> MutexGuard<'_, BTreeSet<(u64, u32)>> {
         self.gradients.lock()
     }
+
+    fn lock_pieces(&self) -> MutexGuard<'_, BTreeSet<(u64, u32)>> {
+        self.pieces.lock()
+    }
+}
+
+/// Whether the dense partition has a buffer of gradients in a mode.
+fn has_buffer(mode: TrainingMode) -> bool {
+    mode.dense_home() == DenseHome::Servers && mode != TrainingMode::Pulled
+}
+
+/// The step and the piece in the name of a file of gradients.
+fn step_and_piece(path: &Path) -> Option<(u64, u32)> {
+    let name = path.file_name()?.to_str()?;
+    let (step, piece) = name.split_once('-')?;
+    Some((step.parse().ok()?, piece.parse().ok()?))
 }
 
 fn remove_standing(directory: &Path) -> Result<(), RoleError> {
@@ -421,9 +445,7 @@ fn read_gradients(directory: &Path, dims: &[usize], next: u64) -> Result<Vec<(u6
     let entries = std::fs::read_dir(directory).map_err(|source| failed("read", directory, source))?;
     for entry in entries {
         let path = entry.map_err(|source| failed("read", directory, source))?.path();
-        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        let number = name.split_once('-').and_then(|(step, piece)| Some((step.parse().ok()?, piece.parse().ok()?)));
-        match number {
+        match step_and_piece(&path) {
             Some((step, piece)) if step >= next => {
                 let bytes = std::fs::read(&path).map_err(|source| failed("read", &path, source))?;
                 let mut reader = Reader(&bytes);

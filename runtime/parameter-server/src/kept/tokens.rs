@@ -6,8 +6,10 @@
 //! directory ─┬─ row-pushes/NUMBER    in order, until their step is applied
 //!            ├─ dense-pushes/NUMBER  likewise
 //!            ├─ row-steps/STEP       position of the rows' buffer after the step, and changed keys
+//!            ├─ dense-pieces/STEP-PIECE  with pulled pieces: a dense gradient, until its step is applied
 //!            └─ partition            parameters, optimizer state, counts, position of its buffer,
-//!                                    exchanges with replicas, memory of the rounds with a mean
+//!                                    exchanges with replicas, memory of the rounds with a mean, and
+//!                                    with pulled pieces the parameters before the last step
 //! ```
 //!
 //! A step of the rows is applied once the update log says so. Its file in `row-steps` is written
@@ -24,7 +26,7 @@ use rectrain_proto::v1;
 use serde::{Deserialize, Serialize};
 
 use super::contents::{Reader, Writer, write_contribution, write_message, write_numbers, write_value};
-use super::{Kept, failed, remove_file};
+use super::{Kept, failed, remove_file, step_and_piece};
 use crate::averages::Averages;
 use crate::contribution::Contribution;
 use crate::half::BufferStanding;
@@ -33,8 +35,9 @@ use rectrain_protocol::error::RoleError;
 
 const PARTITION: &str = "partition";
 const ROW_STEPS: &str = "row-steps";
+const PIECES: &str = "dense-pieces";
 /// The subfolders that this module uses.
-pub(crate) const FOLDERS: [&str; 3] = [ROW_STEPS, Pushes::Rows.folder(), Pushes::Dense.folder()];
+pub(crate) const FOLDERS: [&str; 4] = [ROW_STEPS, PIECES, Pushes::Rows.folder(), Pushes::Dense.folder()];
 
 /// The buffer that a push belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -150,9 +153,38 @@ impl Kept {
                 write_message(file, &partition.applied())?;
                 write_numbers(file, &partition.parameters().values)?;
                 write_numbers(file, partition.state())?;
-                write_averages(file, partition.averages())
+                write_averages(file, partition.averages())?;
+                let previous = partition.previous();
+                write_value(file, &previous.is_some())?;
+                previous.map_or(Ok(()), |previous| write_numbers(file, &previous))
             })?;
             self.name(&written, PARTITION)
+        });
+    }
+
+    /// With pulled pieces: writes the gradient of the dense partition from a piece.
+    /// [`Self::forget_pieces`] removes it once its step is applied. A late retry may write it again
+    /// after that. It then stays until the next step is applied.
+    pub(crate) fn keep_piece(&self, step: u64, piece: u32, gradient: &[f32]) {
+        let name = piece_name(step, piece);
+        self.or_give_up(|| {
+            let written = self.write(&name, |file| write_numbers(file, gradient))?;
+            let mut pieces = self.lock_pieces();
+            self.name(&written, &name)?;
+            pieces.insert((step, piece));
+            Ok(())
+        });
+    }
+
+    /// Removes the dense gradients of all steps before `next`. These steps are applied.
+    pub(crate) fn forget_pieces(&self, next: u64) {
+        self.or_give_up(|| {
+            let mut pieces = self.lock_pieces();
+            while let Some(&(step, piece)) = pieces.first().filter(|(step, _)| *step < next) {
+                self.remove(&piece_name(step, piece))?;
+                pieces.pop_first();
+            }
+            Ok(())
         });
     }
 
@@ -163,6 +195,7 @@ impl Kept {
     /// Removes all files of this module.
     pub(crate) fn remove_tokens(&self) -> Result<(), RoleError> {
         self.remove(PARTITION)?;
+        self.lock_pieces().clear();
         for folder in FOLDERS {
             files(&self.directory.join(folder))?.iter().try_for_each(|(_, path)| remove_file(path))?;
         }
@@ -181,8 +214,10 @@ pub(crate) fn read_partition(directory: &Path) -> Result<(Partition, Option<Buff
         let (step, buffer, exchanges) = reader.value()?;
         let (applied, values, state) = (reader.message()?, reader.numbers()?, reader.numbers()?);
         let averages = read_averages(&mut reader)?;
+        let previous = if reader.value()? { Some(reader.numbers()?) } else { None };
         reader.end()?;
-        Some((Partition::found((values, state), step, applied, exchanges, averages), buffer))
+        let partition = Partition::found((values, state), step, applied, exchanges, averages);
+        Some((partition.with_previous(previous), buffer))
     };
     read_file(&path, read)
 }
@@ -200,6 +235,28 @@ fn read_averages(reader: &mut Reader<'_>) -> Option<Averages> {
     let rested: Option<BTreeMap<u32, Vec<f32>>> =
         ranks.into_iter().map(|rank| Some((rank, reader.numbers()?))).collect();
     Some(Averages::found(order, velocity, rested?))
+}
+
+fn piece_name(step: u64, piece: u32) -> String {
+    format!("{PIECES}/{step}-{piece}")
+}
+
+/// Reads the dense gradients of the pieces of steps from `next` on. Removes older and unfinished
+/// files.
+pub(crate) fn read_pieces(directory: &Path, next: u64) -> Result<Vec<(u64, u32, Vec<f32>)>, RoleError> {
+    let mut pieces = Vec::new();
+    for (_, path) in files(&directory.join(PIECES))? {
+        let Some((step, piece)) = step_and_piece(&path).filter(|(step, _)| *step >= next) else {
+            remove_file(&path)?;
+            continue;
+        };
+        let gradient = read_file(&path, |mut reader| {
+            let gradient = reader.numbers()?;
+            reader.end().map(|()| gradient)
+        })?;
+        pieces.push((step, piece, gradient));
+    }
+    Ok(pieces)
 }
 
 /// Reads the state of both buffers. Steps before `next` are applied to the rows.

@@ -191,6 +191,13 @@ impl JobPlan {
         1024 + (1 + self.look_ahead().max(1) as usize) * self.pieces() as usize
     }
 
+    /// Whether free dense workers pull the pieces of a step in `sync`. Any dense worker may then be
+    /// replaced while the others go on, also if it is the only one.
+    #[must_use]
+    pub fn pulls_pieces(&self) -> bool {
+        self.modes.contains(&TrainingMode::Pulled)
+    }
+
     /// Local batches in a global batch.
     #[must_use]
     pub fn pieces(&self) -> u32 {

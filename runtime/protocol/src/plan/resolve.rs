@@ -178,6 +178,7 @@ fn mode_policy(auto: &crds::ResolvedAutoMode) -> ModePolicy {
 fn mode_settings(training: &crds::ResolvedTraining, pieces: u32) -> Result<ModeSettings, RoleError> {
     let gradients = |count| BufferSize::new(count).map_err(|error| RoleError::Input(format!("spec.training: {error}")));
     Ok(ModeSettings {
+        sync_pieces: training.sync_pieces,
         hybrid_staleness: u64::from(training.staleness),
         gba_buffer: gradients(pieces)?,
         gba_decay: Decay::Threshold { tolerance: u64::from(training.gba_staleness) },

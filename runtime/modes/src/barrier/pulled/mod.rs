@@ -1,6 +1,6 @@
 //! Pulled pieces: `sync` in which free dense workers pull the pieces of a global batch, and a late
 //! piece is given to a second worker. The model does not depend on which worker computed a piece.
-//! The page `docs/development/pulled-pieces.md` has the protocol. The roles do not use it yet.
+//! The page `docs/development/pulled-pieces.md` has the protocol.
 //!
 //! - [`PieceQueue`]: the coordinator's half. It decides which worker gets which piece.
 //! - [`PieceGate`]: a parameter server's half, for its partition of the dense parameters. The rows

@@ -95,7 +95,9 @@ fn ten_thousand_random_clusters_violate_no_invariant() {
         let report = match simulation.mode {
             TrainingMode::Tokens(mode) => run_checked(&simulation, mode),
             TrainingMode::Shadow(_) => shadow::run(&simulation).map_err(|e| e.to_string()),
-            TrainingMode::Sync | TrainingMode::Des => barrier::run(&simulation, 0).map_err(|e| e.to_string()),
+            TrainingMode::Sync | TrainingMode::Pulled | TrainingMode::Des => {
+                barrier::run(&simulation, 0).map_err(|e| e.to_string())
+            }
             TrainingMode::Hybrid { staleness } => barrier::run(&simulation, staleness).map_err(|e| e.to_string()),
         };
         let checked = report.and_then(|report| {
