@@ -1,8 +1,8 @@
-//! In `des`, the first layer of a model with a tower. Parameter servers multiply its weight by their
-//! pooled embeddings, and dense workers hold it with its optimizer's state. Before a step, rank 0
-//! sends each server a copy. After it, rank 0 gets each server's part of the gradient, which includes
-//! the pieces of all dense workers. The gradient then takes part in the all-reduce, where the other
-//! workers have zeros.
+//! In `des`, the first layer of a model with a tower. Parameter servers multiply its weight by
+//! their pooled embeddings, and dense workers hold it with its optimizer's state. Before a step,
+//! rank 0 sends each server a copy. After it, rank 0 gets each server's part of the gradient, which
+//! includes the pieces of all dense workers. The gradient then takes part in the all-reduce, where
+//! the other workers have zeros.
 
 use futures::future::try_join_all;
 use rectrain_dense::FirstLayer;
@@ -35,8 +35,8 @@ impl Trainer {
         self.join("put_first_layer", sent).map(drop)
     }
 
-    /// Rank 0 in `des`: the gradient of the first layer's weight in `step`, summed over the parameter
-    /// servers in their order. Waits for the pieces of all dense workers. `None` for other workers.
+    /// Rank 0 in `des`: the gradient of the first layer's weight in `step`, summed over the servers
+    /// in their order. Waits for the pieces of all dense workers. `None` for other workers.
     pub(crate) fn first_layer_gradient(&mut self, step: u64) -> Result<Option<Vec<f32>>, RoleError> {
         let Some(FirstLayer { weights, .. }) = self.own_first_layer() else { return Ok(None) };
         let (servers, patience) = (self.peers.placement.servers.clone(), self.plan.patience());
@@ -54,7 +54,8 @@ impl Trainer {
         Ok(Some(sum))
     }
 
-    /// Writes the gradient of the first layer's weight to this worker's gradients, which are 0 there.
+    /// Writes the gradient of the first layer's weight to this worker's gradients, which are 0
+    /// there.
     pub(crate) fn write_first_layer_gradient(&mut self, gradient: Option<&[f32]>) -> Result<(), RoleError> {
         if let (Some(gradient), Some(FirstLayer { weights, .. })) = (gradient, self.own_first_layer()) {
             self.tower.gradients_mut()?[weights].copy_from_slice(gradient);

@@ -65,8 +65,8 @@ pub struct Trainer {
     /// In `shadow`, between two orders: this worker's replica. An evaluation overwrites the
     /// tower's parameters.
     pub(crate) replica: Option<KeptReplica>,
-    /// In `des`: the part of the model that parameter servers compute. They then send sums instead of
-    /// rows.
+    /// In `des`: the part of the model that parameter servers compute. They then send sums instead
+    /// of rows.
     pub(crate) divided: Option<Divided>,
     /// Whether the order that is carried out pulls its pieces.
     pub(crate) pulls: bool,

@@ -267,7 +267,7 @@ fn des_with_one_server_equals_sync_to_the_bit() {
 
 /// The embeddings of `deepfm` have two gradients, which the server adds in another order.
 #[test]
-fn des_with_one_server_and_one_dense_worker_equals_sync_to_the_bit_for_towers() {
+fn des_with_one_server_equals_sync_to_the_bit_for_towers() {
     for kind in ["dnn", "wideDeep"] {
         let model = substitutable(kind);
         for change in ["spec.model.dropout=0", "spec.model.dropout=0.2", "spec.model.hidden={1}"] {

@@ -13,8 +13,8 @@ pub(crate) struct Contribution {
     pub(crate) examples: Vec<Vec<Examples>>,
     /// The latest event time of the piece's rows, in seconds since 1970. 0 without a clock.
     pub(crate) moment: u64,
-    /// In `des`: this server's part of the gradient of the first layer's weight, `[columns, units]`.
-    /// Empty for a model without a tower.
+    /// In `des`: this server's part of the gradient of the first layer's weight, `[columns,
+    /// units]`. Empty for a model without a tower.
     pub(crate) of_layer: Vec<f32>,
 }
 
@@ -31,8 +31,8 @@ pub(crate) fn latest<'c>(pieces: impl Iterator<Item = &'c Contribution>) -> u64 
     pieces.map(|piece| piece.moment).max().unwrap_or(0)
 }
 
-/// The gradient of the first layer's weight, summed over the pieces of a step in their order. `None`
-/// if no piece has one.
+/// The gradient of the first layer's weight, summed over the pieces of a step in their order.
+/// `None` if no piece has one.
 ///
 /// # Errors
 /// [`RoleError::Inconsistent`] if the pieces' gradients have different sizes.

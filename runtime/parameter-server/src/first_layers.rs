@@ -2,23 +2,18 @@
 //! worker sends before it. Look-ups of the step wait for it. The server returns its part of the
 //! weight's gradient once it has the gradients of all pieces.
 //!
-//! The layers and gradients of two steps stay, because the replacement of a dense worker may send or
-//! request them again.
+//! The layers and gradients of two steps stay, because the replacement of a dense worker may send
+//! or request them again.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use rectrain_pooling::{FirstLayer, LayerShape, kernel_of};
-use rectrain_proto::v1;
-use rectrain_protocol::blocking::blocking;
 use rectrain_protocol::error::RoleError;
-use rectrain_protocol::message;
 use rectrain_protocol::plan::JobPlan;
-use rectrain_wire::{Frame, Tensor};
 use tokio::sync::Notify;
 
-use crate::ParameterServer;
 use crate::kept::LeftLayers;
 
 /// The layers and the gradients of the last steps.
@@ -64,7 +59,7 @@ impl<T> LastSteps<T> {
 }
 
 impl FirstLayers {
-    fn put(&self, step: u64, layer: FirstLayer) {
+    pub(crate) fn put(&self, step: u64, layer: FirstLayer) {
         self.layers.lock().put(step, layer);
         self.changed.notify_waiters();
     }
@@ -88,7 +83,11 @@ impl FirstLayers {
         self.wait(|| self.layers.lock().get(step, "lookup")).await
     }
 
-    async fn gradient(&self, step: u64) -> Result<Arc<Vec<f32>>, RoleError> {
+    /// Waits for the gradient of a step.
+    ///
+    /// # Errors
+    /// [`RoleError::Inconsistent`] if it is dropped.
+    pub(crate) async fn gradient(&self, step: u64) -> Result<Arc<Vec<f32>>, RoleError> {
         self.wait(|| self.gradients.lock().get(step, "first_layer_gradient")).await
     }
 
@@ -127,45 +126,14 @@ fn shape_of(plan: &JobPlan) -> Option<LayerShape> {
     (units > 0).then_some(LayerShape { width: plan.layout.embedding_width, units })
 }
 
-fn layer_of(plan: &JobPlan, weights: &[f32], biases: &[f32]) -> Result<FirstLayer, RoleError> {
+/// The first layer of a step, from its parameters. Servers but the first have no biases.
+///
+/// # Errors
+/// [`RoleError::Inconsistent`] if they do not fit the plan.
+pub(crate) fn layer_of(plan: &JobPlan, weights: &[f32], biases: &[f32]) -> Result<FirstLayer, RoleError> {
     let none = || RoleError::Inconsistent { message: "put_first_layer", reason: "the model has no tower".to_owned() };
     let shape = shape_of(plan).ok_or_else(none)?;
     FirstLayer::new(kernel_of(plan.precision), shape, weights, (!biases.is_empty()).then_some(biases))
-}
-
-impl ParameterServer {
-    /// Stores the first layer of a step.
-    pub(crate) async fn put_first_layer(
-        &self,
-        request: v1::PutFirstLayer,
-        tensors: Vec<Tensor>,
-    ) -> Result<Frame, RoleError> {
-        self.expect_des("put_first_layer")?;
-        let [weights, biases] = message::take("put_first_layer", tensors)?;
-        let (weights, biases) = (weights.expect_f32("weights")?, biases.expect_f32("biases")?);
-        let shared = Arc::clone(&self.shared);
-        let put = move || {
-            let layer = layer_of(&shared.plan, &weights, &biases)?;
-            if let Some(kept) = &shared.kept {
-                kept.keep_layer(request.step, &weights, &biases);
-            }
-            shared.first_layers.put(request.step, layer);
-            Ok::<_, RoleError>(())
-        };
-        blocking("preparation of the first layer", put).await??;
-        Ok(message::done::<v1::PutFirstLayer>())
-    }
-
-    /// Replies with the gradient of a step once it is there.
-    pub(crate) async fn first_layer_gradient(
-        &self,
-        request: v1::FirstLayerGradientRequest,
-    ) -> Result<Frame, RoleError> {
-        self.expect_des("first_layer_gradient")?;
-        let gradient = self.shared.first_layers.gradient(request.step).await?;
-        let tensors = vec![Tensor::from(gradient.to_vec())];
-        Ok(message::reply::<v1::FirstLayerGradientRequest>(&v1::FirstLayerGradient {}, tensors))
-    }
 }
 
 #[cfg(test)]

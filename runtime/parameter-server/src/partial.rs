@@ -24,6 +24,7 @@ use rectrain_protocol::message;
 use rectrain_wire::{Frame, Tensor};
 
 use crate::contribution::Contribution;
+use crate::first_layers::layer_of;
 use crate::shared::{Shared, as_keys};
 use crate::{LookedUp, ParameterServer, look_up_groups, read_examples, read_groups};
 
@@ -188,6 +189,41 @@ impl ParameterServer {
     fn operators(&self, name: &'static str) -> Result<SubOperators, RoleError> {
         let none = || inconsistent(name, "the model has no substitution".to_owned());
         self.shared.plan.sub_operators().ok_or_else(none)
+    }
+}
+
+impl ParameterServer {
+    /// Stores the first layer of a step.
+    pub(crate) async fn put_first_layer(
+        &self,
+        request: v1::PutFirstLayer,
+        tensors: Vec<Tensor>,
+    ) -> Result<Frame, RoleError> {
+        self.expect_des("put_first_layer")?;
+        let [weights, biases] = message::take("put_first_layer", tensors)?;
+        let (weights, biases) = (weights.expect_f32("weights")?, biases.expect_f32("biases")?);
+        let shared = Arc::clone(&self.shared);
+        let put = move || {
+            let layer = layer_of(&shared.plan, &weights, &biases)?;
+            if let Some(kept) = &shared.kept {
+                kept.keep_layer(request.step, &weights, &biases);
+            }
+            shared.first_layers.put(request.step, layer);
+            Ok::<_, RoleError>(())
+        };
+        blocking("preparation of the first layer", put).await??;
+        Ok(message::done::<v1::PutFirstLayer>())
+    }
+
+    /// Replies with the gradient of a step once it is there.
+    pub(crate) async fn first_layer_gradient(
+        &self,
+        request: v1::FirstLayerGradientRequest,
+    ) -> Result<Frame, RoleError> {
+        self.expect_des("first_layer_gradient")?;
+        let gradient = self.shared.first_layers.gradient(request.step).await?;
+        let tensors = vec![Tensor::from(gradient.to_vec())];
+        Ok(message::reply::<v1::FirstLayerGradientRequest>(&v1::FirstLayerGradient {}, tensors))
     }
 }
 

@@ -851,7 +851,7 @@ impl Tried {
 }
 
 /// The server is killed before a step's look-ups, before its gradients, between them, and after its
-/// update. Its rows and its part of the gradient are those of a server that lives.
+/// update. Its rows and its part of the gradient are the same as of a server that lives.
 #[tokio::test(flavor = "multi_thread")]
 async fn in_des_a_replacement_has_the_first_layer_and_its_gradient() {
     let mut found = Vec::new();

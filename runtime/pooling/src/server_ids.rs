@@ -28,7 +28,7 @@ pub struct ServerIds {
 }
 
 impl ServerIds {
-    /// Divides a piece among the servers of the map, in their order. `sums` are those of the model.
+    /// Divides a piece among the servers of the map, in their order. `sums` are the model's.
     #[must_use]
     pub fn divide(piece: &PreparedIds, map: &SlotMap, layout: &FeatureLayout, sums: Option<Substitution>) -> Vec<Self> {
         let servers = map.servers().len();

@@ -1,6 +1,6 @@
-//! The results of a parameter server for any model, in the mode `des`. For a model with a tower they
-//! are the output of the [first layer](crate::first_layer) and sums beside it. The sums are those
-//! that `lr` has for `wideDeep`, and `fm` for `deepfm`. `lr` and `fm` have the sums only.
+//! The results of a parameter server for any model, in the mode `des`. For a model with a tower
+//! they are the output of the [first layer](crate::first_layer) and sums beside it. `wideDeep` has
+//! the sums of `lr`, and `deepfm` has the sums of `fm`. `lr` and `fm` have the sums only.
 
 use rectrain_modes::des::cells::Cell;
 use rectrain_modes::des::{Partial, PooledGradients, SubOperators, Substitution};
@@ -45,7 +45,8 @@ pub struct TowerSums {
 
 impl TowerResults {
     /// The tensors of a message, all f32: the outputs `[samples, units]` if there is a tower, and
-    /// then those of [`ServerResults::into_tensors`] if there are sums. They are never compressed.
+    /// then the tensors of [`ServerResults::into_tensors`] if there are sums. They are never
+    /// compressed.
     #[must_use]
     pub fn into_tensors(self, operators: SubOperators) -> Vec<Tensor> {
         let Self { beside, outputs } = self;

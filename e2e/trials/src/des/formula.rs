@@ -158,8 +158,8 @@ impl Step {
         VALUE * f64::from(self.model.dim()) * self.features * self.model.units()
     }
 
-    /// The bytes of the first layer to all servers, the first of which gets the bias, too. Then those
-    /// of its gradient.
+    /// The bytes of the first layer to all servers, and of its gradient. The first server gets the
+    /// bias, too.
     fn first_layer(&self) -> [f64; 2] {
         if self.model.units() == 0.0 {
             return [0.0; 2];
@@ -277,13 +277,13 @@ mod tests {
         assert_eq!(step.sync(), [100.0 + 32.0, 100.0 + rows, 140.0 + 32.0 + rows, forward, 140.0 + pooled, 0.0, 0.0]);
     }
 
-    /// The same ids for a `dnn` with embeddings of two columns and a first layer of three units, on two
-    /// servers.
+    /// The same ids for a `dnn` on two servers. It has embeddings of two columns, and a first layer
+    /// of three units.
     #[test]
     fn links_of_a_tower_agree_with_messages_counted_by_hand() {
         let model = Model::Dnn(Tower { dim: 2, units: 3 });
         let step = Step { model, batch: 3.0, features: 2.0, values: 1.0, unique: 4.0, servers: 2.0 };
-        // On each server 9 tensors, with 1 + 1 starts besides those of the ids.
+        // On each server 9 tensors, with 1 + 1 starts besides the ids' own.
         let look_up = 2.0 * (60.0 + 9.0 * 40.0 + 2.0 * 4.0) + 4.0 * (8.0 + 4.0) + 6.0 * 2.0;
         let results = 2.0 * (100.0 + 9.0 * 4.0);
         let (forward, backward) = (60.0 + 120.0 + 36.0 + 12.0, 100.0 + 36.0);

@@ -1,5 +1,5 @@
 //! Runs a job in processes, and reads the bytes of its steps from the metrics of its embedding
-//! worker, which sees every link but those of a tower's first layer. The dense worker sees these.
+//! worker, which sees all links but two. The dense worker sees the links of a tower's first layer.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -40,7 +40,8 @@ const LINKS: [Link; 5] = [
     Link { kind: "forward", direction: "out", is_of_servers: false },
     Link { kind: "backward", direction: "in", is_of_servers: false },
 ];
-/// Of a dense worker, after those of the embedding worker. Only a job in `des` with a tower has them.
+/// Of a dense worker, in the order of [`super::formula::LINKS`] after the others. Only a job in
+/// `des` with a tower has them.
 const OF_FIRST_LAYER: [Link; 2] = [
     Link { kind: "put_first_layer", direction: "out", is_of_servers: true },
     Link { kind: "first_layer_gradient", direction: "in", is_of_servers: true },

@@ -178,8 +178,8 @@ impl Backward<Flex, 2> for SummedLinearBackward {
 }
 
 impl Pending {
-    /// The derivatives before ReLU, from those of the layer's output. Leaves the operands of the
-    /// parameters' gradients in the record.
+    /// The derivatives before ReLU, from the derivatives of the layer's output. Leaves the operands
+    /// of the parameters' gradients in the record.
     fn derivatives(&mut self, of_output: FlexTensor) -> FlexTensor {
         let mut derivatives = contiguous(of_output);
         let [rows, columns] = shape(&derivatives);

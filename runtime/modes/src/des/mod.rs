@@ -8,8 +8,8 @@
 //!
 //! [`Substitution`] has the sub-operators of `lr` and `fm` (sections 4.1 and 4.2). Here x is the
 //! weight of an id in the pooling of its feature: 1, 1/n or 1/√n. [`cells`] has the correction for
-//! features of several values. [`SubOperators`] adds the first layer of a tower (section 4.3), which
-//! `rectrain_pooling` computes.
+//! features of several values. [`SubOperators`] adds the first layer of a tower (section 4.3),
+//! which `rectrain_pooling` computes.
 //!
 //! Sums have a fixed order: ids of a cell, then features, then servers. With one server this is the
 //! order of `sync`, so the results are equal to the bit.
@@ -30,8 +30,8 @@ pub struct Substitution {
 /// All sub-operators of a model: what parameter servers compute of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SubOperators {
-    /// The sums over ids: those of `lr` for `wideDeep`, and those of `fm` for `deepfm`. `None` for
-    /// `dnn`.
+    /// The sums over ids. `wideDeep` has the sums of `lr`, and `deepfm` has the sums of `fm`.
+    /// `None` for `dnn`.
     pub sums: Option<Substitution>,
     /// Units of the tower's first layer. 0 for a model without a tower.
     pub units: usize,

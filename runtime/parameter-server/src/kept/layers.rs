@@ -1,5 +1,5 @@
-//! The durable state of a server in `des` for a model with a tower: the first layer of the last
-//! steps, and this server's part of the gradient of its weight.
+//! The durable state of a server in `des`, for a model with a tower. It has the first layer of the
+//! last steps, and this server's part of the gradient of its weight.
 //!
 //! ```text
 //! directory ─┬─ first-layer/STEP-weights   weight and bias, before the server acknowledges them

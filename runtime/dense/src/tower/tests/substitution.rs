@@ -86,8 +86,8 @@ impl Server {
         Sampled { embeddings, ..beside }
     }
 
-    /// The gradients of the embeddings and of W. `gradients` has `columns` columns, and first those
-    /// of the outputs.
+    /// The gradients of the embeddings and of W. `gradients` has `columns` columns, and the outputs
+    /// come first.
     fn back(&self, parameters: &[f32], sampled: &Sampled, gradients: &[f32], columns: usize) -> [Vec<f32>; 2] {
         let weights = Matrix::new(&parameters[self.layer.weights.clone()], self.width, self.units);
         let outputs: Vec<f32> =
