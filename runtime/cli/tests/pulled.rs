@@ -1,5 +1,5 @@
 //! `sync` with pulled pieces (`spec.training.sync.pieces: pulled`): whole jobs end with the same
-//! model for any number of dense workers, whoever is slow, and whoever dies.
+//! model for any number of dense workers, also if some are slow or die.
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 

@@ -149,7 +149,8 @@ impl Pieces {
         })
     }
 
-    /// With pulled pieces: whether the requests of later pieces show that the step of this one is applied.
+    /// With pulled pieces: whether the requests of later pieces show that the step of this one is
+    /// applied.
     fn is_long_applied(&self, key: BatchKey) -> bool {
         matches!(key.position, BatchPosition::Train(batch) if batch + self.applied_behind < self.lock_positions().newest())
     }

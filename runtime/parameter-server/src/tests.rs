@@ -310,7 +310,7 @@ impl Tried {
 
 /// The pieces come in another order, and twice. The server is killed between any two calls.
 #[tokio::test(flavor = "multi_thread")]
-async fn with_pulled_pieces_a_server_killed_between_calls_ends_like_one_that_lives() {
+async fn a_killed_server_of_pulled_pieces_ends_like_one_that_lives() {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let lives = Tried::begin_with("sync", PULLED, folders[0].path()).await;
     let mut dies = Tried::begin_with("sync", PULLED, folders[1].path()).await;

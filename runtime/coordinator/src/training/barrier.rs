@@ -54,7 +54,8 @@ impl Driver for Barrier {
     fn rejoin(&self, _training: &mut Training, _rank: Rank) {}
 }
 
-/// Whether all batches of the order are granted. Decides that the order ends here if a pause is due.
+/// Whether all batches of the order are granted. If a pause is due, decides that the order ends
+/// here.
 pub(super) fn is_granted(training: &mut Training) -> bool {
     training.feed();
     let ends = training.feed.fed_all && training.feed.granted == training.feed.data.batches();

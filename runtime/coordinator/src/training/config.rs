@@ -25,7 +25,7 @@ pub(super) struct TrainingConfig {
     pub(super) started_workers: u32,
     /// Dense workers that train with a barrier; `None`: all.
     pub(super) barrier_limit: Option<u32>,
-    /// With pulled pieces: steps after the oldest open one of which pieces are handed out.
+    /// With pulled pieces: the steps after the oldest open one whose pieces workers may pull.
     #[serde(default)]
     pub(super) steps_ahead: u32,
     /// Parameter servers in the slot map.

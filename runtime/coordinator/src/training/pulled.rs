@@ -1,6 +1,6 @@
-//! Training with pulled pieces (`sync` with `spec.training.sync.pieces: pulled`): dense workers pull
-//! the pieces of global batches, and report each piece. [`PieceQueue`] decides which worker gets
-//! which piece. The steps are those of a mode with a barrier.
+//! Training with pulled pieces (`sync` with `spec.training.sync.pieces: pulled`). Dense workers
+//! pull the pieces of global batches, and report each piece. [`PieceQueue`] decides which worker
+//! gets which piece. Steps end as in other modes with a barrier.
 //!
 //! The queue is not in the journal. A replacement of the coordinator begins again with the first
 //! step that it does not know to be complete.
@@ -295,7 +295,8 @@ mod tests {
         let image = rmp_serde::to_vec_named(&training).unwrap();
         let mut recovered: Training = rmp_serde::from_slice(&image).unwrap();
         assert_eq!(recovered.batches_done(0), 1);
-        // The worker finds that it has trained the first piece already, or that its step is applied.
+        // The worker finds that it has trained the first piece already, or that its step is
+        // applied.
         assert_eq!([0, 0, 1].map(|rank| pull(&mut recovered, rank, order)), [0, 1, 2].map(|number| piece(1, number)));
         assert!(report(&mut recovered, 0, order, piece(1, 0), false).is_empty());
         assert!(report(&mut recovered, 0, order, piece(1, 1), true).is_empty());

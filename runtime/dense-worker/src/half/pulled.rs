@@ -144,8 +144,8 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Waits for the result of a call. A wait for records of a stream may be long. So what was
-    /// computed before it is reported.
+    /// Waits for the result of a call. A wait for records of a stream may be long. So the worker
+    /// first reports the pieces that it has computed.
     fn receive(&mut self) -> Result<Event, RoleError> {
         let waited = Instant::now();
         let happened = &mut self.happened;

@@ -149,8 +149,8 @@ impl Tower {
         &self.optimizer
     }
 
-    /// Draws the dropout masks of this replica from now on. Workers that compute equal gradients of a
-    /// piece draw equal masks.
+    /// Draws the dropout masks of this replica from now on. Workers that compute equal gradients of
+    /// a piece draw equal masks.
     pub fn set_replica(&mut self, rank: u32) {
         self.rank = rank;
     }

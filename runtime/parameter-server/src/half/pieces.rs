@@ -28,7 +28,7 @@ struct State {
     previous: Option<Values>,
 }
 
-/// What is left to do for a push.
+/// The work that is left for a push.
 enum Pushed {
     /// Nothing.
     Done,
