@@ -36,7 +36,7 @@ const fn long(name: &'static str, run: fn(&TestCluster) -> Result<(), TrialError
     Step { name, claim, run, is_quick: false }
 }
 
-const STEPS: [Step; 52] = [
+const STEPS: [Step; 53] = [
     quick("completes", lifecycle::completes, "a job completes with the model of a run outside of the cluster"),
     quick("switches", switches::switches, "a running job switches its training mode without a restart"),
     quick("refuses", refusals::refuses, "the API server refuses invalid manifests, and says why"),
@@ -115,6 +115,11 @@ const STEPS: [Step; 52] = [
         "a slow loader is named, and gets fewer chunks until it recovers",
     ),
     long("slow-members dense", slow_members::dense, "a slow dense worker is named, and its figures are printed"),
+    long(
+        "slow-members pulled",
+        slow_members::pulled,
+        "a slow dense worker of a job that pulls its pieces is named, and the job keeps its speed",
+    ),
     long(
         "slow-members coordinator",
         slow_members::coordinator,

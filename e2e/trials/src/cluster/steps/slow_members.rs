@@ -56,7 +56,9 @@ enum Promise {
     Survives,
     /// The status names the member.
     Named,
-    /// Its work moves away and comes back, and no member is added for it.
+    /// The job keeps most of its throughput, and no member is added.
+    Keeps,
+    /// Its share of the work falls.
     Moves,
 }
 
@@ -67,26 +69,32 @@ struct Case {
     /// The role, as in the names of pods.
     role: &'static str,
     promise: Promise,
+    /// Whether free dense workers pull the pieces of a step (`spec.training.sync.pieces`).
+    pulled: bool,
 }
 
 pub(in crate::cluster) fn server(cluster: &TestCluster) -> Result<(), TrialError> {
-    slowed(cluster, &Case { part: "server", role: "ps", promise: Promise::Moves })
+    slowed(cluster, &Case { part: "server", role: "ps", promise: Promise::Moves, pulled: false })
 }
 
 pub(in crate::cluster) fn embedding(cluster: &TestCluster) -> Result<(), TrialError> {
-    slowed(cluster, &Case { part: "embedding", role: "embedding-worker", promise: Promise::Moves })
+    slowed(cluster, &Case { part: "embedding", role: "embedding-worker", promise: Promise::Moves, pulled: false })
 }
 
 pub(in crate::cluster) fn loader(cluster: &TestCluster) -> Result<(), TrialError> {
-    slowed(cluster, &Case { part: "loader", role: "loader", promise: Promise::Moves })
+    slowed(cluster, &Case { part: "loader", role: "loader", promise: Promise::Moves, pulled: false })
 }
 
 pub(in crate::cluster) fn dense(cluster: &TestCluster) -> Result<(), TrialError> {
-    slowed(cluster, &Case { part: "dense", role: "dense-worker", promise: Promise::Named })
+    slowed(cluster, &Case { part: "dense", role: "dense-worker", promise: Promise::Named, pulled: false })
+}
+
+pub(in crate::cluster) fn pulled(cluster: &TestCluster) -> Result<(), TrialError> {
+    slowed(cluster, &Case { part: "pulled", role: "dense-worker", promise: Promise::Keeps, pulled: true })
 }
 
 pub(in crate::cluster) fn coordinator(cluster: &TestCluster) -> Result<(), TrialError> {
-    slowed(cluster, &Case { part: "coordinator", role: "coordinator", promise: Promise::Survives })
+    slowed(cluster, &Case { part: "coordinator", role: "coordinator", promise: Promise::Survives, pulled: false })
 }
 
 /// The numbers of members that the job wants, by the role's section in a status.
@@ -150,7 +158,7 @@ impl Row {
 
     /// The first promise about the member that does not hold.
     fn broken(&self) -> Option<TrialError> {
-        self.without_proof().or_else(|| self.not_named()).or_else(|| self.not_moved())
+        self.without_proof().or_else(|| self.not_named()).or_else(|| self.not_moved()).or_else(|| self.not_kept())
     }
 
     /// Why the figures would prove nothing.
@@ -171,12 +179,17 @@ impl Row {
     }
 
     fn not_moved(&self) -> Option<TrialError> {
-        let member = &self.member;
-        if self.promise < Promise::Moves {
+        let has_moved = self.slow.share_changes > self.healthy.share_changes;
+        if self.promise < Promise::Moves || has_moved {
             return None;
         }
-        if self.slow.share_changes <= self.healthy.share_changes {
-            return Some(unmet(format!("a smaller share of work for {member}"), "no change"));
+        Some(unmet(format!("a smaller share of work for {}", self.member), "no change"))
+    }
+
+    fn not_kept(&self) -> Option<TrialError> {
+        let member = &self.member;
+        if self.promise < Promise::Keeps {
+            return None;
         }
         let share = |figures| format!("{:.2} of it", self.share(figures));
         if self.share(&self.slow) < WHILE_SLOW {
@@ -203,7 +216,9 @@ fn slowed(cluster: &TestCluster, case: &Case) -> Result<(), TrialError> {
     }
     let name = format!("slow-{}", case.part);
     let jobs = &cluster.jobs;
-    jobs.submit(&name, &merged(endless(), job()))?;
+    let pulled = json!({"training": {"mode": "sync", "sync": {"pieces": "pulled"}}});
+    let job = if case.pulled { merged(job(), pulled) } else { job() };
+    jobs.submit(&name, &merged(endless(), job))?;
     jobs.until_phase(&name, "Training")?;
     let trial = Trial { cluster, name: &name, workers: workers(cluster, &name)? };
     let row = trial.row(case)?;
