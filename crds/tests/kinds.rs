@@ -13,6 +13,7 @@ use serde_json::Value;
 type KindTest = (&'static str, &'static str, &'static str);
 
 const MODE: &str = "spec.training.mode";
+const PIECES: &str = "spec.training.sync.pieces";
 const DIVISOR: &str = "spec.training.gba.keyDivisor";
 const SHADOW: &str = "spec.training.shadow.algorithm";
 const MODEL: &str = "spec.model.kind";
@@ -43,6 +44,8 @@ const TESTS: &[KindTest] = &[
     (MODE, "bsp", "runtime/modes/tests/gba_paper.rs::s5_1_bsp_aggregates_b2_gradients_whatever_their_version"),
     (MODE, "shadow", "runtime/modes/tests/shadow_paper.rs::algorithm_1_no_worker_waits_for_another"),
     (MODE, "des", "runtime/member/tests/training.rs::des_with_one_server_equals_sync_to_the_bit"),
+    (PIECES, "fixed", "runtime/member/tests/training.rs::sync_equals_a_plain_loop_to_the_bit"),
+    (PIECES, "pulled", "runtime/modes/tests/pulled_pieces.rs::every_run_has_the_bits_of_a_sequential_computation"),
     (MODE, "auto", "crds/tests/manifest.rs::auto_starts_in_sync_and_autoscaling_takes_every_default"),
     (DIVISOR, "buffer", KEY_DIVISORS),
     (DIVISOR, "workers", KEY_DIVISORS),

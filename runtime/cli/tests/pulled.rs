@@ -143,12 +143,6 @@ fn killing_dense_workers_keeps_the_model() {
     run_with_kills(4, &victims);
 }
 
-/// A single dense worker has a replacement, too: it needs no parameters of another worker.
-#[test]
-fn killing_the_only_dense_worker_keeps_the_model() {
-    run_with_kills(1, &[("dense-worker", 0); 4]);
-}
-
 #[test]
 #[cfg(target_os = "linux")]
 fn killing_members_of_each_role_keeps_the_model() {
