@@ -229,11 +229,12 @@ fn slowed(cluster: &TestCluster, case: &Case) -> Result<(), TrialError> {
     row.broken().map_or(Ok(()), Err)
 }
 
-/// A DLRM over many rows, whose parameter servers and embedding workers have about as much work as
-/// its dense workers. The operator may change its mode and the number of its members.
+/// A DLRM over many wide rows, whose parameter servers and embedding workers have about as much
+/// work as its dense workers. With rows of 16 values, [`SLOW_PERCENT`] of a processor is nearly
+/// enough for a server. The operator may change its mode and the number of its members.
 pub(super) fn job() -> Value {
     json!({
-        "model": {"kind": "dlrm", "hidden": [64], "bottom": [32]},
+        "model": {"kind": "dlrm", "embeddingDim": 64, "hidden": [64], "bottom": [32]},
         "data": {"synthetic": {"vocabulary": 100_000}},
         "training": {"mode": "auto", "globalBatchSize": 4_000, "localBatchSize": 1_000},
         "roles": {
