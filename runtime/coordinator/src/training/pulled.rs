@@ -64,10 +64,7 @@ impl Driver for Pulled {
         if !barrier::is_granted(training) || !training.is_order_complete() || !training.all_done() {
             return Ok(false);
         }
-        training.choose_next();
-        training.run.rest(training.config.run_mode(training.modes.next, training.workers.next))?;
-        training.run.advance()?;
-        training.enter_pause()?;
+        barrier::pause(training, |_| Ok(()))?;
         Ok(true)
     }
 
