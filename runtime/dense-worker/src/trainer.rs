@@ -14,6 +14,7 @@ use rectrain_modes::des::SubOperators;
 use rectrain_proto::v1;
 use rectrain_wire::Tensor;
 use tokio::runtime::Handle;
+use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -34,7 +35,7 @@ use rectrain_protocol::watchdog::Watchdog;
 use rectrain_protocol::window_part;
 
 /// How often progress is reported.
-pub(crate) const REPORT_EVERY: Duration = Duration::from_millis(200);
+const REPORT_EVERY: Duration = Duration::from_millis(200);
 /// The number of training predictions in the running AUC.
 const RUNNING_AUC_SAMPLES: usize = 100_000;
 
@@ -250,7 +251,7 @@ impl Trainer {
     }
 
     /// Reports the batches trained since the last report, if there are any.
-    pub(crate) fn report_trained(&mut self) -> Result<(), RoleError> {
+    fn report_trained(&mut self) -> Result<(), RoleError> {
         if self.progress.samples == 0 { Ok(()) } else { self.report_progress() }
     }
 
@@ -287,6 +288,22 @@ impl Trainer {
     ) -> Result<R::Reply, RoleError> {
         let call = self.peers.coordinator.call(request, tensors, CALL_DEADLINE);
         self.wait(call).map(|(reply, _tensors)| reply)
+    }
+
+    /// Waits for the next event of an order. A wait for records of a stream may be long. So the
+    /// worker first reports the batches that it has trained.
+    pub(crate) fn receive<E>(&mut self, happened: &mut mpsc::Receiver<E>) -> Result<E, RoleError> {
+        let soon = self.wait(async {
+            match tokio::time::timeout(REPORT_EVERY, happened.recv()).await {
+                Ok(event) => event.map(Some).ok_or(RoleError::Stopped),
+                Err(_) => Ok(None),
+            }
+        })?;
+        if let Some(event) = soon {
+            return Ok(event);
+        }
+        self.report_trained()?;
+        self.wait(async { happened.recv().await.ok_or(RoleError::Stopped) })
     }
 
     /// Waits for `work`, or fails with [`RoleError::Stopped`].

@@ -18,7 +18,7 @@ use tokio::task::JoinHandle;
 use super::WorkerHalf;
 use crate::local_batch::LocalBatch;
 use crate::partitions::wrong_size;
-use crate::trainer::{REPORT_EVERY, Trainer};
+use crate::trainer::Trainer;
 use rectrain_protocol::batch::BatchKey;
 use rectrain_protocol::deadline::CALL_DEADLINE;
 use rectrain_protocol::error::RoleError;
@@ -144,25 +144,10 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Waits for the result of a call. A wait for records of a stream may be long. So the worker
-    /// first reports the pieces that it has computed.
+    /// Waits for the result of a call, and measures the wait.
     fn receive(&mut self) -> Result<Event, RoleError> {
         let waited = Instant::now();
-        let happened = &mut self.happened;
-        let soon = self.trainer.wait(async {
-            match tokio::time::timeout(REPORT_EVERY, happened.recv()).await {
-                Ok(event) => event.map(Some).ok_or(RoleError::Stopped),
-                Err(_) => Ok(None),
-            }
-        })?;
-        let event = match soon {
-            Some(event) => event,
-            None => {
-                self.trainer.report_trained()?;
-                let happened = &mut self.happened;
-                self.trainer.wait(async { happened.recv().await.ok_or(RoleError::Stopped) })?
-            }
-        };
+        let event = self.trainer.receive(&mut self.happened)?;
         let waited = waited.elapsed();
         let times = &mut self.trainer.pace.times;
         times.passed(waited);
