@@ -235,13 +235,29 @@ impl Trainer {
         at_batch: u64,
         started: Instant,
     ) -> Result<(), RoleError> {
-        self.running_auc.push(predictions, &batch.labels);
-        self.window.push(predictions, &batch.labels);
+        self.count_predictions(predictions, &batch.labels);
+        self.count_step(batch.samples, loss_sum, at_batch, started)
+    }
+
+    /// Counts predictions in the measures of quality. Each prediction of a job counts once.
+    pub(crate) fn count_predictions(&mut self, predictions: &[f32], labels: &[f32]) {
+        self.running_auc.push(predictions, labels);
+        self.window.push(predictions, labels);
+    }
+
+    /// As [`Self::count`], for a step whose predictions are not counted yet.
+    pub(crate) fn count_step(
+        &mut self,
+        samples: usize,
+        loss_sum: f64,
+        at_batch: u64,
+        started: Instant,
+    ) -> Result<(), RoleError> {
         self.progress.steps_done = at_batch;
-        self.progress.samples += batch.samples as u64;
+        self.progress.samples += samples as u64;
         self.progress.loss_sum += loss_sum;
         self.metrics.steps.inc();
-        self.metrics.samples.inc_by(batch.samples as u64);
+        self.metrics.samples.inc_by(samples as u64);
         self.metrics.step.observe(started.elapsed().as_secs_f64());
         self.pace.times.passed(started.elapsed());
         if self.reported.elapsed() >= REPORT_EVERY {
