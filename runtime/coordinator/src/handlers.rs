@@ -159,7 +159,9 @@ impl Coordinator {
     }
 
     fn piece_report(&self, caller: &v1::Caller, report: &v1::PieceReport) -> Result<Frame, RoleError> {
-        self.apply::<v1::PieceReport>(caller, |state| state.piece_report(report))
+        self.apply_and_reply::<v1::PieceReport>(caller, |state| {
+            Ok(v1::PieceReported { counts: state.piece_report(report)? })
+        })
     }
 
     fn progress(&self, caller: &v1::Caller, report: &v1::Progress) -> Result<Frame, RoleError> {

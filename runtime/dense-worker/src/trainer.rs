@@ -14,6 +14,7 @@ use rectrain_modes::des::SubOperators;
 use rectrain_proto::v1;
 use rectrain_wire::Tensor;
 use tokio::runtime::Handle;
+use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -34,7 +35,7 @@ use rectrain_protocol::watchdog::Watchdog;
 use rectrain_protocol::window_part;
 
 /// How often progress is reported.
-pub(crate) const REPORT_EVERY: Duration = Duration::from_millis(200);
+const REPORT_EVERY: Duration = Duration::from_millis(200);
 /// The number of training predictions in the running AUC.
 const RUNNING_AUC_SAMPLES: usize = 100_000;
 
@@ -234,13 +235,29 @@ impl Trainer {
         at_batch: u64,
         started: Instant,
     ) -> Result<(), RoleError> {
-        self.running_auc.push(predictions, &batch.labels);
-        self.window.push(predictions, &batch.labels);
+        self.count_predictions(predictions, &batch.labels);
+        self.count_step(batch.samples, loss_sum, at_batch, started)
+    }
+
+    /// Counts predictions in the measures of quality. Each prediction of a job counts once.
+    pub(crate) fn count_predictions(&mut self, predictions: &[f32], labels: &[f32]) {
+        self.running_auc.push(predictions, labels);
+        self.window.push(predictions, labels);
+    }
+
+    /// As [`Self::count`], for a step whose predictions are not counted yet.
+    pub(crate) fn count_step(
+        &mut self,
+        samples: usize,
+        loss_sum: f64,
+        at_batch: u64,
+        started: Instant,
+    ) -> Result<(), RoleError> {
         self.progress.steps_done = at_batch;
-        self.progress.samples += batch.samples as u64;
+        self.progress.samples += samples as u64;
         self.progress.loss_sum += loss_sum;
         self.metrics.steps.inc();
-        self.metrics.samples.inc_by(batch.samples as u64);
+        self.metrics.samples.inc_by(samples as u64);
         self.metrics.step.observe(started.elapsed().as_secs_f64());
         self.pace.times.passed(started.elapsed());
         if self.reported.elapsed() >= REPORT_EVERY {
@@ -250,7 +267,7 @@ impl Trainer {
     }
 
     /// Reports the batches trained since the last report, if there are any.
-    pub(crate) fn report_trained(&mut self) -> Result<(), RoleError> {
+    fn report_trained(&mut self) -> Result<(), RoleError> {
         if self.progress.samples == 0 { Ok(()) } else { self.report_progress() }
     }
 
@@ -287,6 +304,22 @@ impl Trainer {
     ) -> Result<R::Reply, RoleError> {
         let call = self.peers.coordinator.call(request, tensors, CALL_DEADLINE);
         self.wait(call).map(|(reply, _tensors)| reply)
+    }
+
+    /// Waits for the next event of an order. A wait for records of a stream may be long. So the
+    /// worker first reports the batches that it has trained.
+    pub(crate) fn receive<E>(&mut self, happened: &mut mpsc::Receiver<E>) -> Result<E, RoleError> {
+        let soon = self.wait(async {
+            match tokio::time::timeout(REPORT_EVERY, happened.recv()).await {
+                Ok(event) => event.map(Some).ok_or(RoleError::Stopped),
+                Err(_) => Ok(None),
+            }
+        })?;
+        if let Some(event) = soon {
+            return Ok(event);
+        }
+        self.report_trained()?;
+        self.wait(async { happened.recv().await.ok_or(RoleError::Stopped) })
     }
 
     /// Waits for `work`, or fails with [`RoleError::Stopped`].

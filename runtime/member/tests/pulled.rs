@@ -90,6 +90,11 @@ fn a_slow_worker_changes_no_bit_and_others_get_its_pieces() {
     let workers = [PULLED, &["spec.roles.denseWorker.replicas=4"]].concat();
     let slow = train(&workers, &[(2, 200.0)], &metrics);
     assert_eq!(result(&slow), result(&expected));
+    // Two workers have computed some pieces, and the predictions of each count once.
+    let rows = |summary: &Summary| summary.window.as_ref().map(|window| window.rows);
+    assert_eq!((rows(&slow), rows(&expected)), (Some(4000), Some(4000)));
+    let auc = |summary: &Summary| summary.window.as_ref().and_then(|window| window.auc);
+    assert_eq!(auc(&slow), auc(&expected));
     let pieces = counts(&metrics, "rectrain_dense_worker_pieces_total");
     let twice: f64 = counts(&metrics, "rectrain_coordinator_pieces_pulled_twice_total").iter().sum();
     // Two epochs of 21 steps with six pieces each.

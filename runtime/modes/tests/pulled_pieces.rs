@@ -555,8 +555,8 @@ impl Cluster {
 
     fn report(&mut self, (rank, _): Caller, piece: StepPiece, outcome: PieceOutcome, loss: f64) -> Run {
         self.counts.passed += u64::from(outcome == PieceOutcome::Passed);
-        let complete = self.queue.report(Rank(rank), piece, outcome, loss, self.instant()).map_err(text)?;
-        let losses = complete.into_iter().filter_map(|step| Some((step.step.0, step.loss_sum?)));
+        let reported = self.queue.report(Rank(rank), piece, outcome, loss, self.instant()).map_err(text)?;
+        let losses = reported.complete.into_iter().filter_map(|step| Some((step.step.0, step.loss_sum?)));
         self.losses.extend(losses);
         self.answer_pulls();
         Ok(())

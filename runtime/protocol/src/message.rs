@@ -107,7 +107,7 @@ requests! {
     63 "files_seen" FilesSeen => v1::FilesWanted;
     64 "put_first_layer" PutFirstLayer => Done;
     65 "first_layer_gradient" FirstLayerGradientRequest => v1::FirstLayerGradient;
-    66 "piece_report" PieceReport => Done;
+    66 "piece_report" PieceReport => v1::PieceReported;
 }
 
 /// The refusal of a parameter server that another coordinator has claimed, or that has a newer copy

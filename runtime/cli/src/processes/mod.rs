@@ -480,7 +480,7 @@ async fn no_addresses(coordinator: Child, seen: &str) -> Failure {
     let words = String::from_utf8_lossy(&output.stderr);
     match last_sentence(&words) {
         "" => silent(),
-        sentence if output.status.code() == Some(2) => Failure::User(sentence.to_owned()),
+        sentence if output.status.code() == Some(i32::from(USER)) => Failure::User(sentence.to_owned()),
         sentence => Failure::Failed(sentence.to_owned()),
     }
 }

@@ -18,7 +18,7 @@ use crate::slowest::{Change, MemberId, Setting, Slowest};
 use crate::snapshot::{AppliedGradients, Snapshot};
 use crate::speeds::Speeds;
 use crate::throughput::Throughput;
-use crate::training::TrainedStep;
+use crate::training::{TrainedPiece, TrainedStep};
 use rectrain_protocol::Role;
 use rectrain_protocol::error::RoleError;
 use rectrain_protocol::events::{JobEvent, StreamLag, Summary, WindowQuality};
@@ -243,10 +243,11 @@ impl State {
         self.training.batch_report(report)
     }
 
-    /// A worker has nothing more to do with a pulled piece.
-    pub(crate) fn piece_report(&mut self, report: &v1::PieceReport) -> Result<(), RoleError> {
+    /// A worker has nothing more to do with a pulled piece. Returns whether its predictions count.
+    pub(crate) fn piece_report(&mut self, report: &v1::PieceReport) -> Result<bool, RoleError> {
         let now = Instant::now();
-        for TrainedStep { rows, loss_sum } in self.training.piece_report(report, now)? {
+        let TrainedPiece { counts, steps } = self.training.piece_report(report, now)?;
+        for TrainedStep { rows, loss_sum } in steps {
             self.progress.progressed = now;
             self.progress.samples += rows;
             if let Some(loss_sum) = loss_sum {
@@ -254,7 +255,7 @@ impl State {
                 self.progress.loss_since_event.1 += rows;
             }
         }
-        Ok(())
+        Ok(counts)
     }
 
     /// Whether all members wait for parameter servers, which restore rows, write a checkpoint or

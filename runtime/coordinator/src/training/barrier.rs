@@ -26,14 +26,11 @@ impl Driver for Barrier {
         if !is_granted(training) || !training.all_done() {
             return Ok(false);
         }
-        training.choose_next();
-        training.run.rest(training.config.run_mode(training.modes.next, training.workers.next))?;
-        let first = training.order.step;
-        for step in first..first + (training.feed.granted - training.order.batch) {
-            training.run.sync_step_applied(GlobalStep(step))?;
-        }
-        training.run.advance()?;
-        training.enter_pause()?;
+        pause(training, |training| {
+            let first = training.order.step;
+            let mut steps = first..first + (training.feed.granted - training.order.batch);
+            steps.try_for_each(|step| Ok(training.run.sync_step_applied(GlobalStep(step))?))
+        })?;
         Ok(true)
     }
 
@@ -52,6 +49,19 @@ impl Driver for Barrier {
 
     // The other dense workers wait for the replacement in the ring repair.
     fn rejoin(&self, _training: &mut Training, _rank: Rank) {}
+}
+
+/// Ends an order whose steps are trained. `settle` tells the run which of them are applied, unless
+/// it was told before.
+pub(super) fn pause(
+    training: &mut Training,
+    settle: impl FnOnce(&mut Training) -> Result<(), RoleError>,
+) -> Result<(), RoleError> {
+    training.choose_next();
+    training.run.rest(training.config.run_mode(training.modes.next, training.workers.next))?;
+    settle(training)?;
+    training.run.advance()?;
+    training.enter_pause()
 }
 
 /// Whether all batches of the order are granted. If a pause is due, decides that the order ends

@@ -28,7 +28,7 @@ use serde::{Deserialize, Serialize};
 use self::config::{TrainingConfig, WorkersError};
 use self::driver::driver;
 use self::pulled::PulledPieces;
-pub(super) use self::pulled::{PiecePull, TrainedStep};
+pub(super) use self::pulled::{PiecePull, TrainedPiece, TrainedStep};
 pub(super) use self::replacement::RepairReply;
 use super::as_bytes;
 use super::batch_index::BatchIndex;

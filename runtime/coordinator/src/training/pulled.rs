@@ -7,7 +7,9 @@
 
 use std::time::Instant;
 
-use rectrain_modes::barrier::pulled::{CompleteStep, PieceError, PieceOutcome, PieceQueue, PulledPiece, StepPiece};
+use rectrain_modes::barrier::pulled::{
+    CompleteStep, PieceError, PieceOutcome, PieceQueue, PulledPiece, ReportedPiece, StepPiece,
+};
 use rectrain_modes::{GlobalStep, Rank};
 use rectrain_proto::v1;
 use rectrain_proto::v1::order::Order as Kind;
@@ -45,6 +47,15 @@ pub(crate) enum PiecePull {
     Wait(Option<Instant>),
 }
 
+/// The effect of a report of a piece.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct TrainedPiece {
+    /// Whether its predictions count: no other worker has reported it as trained.
+    pub(crate) counts: bool,
+    /// The steps that are complete now.
+    pub(crate) steps: Vec<TrainedStep>,
+}
+
 /// A step that is complete now.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct TrainedStep {
@@ -64,10 +75,7 @@ impl Driver for Pulled {
         if !barrier::is_granted(training) || !training.is_order_complete() || !training.all_done() {
             return Ok(false);
         }
-        training.choose_next();
-        training.run.rest(training.config.run_mode(training.modes.next, training.workers.next))?;
-        training.run.advance()?;
-        training.enter_pause()?;
+        barrier::pause(training, |_| Ok(()))?;
         Ok(true)
     }
 
@@ -145,30 +153,26 @@ impl Training {
         Ok(self.pulled.queue.insert(queue))
     }
 
-    /// A worker has nothing more to do with a piece. Returns the steps that are complete now. A
-    /// report of an earlier order changes nothing.
-    pub(crate) fn piece_report(
-        &mut self,
-        report: &v1::PieceReport,
-        now: Instant,
-    ) -> Result<Vec<TrainedStep>, RoleError> {
+    /// A worker has nothing more to do with a piece. A report of an earlier order changes nothing.
+    pub(crate) fn piece_report(&mut self, report: &v1::PieceReport, now: Instant) -> Result<TrainedPiece, RoleError> {
         if self.stage != Stage::Training || report.order != self.order.number {
-            return Ok(Vec::new());
+            return Ok(TrainedPiece::default());
         }
         let v1::StepPiece { step, piece } = report.piece.unwrap_or_default();
         let piece = StepPiece { step: GlobalStep(step), piece: Rank(piece) };
         let outcome = if report.trained { PieceOutcome::Trained } else { PieceOutcome::Passed };
         let queue = self.granted_queue(now)?;
-        let complete = queue.report(Rank(report.rank), piece, outcome, report.loss_sum, now).map_err(inconsistent)?;
-        let mut trained = Vec::with_capacity(complete.len());
+        let ReportedPiece { counts, complete } =
+            queue.report(Rank(report.rank), piece, outcome, report.loss_sum, now).map_err(inconsistent)?;
+        let mut steps = Vec::with_capacity(complete.len());
         for CompleteStep { step, loss_sum } in complete {
             self.run.sync_step_applied(step)?;
             self.pulled.open = step.next();
             let pieces = self.first_piece_of(step)..self.config.pieces;
-            trained.push(TrainedStep { rows: self.rows_of_share(self.batch_of(step), pieces), loss_sum });
+            steps.push(TrainedStep { rows: self.rows_of_share(self.batch_of(step), pieces), loss_sum });
         }
         self.advance()?;
-        Ok(trained)
+        Ok(TrainedPiece { counts, steps })
     }
 }
 
@@ -227,6 +231,10 @@ mod tests {
     }
 
     fn report(training: &mut Training, rank: u32, order: u64, of: StepPiece, trained: bool) -> Vec<TrainedStep> {
+        report_of(training, rank, order, of, trained).steps
+    }
+
+    fn report_of(training: &mut Training, rank: u32, order: u64, of: StepPiece, trained: bool) -> TrainedPiece {
         let piece = Some(v1::StepPiece { step: of.step.0, piece: of.piece.0 });
         let report = v1::PieceReport { rank, order, piece, trained, loss_sum: 0.5 };
         training.piece_report(&report, Instant::now()).unwrap()
@@ -266,6 +274,16 @@ mod tests {
             report(&mut training, 0, order, *piece, true);
         }
         assert_eq!(pull(&mut training, 3, order), piece(2, 0));
+    }
+
+    #[test]
+    fn the_predictions_of_a_piece_count_once() {
+        let (mut training, order) = started(2);
+        let (first, second) = (pull(&mut training, 0, order), pull(&mut training, 1, order));
+        assert!(!report_of(&mut training, 0, order, first, false).counts, "it was passed");
+        assert!(report_of(&mut training, 0, order, second, true).counts);
+        assert!(!report_of(&mut training, 1, order, second, true).counts, "worker 0 was first");
+        assert!(!report_of(&mut training, 0, order + 1, second, true).counts, "of another order");
     }
 
     #[test]

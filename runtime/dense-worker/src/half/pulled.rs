@@ -18,7 +18,7 @@ use tokio::task::JoinHandle;
 use super::WorkerHalf;
 use crate::local_batch::LocalBatch;
 use crate::partitions::wrong_size;
-use crate::trainer::{REPORT_EVERY, Trainer};
+use crate::trainer::Trainer;
 use rectrain_protocol::batch::BatchKey;
 use rectrain_protocol::deadline::CALL_DEADLINE;
 use rectrain_protocol::error::RoleError;
@@ -48,7 +48,23 @@ struct InHand {
     piece: Piece,
     /// From the fetch until the computation.
     batch: Option<LocalBatch>,
+    /// From the computation on.
+    computed: Computed,
+}
+
+/// The results of a piece that go to no parameter server.
+#[derive(Default)]
+struct Computed {
     loss_sum: f64,
+    predictions: Vec<f32>,
+    labels: Vec<f32>,
+}
+
+/// A report on its way to the coordinator. Another worker may have reported the piece. The reply
+/// says whether the predictions count.
+struct Reporting {
+    reply: JoinHandle<Result<v1::PieceReported, RoleError>>,
+    computed: Computed,
 }
 
 /// Training of pulled pieces.
@@ -72,12 +88,12 @@ struct Run<'a> {
     machine: PieceWorker,
     in_hand: HashMap<StepPiece, InHand>,
     /// The gradients of the pooled embeddings of the piece that was computed last.
-    computed: Option<Pooled>,
+    gradients: Option<Pooled>,
     /// Parameters that came before a computation with the present ones had begun.
     later: VecDeque<Event>,
     events: mpsc::Sender<Event>,
     happened: mpsc::Receiver<Event>,
-    reports: VecDeque<JoinHandle<Result<(), RoleError>>>,
+    reports: VecDeque<Reporting>,
 }
 
 impl<'a> Run<'a> {
@@ -88,7 +104,7 @@ impl<'a> Run<'a> {
             order,
             machine: PieceWorker::new(),
             in_hand: HashMap::new(),
-            computed: None,
+            gradients: None,
             later: VecDeque::new(),
             events,
             happened,
@@ -144,25 +160,10 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Waits for the result of a call. A wait for records of a stream may be long. So the worker
-    /// first reports the pieces that it has computed.
+    /// Waits for the result of a call, and measures the wait.
     fn receive(&mut self) -> Result<Event, RoleError> {
         let waited = Instant::now();
-        let happened = &mut self.happened;
-        let soon = self.trainer.wait(async {
-            match tokio::time::timeout(REPORT_EVERY, happened.recv()).await {
-                Ok(event) => event.map(Some).ok_or(RoleError::Stopped),
-                Err(_) => Ok(None),
-            }
-        })?;
-        let event = match soon {
-            Some(event) => event,
-            None => {
-                self.trainer.report_trained()?;
-                let happened = &mut self.happened;
-                self.trainer.wait(async { happened.recv().await.ok_or(RoleError::Stopped) })?
-            }
-        };
+        let event = self.trainer.receive(&mut self.happened)?;
         let waited = waited.elapsed();
         let times = &mut self.trainer.pace.times;
         times.passed(waited);
@@ -213,7 +214,7 @@ impl<'a> Run<'a> {
         let at = StepPiece { step: GlobalStep(step), piece: Rank(piece) };
         let key = BatchKey::read("pull", pulled.batch)?;
         let piece = Piece { key, embedding_worker: pulled.embedding_worker as usize };
-        self.in_hand.entry(at).or_insert(InHand { piece, batch: None, loss_sum: 0.0 });
+        self.in_hand.entry(at).or_insert(InHand { piece, batch: None, computed: Computed::default() });
         Ok(self.machine.pulled(Some(at)))
     }
 
@@ -281,17 +282,17 @@ impl<'a> Run<'a> {
         let loss_sum = output.loss_sum();
         let StepOutput { predictions, embedding_gradients, linear_gradients, .. } = output;
         trainer.metrics.pieces.inc();
-        trainer.count(&batch, loss_sum, &predictions, 0, started)?;
-        self.computed = Some(Pooled { embeddings: embedding_gradients, linear: linear_gradients });
+        trainer.count_step(batch.samples, loss_sum, 0, started)?;
+        self.gradients = Some(Pooled { embeddings: embedding_gradients, linear: linear_gradients });
         if let Some(in_hand) = self.in_hand.get_mut(&at) {
-            in_hand.loss_sum = loss_sum;
+            in_hand.computed = Computed { loss_sum, predictions, labels: batch.labels };
         }
         Ok(())
     }
 
     /// Sends the gradients of the piece that was computed last, without waiting.
     fn send(&mut self, at: StepPiece) -> Result<(), RoleError> {
-        let pooled = self.computed.take().ok_or_else(|| unknown(at))?;
+        let pooled = self.gradients.take().ok_or_else(|| unknown(at))?;
         let piece = self.in_hand(at)?.piece;
         let rows = self.trainer.send_gradients(piece, pooled, Some(at.step.0), None);
         let (servers, patience) = (self.trainer.peers.placement.servers.clone(), self.trainer.plan.patience());
@@ -320,22 +321,32 @@ impl<'a> Run<'a> {
             order: self.order.number,
             piece: Some(v1::StepPiece { step: at.step.0, piece: at.piece.0 }),
             trained: outcome == PieceOutcome::Trained,
-            loss_sum: in_hand.loss_sum,
+            loss_sum: in_hand.computed.loss_sum,
         };
         let coordinator = self.trainer.peers.coordinator.clone();
-        self.reports.push_back(
-            self.trainer.spawn(async move { coordinator.call(report, Vec::new(), CALL_DEADLINE).await.map(drop) }),
-        );
-        while self.reports.len() > REPORTS || self.reports.front().is_some_and(JoinHandle::is_finished) {
+        let call = async move { Ok(coordinator.call(report, Vec::new(), CALL_DEADLINE).await?.0) };
+        self.reports.push_back(Reporting { reply: self.trainer.spawn(call), computed: in_hand.computed });
+        while self.reports.len() > REPORTS || self.reports.front().is_some_and(|report| report.reply.is_finished()) {
             let Some(report) = self.reports.pop_front() else { break };
-            self.trainer.join("piece_report", report)?;
+            self.end_report(report)?;
+        }
+        Ok(())
+    }
+
+    /// Counts the predictions of a piece once, whichever worker has reported it first.
+    fn end_report(&mut self, report: Reporting) -> Result<(), RoleError> {
+        if self.trainer.join("piece_report", report.reply)?.counts {
+            self.trainer.count_predictions(&report.computed.predictions, &report.computed.labels);
         }
         Ok(())
     }
 
     /// All pieces have ended. Ends the reports.
-    fn finish(self) -> Result<(), RoleError> {
-        self.reports.into_iter().try_for_each(|report| self.trainer.join("piece_report", report))
+    fn finish(mut self) -> Result<(), RoleError> {
+        while let Some(report) = self.reports.pop_front() {
+            self.end_report(report)?;
+        }
+        Ok(())
     }
 
     /// Awaits a call in a task, and sends its result as an event.

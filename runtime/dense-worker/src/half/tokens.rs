@@ -16,7 +16,7 @@ use tokio::task::JoinHandle;
 
 use super::WorkerHalf;
 use crate::replica::Replica;
-use crate::trainer::{REPORT_EVERY, Trainer};
+use crate::trainer::Trainer;
 use rectrain_protocol::batch::BatchKey;
 use rectrain_protocol::deadline::CALL_DEADLINE;
 use rectrain_protocol::error::RoleError;
@@ -140,7 +140,7 @@ impl<'a> Run<'a> {
 
     fn next_event(&mut self) -> Result<Vec<WorkerAction>, RoleError> {
         let waited = Instant::now();
-        let event = self.receive()?;
+        let event = self.trainer.receive(&mut self.happened)?;
         self.trainer.metrics.batch_wait.observe(waited.elapsed().as_secs_f64());
         self.trainer.pace.times.waited_for_data(waited.elapsed());
         match event {
@@ -196,24 +196,6 @@ impl<'a> Run<'a> {
                 Ok(Vec::new())
             }
         }
-    }
-
-    /// Waits for the result of a call. A wait for records of a stream may be long. So the batches
-    /// trained before it are reported.
-    fn receive(&mut self) -> Result<Event, RoleError> {
-        let happened = &mut self.happened;
-        let soon = self.trainer.wait(async {
-            match tokio::time::timeout(REPORT_EVERY, happened.recv()).await {
-                Ok(event) => event.map(Some).ok_or(RoleError::Stopped),
-                Err(_) => Ok(None),
-            }
-        })?;
-        if let Some(event) = soon {
-            return Ok(event);
-        }
-        self.trainer.report_trained()?;
-        let happened = &mut self.happened;
-        self.trainer.wait(async { happened.recv().await.ok_or(RoleError::Stopped) })
     }
 
     fn pull(&self) {

@@ -18,7 +18,7 @@ mod worker;
 use std::fmt;
 
 pub use gate::{PieceGate, PiecePushed, Reading};
-pub use queue::{CompleteStep, PieceQueue, PulledPiece};
+pub use queue::{CompleteStep, PieceQueue, PulledPiece, ReportedPiece};
 pub use sum::{PieceSum, Summand};
 pub use worker::{PieceAction, PieceOutcome, PieceWorker};
 

@@ -54,6 +54,16 @@ pub struct CompleteStep {
     pub loss_sum: Option<f64>,
 }
 
+/// The effect of a report.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct ReportedPiece {
+    /// Whether it is the first report of the piece as trained. Then its predictions and its rows
+    /// count.
+    pub counts: bool,
+    /// The steps that are complete now, in order.
+    pub complete: Vec<CompleteStep>,
+}
+
 /// A worker that has a piece.
 #[derive(Debug, Clone, Copy)]
 struct Holder {
@@ -279,8 +289,8 @@ impl PieceQueue {
         newest.map(|holder| self.begun(holder) + after).filter(|late| *late > now).min()
     }
 
-    /// Worker `rank` reports a piece. `loss_sum` is the sum of its losses. Returns the steps that
-    /// are complete now, in order. A repeated report changes nothing.
+    /// Worker `rank` reports a piece. `loss_sum` is the sum of its losses. A repeated report
+    /// changes nothing.
     ///
     /// # Errors
     /// [`PieceError::UnknownPiece`], and [`PieceError::NotHandedOut`] for a step that was not
@@ -292,13 +302,14 @@ impl PieceQueue {
         outcome: PieceOutcome,
         loss_sum: f64,
         now: Instant,
-    ) -> Result<Vec<CompleteStep>, PieceError> {
+    ) -> Result<ReportedPiece, PieceError> {
         self.check(piece)?;
         self.end_piece(rank, piece, outcome, now);
-        let Some(ahead) = piece.step.0.checked_sub(self.open.0) else { return Ok(Vec::new()) };
-        let Some(step) = self.steps.get_mut(ahead as usize) else { return Ok(Vec::new()) };
+        let nothing = ReportedPiece::default();
+        let Some(ahead) = piece.step.0.checked_sub(self.open.0) else { return Ok(nothing) };
+        let Some(step) = self.steps.get_mut(ahead as usize) else { return Ok(nothing) };
         let Some(place) = step.places.get_mut(piece.piece.0 as usize).filter(|place| !place.is_done) else {
-            return Ok(Vec::new());
+            return Ok(nothing);
         };
         place.holders.retain(|holder| holder.rank != rank);
         match outcome {
@@ -311,7 +322,7 @@ impl PieceQueue {
                 step.finish(piece.piece, None)?;
             }
         }
-        Ok(self.complete(now))
+        Ok(ReportedPiece { counts: outcome == PieceOutcome::Trained, complete: self.complete(now) })
     }
 
     /// Measures the time of a piece, and whether its worker is still slow.

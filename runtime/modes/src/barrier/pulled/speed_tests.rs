@@ -107,8 +107,8 @@ impl Cluster {
             }
             PieceAction::Send(piece) => worker.machine.acknowledged(piece).unwrap(),
             PieceAction::Report(piece, outcome) => {
-                let complete = self.queue.report(Rank(rank), piece, outcome, 0.0, self.instant()).unwrap();
-                self.complete.extend(complete.into_iter().map(|step| (step.step.0, self.now)));
+                let reported = self.queue.report(Rank(rank), piece, outcome, 0.0, self.instant()).unwrap();
+                self.complete.extend(reported.complete.into_iter().map(|step| (step.step.0, self.now)));
                 Vec::new()
             }
             PieceAction::Stop => panic!("the order has not ended"),

@@ -19,7 +19,7 @@ fn pulled(queue: &mut PieceQueue, rank: u32, now: Instant) -> Option<(u64, u32, 
 }
 
 fn trained(queue: &mut PieceQueue, rank: u32, piece: StepPiece, now: Instant) -> Vec<CompleteStep> {
-    queue.report(Rank(rank), piece, PieceOutcome::Trained, 0.5, now).unwrap()
+    queue.report(Rank(rank), piece, PieceOutcome::Trained, 0.5, now).unwrap().complete
 }
 
 #[test]
@@ -124,8 +124,9 @@ fn a_passed_piece_is_done_unless_another_worker_reports_it() {
     assert_eq!(pulled(&mut queue, 0, late), Some((4, 1, true)));
     let passed =
         |queue: &mut PieceQueue, rank| queue.report(Rank(rank), piece(4, 1), PieceOutcome::Passed, 0.0, late).unwrap();
-    assert!(passed(&mut queue, 0).is_empty(), "worker 1 has trained it");
-    assert_eq!(passed(&mut queue, 1), [CompleteStep { step: GlobalStep(4), loss_sum: None }]);
+    assert_eq!(passed(&mut queue, 0), ReportedPiece::default(), "worker 1 has trained it");
+    let complete = vec![CompleteStep { step: GlobalStep(4), loss_sum: None }];
+    assert_eq!(passed(&mut queue, 1), ReportedPiece { counts: false, complete });
 }
 
 #[test]
@@ -140,7 +141,7 @@ fn a_piece_that_is_passed_twice_is_done() {
         let late = begin + Duration::from_secs(seconds);
         assert!(complete.is_empty(), "worker 1 may be about to report it");
         assert_eq!(pulled(&mut queue, 0, late), Some((4, 1, true)));
-        complete = queue.report(Rank(0), piece(4, 1), PieceOutcome::Passed, 0.0, late).unwrap();
+        complete = queue.report(Rank(0), piece(4, 1), PieceOutcome::Passed, 0.0, late).unwrap().complete;
     }
     assert_eq!(complete, [CompleteStep { step: GlobalStep(4), loss_sum: None }]);
 }
@@ -163,7 +164,7 @@ fn wrong_reports_are_refused() {
     let early = PieceError::NotHandedOut { piece: piece(7, 0), granted: GlobalStep(7) };
     assert_eq!(report(piece(7, 0)), Err(early));
     assert_eq!(report(piece(4, 2)), Err(PieceError::UnknownPiece { piece: Rank(2), pieces: 2 }));
-    assert_eq!(report(piece(3, 1)), Ok(vec![]), "a repetition");
+    assert_eq!(report(piece(3, 1)), Ok(ReportedPiece::default()), "a repetition");
 }
 
 /// The pieces as a plain list.
@@ -260,16 +261,19 @@ proptest! {
                     let piece = mine[(choice >> 4) as usize % mine.len()];
                     let outcome = if kind == 5 { PieceOutcome::Passed } else { PieceOutcome::Trained };
                     let loss = f64::from(choice >> 20) / 8.0;
-                    let complete = queue.report(Rank(rank), piece, outcome, loss, now).unwrap();
+                    let reported = queue.report(Rank(rank), piece, outcome, loss, now).unwrap();
                     model.unreported.entry(rank).or_default().remove(&piece);
                     model.held.entry(piece).or_default().remove(&rank);
                     let is_trained = outcome == PieceOutcome::Trained;
+                    let is_open = piece.step.0 >= model.open && !model.done.contains_key(&piece);
+                    prop_assert_eq!(reported.counts, is_trained && is_open, "a piece counts once");
                     let is_done = is_trained || model.holders(piece) == 0 || !model.passed.insert(piece);
                     if piece.step.0 >= model.open && is_done {
                         let loss = is_trained.then_some(loss);
                         model.done.entry(piece).or_insert(loss);
                     }
-                    let complete: Vec<_> = complete.into_iter().map(|step| (step.step.0, step.loss_sum)).collect();
+                    let complete = reported.complete.into_iter().map(|step| (step.step.0, step.loss_sum));
+                    let complete: Vec<_> = complete.collect();
                     prop_assert_eq!(complete, model.complete());
                 }
                 _ => {}
