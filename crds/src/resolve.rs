@@ -958,6 +958,7 @@ fn shadow(given: &ShadowSpec) -> ResolvedShadow {
         eta: given.eta.unwrap_or(d::SHADOW_ETA),
         momentum: given.momentum.unwrap_or(d::SHADOW_MOMENTUM),
         nesterov: given.nesterov.unwrap_or_default(),
+        fragments: given.fragments.unwrap_or(d::SHADOW_FRAGMENTS),
     }
 }
 

@@ -369,6 +369,8 @@ pub struct ResolvedShadow {
     pub momentum: f64,
     /// Whether the momentum of `bmuf` is Nesterov's.
     pub nesterov: bool,
+    /// The fragments of each parameter server's part of the dense parameters, from 1 to 256.
+    pub fragments: u32,
 }
 
 /// The sensitivity of the mode `auto`.

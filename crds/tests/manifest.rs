@@ -229,6 +229,7 @@ fn a_ten_line_manifest_is_enough_and_takes_every_default() {
             "localBatchSize": null, "barrierWorkers": null, "gbaStaleness": 4, "gbaKeyDivisor": "buffer", "hopBsBound": 2, "hopBwBackups": 1,
             "bspAggregate": null, "shadow": {
                 "algorithm": "easgd", "alpha": 0.5, "everySteps": null, "eta": 0.5, "momentum": 0.0, "nesterov": false,
+                "fragments": 1,
             }, "switchAt": [],
             "denseOptimizer": {
                 "kind": "adam", "learningRate": 0.001, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "weightDecay": 0.0,
@@ -284,6 +285,7 @@ fn the_manual_documents_the_actual_defaults() {
         ("spec.training.shadow.eta", "/training/shadow/eta"),
         ("spec.training.shadow.momentum", "/training/shadow/momentum"),
         ("spec.training.shadow.nesterov", "/training/shadow/nesterov"),
+        ("spec.training.shadow.fragments", "/training/shadow/fragments"),
         ("spec.training.optimizer.dense.beta1", "/training/denseOptimizer/beta1"),
         ("spec.training.optimizer.dense.beta2", "/training/denseOptimizer/beta2"),
         ("spec.training.optimizer.sparse.beta1", "/training/sparseOptimizer/beta1"),
@@ -1003,6 +1005,16 @@ const BAD_JOBS: [(&[&str], &str, &str); 81] = [
         &["spec.training.shadow.momentum=1"],
         "spec.training.shadow.momentum",
         "expected a number from 0 to 0.99, found 1",
+    ),
+    (
+        &["spec.training.shadow.fragments=0"],
+        "spec.training.shadow.fragments",
+        "expected an integer from 1 to 256, found 0",
+    ),
+    (
+        &["spec.training.shadow.fragments=257"],
+        "spec.training.shadow.fragments",
+        "expected an integer from 1 to 256, found 257",
     ),
     (
         &["spec.training.shadow.everySteps=0"],

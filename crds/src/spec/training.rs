@@ -250,6 +250,13 @@ pub struct ShadowSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = false))]
     pub nesterov: Option<bool>,
+
+    /// The fragments of the dense parameters. An exchange moves one of them, and they take turns.
+    /// Each parameter server divides its part of the parameters into this many ranges of equal
+    /// size. With `bmuf` and Nesterov's momentum, this is the method of Streaming DiLoCo.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 256), extend("x-default" = defaults::SHADOW_FRAGMENTS))]
+    pub fragments: Option<u32>,
 }
 
 /// A scheduled switch of the training mode.

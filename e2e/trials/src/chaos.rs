@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rectrain_harness::arguments::number;
 use rectrain_harness::cargo::build_programs;
 use rectrain_harness::command::start;
-use rectrain_harness::events::{integer, test_auc};
+use rectrain_harness::events::{integer, missing, test_auc};
 use rectrain_harness::files::temporary_folder;
 use rectrain_harness::kafka::Broker;
 use rectrain_harness::processes::children_of;
@@ -31,17 +31,38 @@ const USAGE: &str = "usage: cargo xtask chaos [--manifest FILE] [--mode sync] [-
   Prints each kill, and at the end one line of JSON: the number of kills, whether the models are equal, rows
   lost or trained twice, gradients that parameter servers lack or have twice, repeated batches, the difference
   of the test AUC, and the longest restart of a parameter server that kept its rows.
-  Fails if rows or gradients are lost or counted twice, or if `sync` trains another model.";
+  In `shadow` no dense gradient travels. In its place the line has the batches of replicas that died with their
+  worker. The job gets more rows until it lasts long enough for the kills, unless --manifest names another job.
+  Fails if rows or gradients are lost or counted twice, if `sync` trains another model, or if the AUC of `shadow`
+  differs by more than 0.001.";
 /// A run that prints no event for this long hangs.
 const SILENCE: Duration = Duration::from_secs(180);
 /// The time after a restart in which processes start, join or restore.
 const STARTUP: Duration = Duration::from_millis(1500);
+
+/// The manifest of a run on synthetic rows, and its rows.
+const MANIFEST: &str = "docs/examples/chaos.yaml";
+const ROWS: u64 = 200_000;
+
+/// In `shadow`, training goes on while a victim is away. So the job has to last this long for each
+/// kill.
+const SECONDS_A_KILL: f64 = 3.0;
+/// The job gets at most this many times its rows.
+const MOST_TIMES_THE_ROWS: f64 = 50.0;
+/// In `shadow`, the largest difference of the AUC from the undisturbed run. With the test rows
+/// below, chance alone stays well below it.
+const AUC_BOUND: f64 = 0.001;
+const SHADOW_TEST_ROWS: u64 = 100_000;
 
 /// The manifest of a run on a stream, and its data.
 const STREAM_MANIFEST: &str = "docs/examples/movielens-100k.yaml";
 const STREAM_DATA: &str = "data/movielens-100k/train.csv";
 const TOPIC: &str = "chaos";
 
+/// The mode that trains replicas.
+const SHADOW: &str = "shadow";
+
+#[derive(Debug)]
 struct Plan {
     /// Whether the rows come from Kafka.
     on_stream: bool,
@@ -83,7 +104,7 @@ pub fn run(arguments: &[&str]) -> Result<(), TrialError> {
         Some(broker) => plan.on(broker),
         None => plan,
     };
-    let alone = undisturbed(&plan)?;
+    let (plan, alone) = undisturbed(plan)?;
     let steps = integer("the summary", &alone, "steps")?;
     println!("seed {}: {} kills over {steps} steps", plan.seed, plan.kills);
     let folder = temporary_folder("chaos");
@@ -103,6 +124,11 @@ fn stream() -> Result<Broker, HarnessError> {
 }
 
 impl Plan {
+    /// Whether the job may get more rows.
+    fn may_grow(&self) -> bool {
+        self.mode == SHADOW && self.manifest == MANIFEST && !self.on_stream
+    }
+
     /// The same with rows from a broker.
     fn on(self, broker: &Broker) -> Self {
         let kafka = format!(
@@ -128,7 +154,7 @@ struct Kills {
 fn parse(arguments: &[&str]) -> Result<Plan, HarnessError> {
     let mut plan = Plan {
         on_stream: false,
-        manifest: "docs/examples/chaos.yaml".to_owned(),
+        manifest: MANIFEST.to_owned(),
         mode: "sync".to_owned(),
         kills: 20,
         seed: 7,
@@ -146,11 +172,33 @@ fn parse(arguments: &[&str]) -> Result<Plan, HarnessError> {
         }
     }
     plan.sets.push(format!("spec.training.mode={}", plan.mode));
+    if plan.may_grow() {
+        plan.sets.insert(0, format!("spec.data.synthetic.testRows={SHADOW_TEST_ROWS}"));
+    }
     Ok(plan)
 }
 
-/// The summary of the job without kills and without checkpoints.
-fn undisturbed(plan: &Plan) -> Result<Value, HarnessError> {
+/// The summary of the job without kills and without checkpoints. If the job may grow and is too
+/// short for its kills, the plan gets more rows.
+fn undisturbed(mut plan: Plan) -> Result<(Plan, Value), HarnessError> {
+    let alone = train_alone(&plan)?;
+    let seconds = alone["seconds"].as_f64().ok_or_else(|| missing("the summary", &alone, "seconds"))?;
+    let Some(rows) = rows_for(plan.kills, seconds).filter(|_| plan.may_grow()) else { return Ok((plan, alone)) };
+    println!("{seconds:.1} s are too short for {} kills: the job gets {rows} rows", plan.kills);
+    plan.sets.insert(0, format!("spec.data.synthetic.rows={rows}"));
+    let alone = train_alone(&plan)?;
+    Ok((plan, alone))
+}
+
+/// The rows of a job that lasts long enough for the kills. `seconds` is the time of the job with
+/// [`ROWS`]. `None` if it is long enough.
+fn rows_for(kills: u32, seconds: f64) -> Option<u64> {
+    let times = f64::from(kills) * SECONDS_A_KILL / seconds.max(f64::MIN_POSITIVE);
+    (times > 1.0).then(|| (ROWS as f64 * times.min(MOST_TIMES_THE_ROWS)).ceil() as u64)
+}
+
+/// Trains the job without kills and without checkpoints. Returns its summary.
+fn train_alone(plan: &Plan) -> Result<Value, HarnessError> {
     let none = "spec.checkpoint=null".to_owned();
     let mut job = job(&plan.manifest, plan.sets.iter().chain([&none]))?;
     job.arg("--processes");
@@ -303,34 +351,74 @@ fn kill_one(run: u32, random: &mut SplitMix64) -> Result<Option<String>, Harness
 }
 
 fn report(plan: &Plan, alone: &Value, killed: &Value, kills: &Kills) -> Result<(), TrialError> {
-    let number = |summary: &Value, name: &str| integer("the summary", summary, name);
-    let equal = alone["parametersSha256"] == killed["parametersSha256"];
-    let rows = |summary: &Value| number(summary, "trainedRows");
-    let lost = rows(alone)?.saturating_sub(rows(killed)?);
-    let twice = rows(killed)?.saturating_sub(rows(alone)?);
-    let (missing, doubled) = gradients(killed)?;
+    let losses = Losses::of(&plan.mode, alone, killed)?;
+    let number = |name: &str| integer("the summary", killed, name);
     println!(
         "{}",
-        json!({ "kills": kills.done, "digestEqual": equal, "rowsLost": lost, "rowsTwice": twice, "gradientsMissing": missing, "gradientsTwice": doubled,
-            "tokensLost": number(killed, "tokensLost")?, "batchesRepeated": number(killed, "repeatedBatches")?,
-            "aucDifference": test_auc(killed)? - test_auc(alone)?, "restarts": number(killed, "restarts")?,
+        json!({ "kills": kills.done, "digestEqual": losses.is_equal, "rowsLost": losses.rows, "rowsTwice": losses.rows_twice,
+            "gradientsMissing": losses.gradients.map(|(missing, _)| missing),
+            "gradientsTwice": losses.gradients.map(|(_, twice)| twice),
+            "replicaBatchesLost": number("lostReplicaBatches")?,
+            "tokensLost": number("tokensLost")?, "batchesRepeated": number("repeatedBatches")?,
+            "aucDifference": losses.auc_difference, "restarts": number("restarts")?,
             "longestServerRestartSeconds": kills.longest_server_restart.as_secs_f64(), "mode": plan.mode, "seed": plan.seed })
     );
     if kills.done < plan.kills {
         let found = format!("the job ended after {} kills: give it more rows", kills.done);
         return Err(unmet(format!("{} kills", plan.kills), found));
     }
-    if lost > 0 || twice > 0 {
-        return Err(unmet("every row trained once", format!("{lost} rows lost, {twice} trained twice")));
+    losses.check(&plan.mode)
+}
+
+/// The cost of the kills.
+#[derive(Debug)]
+struct Losses {
+    /// Whether the model is the one of the undisturbed run.
+    is_equal: bool,
+    rows: u64,
+    rows_twice: u64,
+    /// Dense gradients that the worst server lacks, and that one has too many. `None` in a mode
+    /// without them.
+    gradients: Option<(u64, u64)>,
+    /// The AUC less the AUC of the undisturbed run.
+    auc_difference: f64,
+}
+
+impl Losses {
+    /// `alone` and `killed` are the summaries of both runs.
+    fn of(mode: &str, alone: &Value, killed: &Value) -> Result<Self, HarnessError> {
+        let [before, after] = [alone, killed].map(|summary| integer("the summary", summary, "trainedRows"));
+        let (before, after) = (before?, after?);
+        Ok(Self {
+            is_equal: alone["parametersSha256"] == killed["parametersSha256"],
+            rows: before.saturating_sub(after),
+            rows_twice: after.saturating_sub(before),
+            gradients: (mode != SHADOW).then(|| gradients(killed)).transpose()?,
+            auc_difference: test_auc(killed)? - test_auc(alone)?,
+        })
     }
-    if missing > 0 || doubled > 0 {
-        let found = format!("a server lacks {missing} of them, or has {doubled} twice");
-        return Err(unmet("every gradient in the coordinator's ledger applied once", found));
+
+    /// Fails if the mode promises to lose less.
+    fn check(&self, mode: &str) -> Result<(), TrialError> {
+        if self.rows > 0 || self.rows_twice > 0 {
+            let found = format!("{} rows lost, {} trained twice", self.rows, self.rows_twice);
+            return Err(unmet("every row trained once", found));
+        }
+        if let Some((missing, doubled)) = self.gradients.filter(|counts| *counts != (0, 0)) {
+            let found = format!("a server lacks {missing} of them, or has {doubled} twice");
+            return Err(unmet("every gradient in the coordinator's ledger applied once", found));
+        }
+        if mode == "sync" && !self.is_equal {
+            return Err(unmet("the same model from `sync`", "another model after the kills"));
+        }
+        // A value that is not a number fails, too.
+        let is_near = self.auc_difference.abs() <= AUC_BOUND;
+        if mode == SHADOW && !is_near {
+            let expected = format!("an AUC within {AUC_BOUND} of the undisturbed run's");
+            return Err(unmet(expected, format!("a difference of {:+.5}", self.auc_difference)));
+        }
+        Ok(())
     }
-    if plan.mode == "sync" && !equal {
-        return Err(unmet("the same model from `sync`", "another model after the kills"));
-    }
-    Ok(())
 }
 
 /// Compares the gradients that parameter servers applied without a barrier with the coordinator's
@@ -365,5 +453,31 @@ mod tests {
             json!({"tokensIssued": 105, "tokensLost": 5, "fewestAppliedGradients": 99, "mostAppliedGradients": 101});
         assert_eq!(gradients(&summary).unwrap(), (1, 1));
         assert!(gradients(&json!({"tokensIssued": 1})).is_err());
+    }
+
+    #[test]
+    fn a_job_in_shadow_gets_rows_for_its_kills() {
+        assert_eq!(rows_for(20, 60.0), None, "three seconds a kill");
+        assert_eq!(rows_for(20, 15.0), Some(4 * ROWS));
+        assert_eq!(rows_for(1, 0.0), Some(50 * ROWS), "a bound");
+        let grows = |arguments: &[&str]| parse(arguments).unwrap().may_grow();
+        assert!(grows(&["--mode", "shadow"]) && !grows(&["--mode", "gba"]));
+        assert!(!grows(&["--mode", "shadow", "--manifest", "mine.yaml"]));
+    }
+
+    /// In `shadow`, no dense gradient reaches a server, and the AUC decides.
+    #[test]
+    fn shadow_fails_by_its_auc_and_not_by_missing_gradients() {
+        let summary = |auc: f64, rows: u64| {
+            json!({"tokensIssued": 105, "tokensLost": 5, "fewestAppliedGradients": 0, "mostAppliedGradients": 0,
+                "trainedRows": rows, "test": {"auc": auc}, "parametersSha256": auc.to_string()})
+        };
+        let check = |mode: &str, auc: f64, rows: u64| {
+            Losses::of(mode, &summary(0.75, 100), &summary(auc, rows)).unwrap().check(mode)
+        };
+        assert!(check("shadow", 0.7509, 100).is_ok() && check("shadow", 0.7491, 100).is_ok());
+        assert!(check("shadow", 0.7511, 100).is_err() && check("shadow", 0.7489, 100).is_err());
+        assert!(check("shadow", 0.75, 99).is_err() && check("shadow", 0.75, 101).is_err(), "rows count in every mode");
+        assert!(check("gba", 0.75, 100).is_err(), "no gradient was applied");
     }
 }

@@ -5,12 +5,16 @@
 //! copies of all servers. The training thread applies them between two later batches, to the
 //! replica of that moment. So the thread never waits for an exchange, except in the foreground
 //! form.
+//!
+//! An exchange sends one fragment of each server's partition. The fragments of a partition take
+//! turns. A server that forms the mean of the replicas decides whose turn it is.
 
 use std::num::NonZeroU32;
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use futures::future::try_join_all;
-use rectrain_modes::shadow::{ReplicaSync, interpolate};
+use rectrain_modes::shadow::{Fragments, ReplicaSync, interpolate};
 use rectrain_proto::v1;
 use rectrain_wire::{BoxFuture, Tensor};
 
@@ -29,6 +33,9 @@ pub(crate) struct Replica {
     averages: bool,
     /// α, above 0 and at most 1.
     alpha: f32,
+    fragments: Fragments,
+    /// By server: the fragment of the next exchange.
+    turns: Vec<u32>,
     sync: ReplicaSync,
     /// Exchanges begun in this order.
     exchanges: u64,
@@ -44,12 +51,15 @@ impl Replica {
     /// The replica of an order. It is the one of the last order, or begins with the servers' copy.
     pub(crate) fn begin(trainer: &mut Trainer, order: &v1::Order, shadow: &v1::Shadow) -> Result<Self, RoleError> {
         let updates = trainer.begin_replica(order)?;
+        let fragments = Fragments::new(shadow.fragments);
         Ok(Self {
             order: order.number,
             workers: shadow.workers,
             averages: shadow.averages,
             alpha: shadow.alpha,
-            sync: ReplicaSync::new(NonZeroU32::new(shadow.every_steps)),
+            fragments,
+            turns: vec![0; trainer.peers.placement.servers.len()],
+            sync: ReplicaSync::new(NonZeroU32::new(shadow.every_steps), fragments),
             exchanges: 0,
             updates,
             unreported: (0, 0),
@@ -75,30 +85,60 @@ impl Replica {
         std::mem::take(&mut self.unreported)
     }
 
-    /// Takes a snapshot, and returns the call that sends it to all servers. The call's result is
-    /// the copy. `last`: the snapshot includes the optimizer's state.
+    /// Takes a snapshot, and returns the call that sends it to all servers. The call's result are
+    /// their answers. `last`: the snapshot has all fragments, and the optimizer's state.
     pub(crate) fn begin_exchange(&mut self, trainer: &mut Trainer, last: bool) -> Result<Exchanging, RoleError> {
         self.sync.begin();
         self.exchanges += 1;
         let (rank, caller) = (trainer.rank.0, trainer.peers.coordinator.caller_id());
         let Self { order, exchanges: number, workers, .. } = *self;
-        trainer.snapshot(v1::Exchange { rank, order, number, last, caller, workers })
+        let exchange = v1::Exchange { rank, order, number, last, caller, workers, fragment: 0 };
+        self.snapshot(trainer, exchange)
     }
 
-    /// Moves the replica towards the copy: w⁽ⁱ⁾ ← (1 − α) w⁽ⁱ⁾ + α w̃ (algorithm 2, second line).
+    /// Moves the replica towards the copy. If a server waits for another fragment, the exchange
+    /// counts as missed.
     pub(crate) fn end_exchange(
         &mut self,
         trainer: &mut Trainer,
-        copy: &[f32],
+        answers: &[Answer],
         took: Duration,
     ) -> Result<(), RoleError> {
-        interpolate(trainer.tower.parameters_mut()?, copy, self.alpha);
+        let is_complete = self.move_towards(trainer, answers)?;
         trainer.metrics.exchange.observe(took.as_secs_f64());
-        if let Some(gap) = self.sync.end().filter(|gap| *gap > 0) {
+        if is_complete {
+            let gap = self.sync.end();
+            self.count_gap(trainer, gap);
+        } else {
+            self.sync.miss();
+        }
+        Ok(())
+    }
+
+    /// Moves the replica towards the copy, in the parts that the servers have sent: w⁽ⁱ⁾ ← (1 − α)
+    /// w⁽ⁱ⁾ + α w̃ (algorithm 2, second line). Returns whether all servers have sent theirs.
+    fn move_towards(&mut self, trainer: &mut Trainer, answers: &[Answer]) -> Result<bool, RoleError> {
+        let (parameters, mut is_complete) = (trainer.tower.parameters_mut()?, true);
+        for (answer, turn) in answers.iter().zip(&mut self.turns) {
+            match answer {
+                Answer::Copy { range, values } => {
+                    interpolate(&mut parameters[range.clone()], values, self.alpha);
+                    *turn = self.fragments.after(*turn);
+                }
+                Answer::OtherFragment(fragment) => {
+                    *turn = self.fragments.clamp(*fragment);
+                    is_complete = false;
+                }
+            }
+        }
+        Ok(is_complete)
+    }
+
+    fn count_gap(&mut self, trainer: &Trainer, gap: Option<u64>) {
+        if let Some(gap) = gap.filter(|gap| *gap > 0) {
             trainer.metrics.sync_gap.observe(gap as f64);
             self.unreported = (self.unreported.0 + 1, self.unreported.1 + gap);
         }
-        Ok(())
     }
 
     /// Makes the last exchange of the order. If the replica trained nothing in it, only a mean of
@@ -107,8 +147,14 @@ impl Replica {
         if self.has_trained || self.averages {
             let started = Instant::now();
             let call = self.begin_exchange(trainer, true)?;
-            let copy = trainer.wait(call)?;
-            self.end_exchange(trainer, &copy, started.elapsed())?;
+            let answers = trainer.wait(call)?;
+            if !self.move_towards(trainer, &answers)? {
+                let reason = "a server waits for one fragment, but a last exchange has all of them".to_owned();
+                return Err(RoleError::Inconsistent { message: "exchange", reason });
+            }
+            trainer.metrics.exchange.observe(started.elapsed().as_secs_f64());
+            let gap = self.sync.end_all();
+            self.count_gap(trainer, gap);
         }
         let parameters = trainer.tower.parameters()?.to_vec();
         trainer.replica = Some(KeptReplica { parameters, updates: self.updates });
@@ -116,8 +162,16 @@ impl Replica {
     }
 }
 
-/// An exchange on its way. Its result is the copy of all servers, one partition after another.
-pub(crate) type Exchanging = BoxFuture<'static, Result<Vec<f32>, RoleError>>;
+/// An exchange on its way. Its results are the answers of all servers, by their index.
+pub(crate) type Exchanging = BoxFuture<'static, Result<Vec<Answer>, RoleError>>;
+
+/// The answer of a server to a snapshot.
+pub(crate) enum Answer {
+    /// The copy of these parameters, out of all of them.
+    Copy { range: Range<usize>, values: Vec<f32> },
+    /// The server waits for this other fragment. Its copy has not moved.
+    OtherFragment(u32),
+}
 
 impl Trainer {
     /// Puts the replica of the last order back, or begins one that is equal to the servers' copy.
@@ -132,28 +186,45 @@ impl Trainer {
         // high. It only matters to Adam's bias correction, in the first updates.
         Ok(order.step.saturating_sub(order.dense_since))
     }
+}
 
-    /// The calls that send each server its partition of the present parameters.
-    fn snapshot(&mut self, exchange: v1::Exchange) -> Result<Exchanging, RoleError> {
-        let (parameters, state) = if exchange.last { self.tower.state()? } else { (self.tower.parameters()?, &[][..]) };
-        let (total, servers) = (parameters.len(), &self.peers.placement.servers);
+impl Replica {
+    /// The calls that send each server its part of the present parameters.
+    fn snapshot(&self, trainer: &mut Trainer, exchange: v1::Exchange) -> Result<Exchanging, RoleError> {
+        let tower = &mut trainer.tower;
+        let (parameters, state) = if exchange.last { tower.state()? } else { (tower.parameters()?, &[][..]) };
+        let (total, servers) = (parameters.len(), &trainer.peers.placement.servers);
         let mut calls = Vec::with_capacity(servers.len());
         for (server, channel) in servers.iter().enumerate() {
-            let own = dense_partition(total, server, servers.len());
+            let mut own = dense_partition(total, server, servers.len());
+            let fragment = self.turns.get(server).copied().unwrap_or(0);
+            if !exchange.last {
+                let Range { start, end } = self.fragments.range(fragment, own.len());
+                own = own.start + start..own.start + end;
+            }
             let mut tensors = vec![Tensor::from(parameters[own.clone()].to_vec())];
             if exchange.last {
                 let slots = state.chunks_exact(total.max(1));
                 let state: Vec<f32> = slots.flat_map(|slot| slot[own.clone()].iter().copied()).collect();
                 tensors.push(Tensor::from(state));
             }
-            let channel = channel.clone();
+            let (channel, exchange) = (channel.clone(), v1::Exchange { fragment, ..exchange });
             calls.push(async move {
                 let sent = message::call_server(&channel, exchange, move || Ok(tensors.clone()));
-                let [copy] = message::take("exchange", sent.await?.1)?;
-                let copy = copy.expect_f32("parameters")?;
-                if copy.len() == own.len() { Ok(copy) } else { Err(wrong_size(server, own.len(), copy.len())) }
+                let (reply, tensors) = sent.await?;
+                if let Some(fragment) = reply.other_fragment {
+                    return Ok(Answer::OtherFragment(fragment));
+                }
+                let [copy] = message::take("exchange", tensors)?;
+                let values = copy.expect_f32("parameters")?;
+                let is_whole = values.len() == own.len();
+                if is_whole {
+                    Ok(Answer::Copy { range: own, values })
+                } else {
+                    Err(wrong_size(server, own.len(), values.len()))
+                }
             });
         }
-        Ok(Box::pin(async move { try_join_all(calls).await.map(|copies| copies.concat()) }))
+        Ok(Box::pin(try_join_all(calls)))
     }
 }

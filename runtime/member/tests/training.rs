@@ -5,7 +5,7 @@
 
 mod common;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::ops::Range;
@@ -83,23 +83,47 @@ struct Shadowed {
     block: Option<(f32, f32, RefCell<Vec<f32>>)>,
     /// The batches before which training pauses for an evaluation.
     pauses: &'static [u64],
+    /// Parameter servers, and the fragments of each server's partition.
+    division: (usize, usize),
+    /// The fragment of the next exchange. Each pause begins with the first one again.
+    turn: Cell<usize>,
 }
 
 impl Shadowed {
-    /// Algorithm 2 of ShadowSync, or algorithm 4 with Nesterov's momentum and one replica.
-    fn exchange(&self, copy: &mut [f32], replica: &mut [f32]) {
-        if let Some((eta, momentum, velocity)) = &self.block {
-            let mut velocity = velocity.borrow_mut();
-            velocity.resize(copy.len(), 0.0);
-            for ((copy, velocity), own) in copy.iter_mut().zip(&mut *velocity).zip(&*replica) {
-                let descent = *own - *copy;
-                *velocity = momentum * *velocity + descent;
-                *copy += eta * (descent + momentum * *velocity);
+    /// Exchanges of all parameters at once.
+    fn new(batches: Range<u64>, pauses: &'static [u64]) -> Self {
+        Self { batches, alpha: 0.3, block: None, pauses, division: (1, 1), turn: Cell::new(0) }
+    }
+
+    /// Algorithm 2 of ShadowSync, or algorithm 4 with Nesterov's momentum and one replica. The
+    /// exchange moves one fragment, or all of them.
+    fn exchange(&self, copy: &mut [f32], replica: &mut [f32], moves_all: bool) {
+        let total = copy.len();
+        for (place, (copy, own)) in copy.iter_mut().zip(replica).enumerate() {
+            if !moves_all && self.fragment_of(place, total) != self.turn.get() {
+                continue;
             }
-        } else {
-            copy.iter_mut().zip(&*replica).for_each(|(copy, own)| *copy += self.alpha * (*own - *copy));
+            if let Some((eta, momentum, velocity)) = &self.block {
+                let mut velocity = velocity.borrow_mut();
+                velocity.resize(total, 0.0);
+                let descent = *own - *copy;
+                velocity[place] = momentum * velocity[place] + descent;
+                *copy += eta * (descent + momentum * velocity[place]);
+            } else {
+                *copy += self.alpha * (*own - *copy);
+            }
+            *own += self.alpha * (*copy - *own);
         }
-        replica.iter_mut().zip(&*copy).for_each(|(own, copy)| *own += self.alpha * (*copy - *own));
+        self.turn.set(if moves_all { 0 } else { (self.turn.get() + 1) % self.division.1 });
+    }
+
+    /// The fragment of a parameter, out of `total`.
+    fn fragment_of(&self, parameter: usize, total: usize) -> usize {
+        let (servers, fragments) = self.division;
+        let of_server = |server: usize| total * server / servers;
+        let server = (0..servers).rfind(|server| of_server(*server) <= parameter).unwrap();
+        let (first, size) = (of_server(server), of_server(server + 1) - of_server(server));
+        (0..fragments).rfind(|fragment| first + size * fragment / fragments <= parameter).unwrap()
     }
 
     /// Carries out the exchanges that are due before batch `next`.
@@ -109,13 +133,13 @@ impl Shadowed {
         } else if next == self.batches.end {
             self.leave(copy, replica);
         } else if self.batches.contains(&next) && self.pauses.contains(&next) {
-            self.exchange(copy, replica);
+            self.exchange(copy, replica, true);
         }
     }
 
     /// The copy is the model.
     fn leave(&self, copy: &mut [f32], replica: &mut [f32]) {
-        self.exchange(copy, replica);
+        self.exchange(copy, replica, true);
         replica.copy_from_slice(copy);
     }
 }
@@ -204,7 +228,7 @@ fn plain_loop(plan: &JobPlan, shadowed: Option<&Shadowed>) -> String {
             }
             tower.apply(step).unwrap();
             if let Some(shadowed) = shadowed.filter(|shadowed| shadowed.batches.contains(&(step - 1))) {
-                shadowed.exchange(&mut copy, tower.parameters_mut().unwrap());
+                shadowed.exchange(&mut copy, tower.parameters_mut().unwrap(), false);
             }
             chunk += 1;
         }
@@ -427,7 +451,7 @@ const FOREGROUND: [&str; 2] = ["spec.training.shadow.everySteps=1", "spec.traini
 #[test]
 fn shadow_with_one_worker_equals_a_plain_loop_to_the_bit() {
     let job = [&FOREGROUND[..], &["spec.training.mode=shadow"]].concat();
-    let shadowed = |pauses| Shadowed { batches: 0..u64::MAX, alpha: 0.3, block: None, pauses };
+    let shadowed = |pauses| Shadowed::new(0..u64::MAX, pauses);
     let whole = plain_loop(&plan(&job), Some(&shadowed(&[])));
     assert_ne!(whole, digest_of(&[]), "the copy lags behind the replica");
     for replicas in ["spec.roles.ps.replicas=1", "spec.roles.ps.replicas=3"] {
@@ -448,10 +472,34 @@ fn bmuf_with_one_worker_equals_a_plain_loop_to_the_bit() {
     let evaluation = "spec.training.evaluation.every=steps,spec.training.evaluation.steps=10";
     let job = [&FOREGROUND[..], &["spec.training.mode=shadow", settings.as_str(), evaluation]].concat();
     let block = Some((0.6, 0.4, RefCell::default()));
-    let shadowed = Shadowed { batches: 0..u64::MAX, alpha: 0.3, block, pauses: &[10, 20, 30, 40] };
+    let shadowed = Shadowed { block, ..Shadowed::new(0..u64::MAX, &[10, 20, 30, 40]) };
     let expected = plain_loop(&plan(&job), Some(&shadowed));
     for replicas in ["spec.roles.ps.replicas=1", "spec.roles.ps.replicas=3"] {
         assert_eq!(digest_of(&[&job[..], &[replicas]].concat()), expected, "{replicas}");
+    }
+}
+
+/// Fragments divide the partition of each server. A pause moves all of them, and begins with the
+/// first one again.
+#[test]
+fn with_fragments_one_worker_equals_a_plain_loop_to_the_bit() {
+    let evaluation = "spec.training.evaluation.every=steps,spec.training.evaluation.steps=10";
+    let outer = ["algorithm=bmuf", "eta=0.6", "momentum=0.4", "nesterov=true"];
+    let outer = outer.map(|setting| format!("spec.training.shadow.{setting}")).join(",");
+    let block = || Some((0.6, 0.4, RefCell::default()));
+    for (settings, block) in [("spec.training.shadow.algorithm=easgd", None), (outer.as_str(), block())] {
+        let job = [&FOREGROUND[..], &["spec.training.mode=shadow", settings, evaluation]].concat();
+        let all = Shadowed { block, ..Shadowed::new(0..u64::MAX, &[10, 20, 30, 40]) };
+        let whole = plain_loop(&plan(&job), Some(&all));
+        for division in [(1, 3), (3, 4)] {
+            let block = all.block.as_ref().map(|(eta, momentum, _)| (*eta, *momentum, RefCell::default()));
+            let shadowed = Shadowed { division, block, ..Shadowed::new(0..u64::MAX, &[10, 20, 30, 40]) };
+            let expected = plain_loop(&plan(&job), Some(&shadowed));
+            assert_ne!(expected, whole, "{division:?}: a fragment waits for its turn");
+            let (servers, fragments) = division;
+            let changes = format!("spec.roles.ps.replicas={servers},spec.training.shadow.fragments={fragments}");
+            assert_eq!(digest_of(&[&job[..], &[changes.as_str()]].concat()), expected, "{settings}, {division:?}");
+        }
     }
 }
 
@@ -475,7 +523,7 @@ fn ma_with_one_worker_in_the_foreground_equals_sync_to_the_bit() {
 fn a_switch_to_shadow_and_back_equals_a_plain_loop_to_the_bit() {
     let switches = switches(&[(5, "shadow"), (17, "sync")]);
     let job = [&FOREGROUND[..], &[switches.as_str()]].concat();
-    let expected = plain_loop(&plan(&job), Some(&Shadowed { batches: 5..17, alpha: 0.3, block: None, pauses: &[] }));
+    let expected = plain_loop(&plan(&job), Some(&Shadowed::new(5..17, &[])));
     let (summary, _) = train(plan(&[&job[..], &["spec.roles.ps.replicas=2"]].concat())).unwrap();
     assert_eq!(summary.parameters_sha256, expected);
     assert_eq!((summary.trained_rows, summary.samples, summary.mode_switches), (4000, 4000, 2));
@@ -505,18 +553,27 @@ fn shadow_learns_nearly_as_well_as_sync_and_every_batch_reaches_the_copy() {
         summary.test.unwrap().auc.unwrap()
     };
     let sync = learned("spec.training.mode=sync", &RoleMetrics::new(Registry::new()).unwrap());
-    for algorithm in ["easgd", "ma", "bmuf"] {
+    for (algorithm, fragments) in [("easgd", 1), ("ma", 1), ("bmuf", 1), ("easgd", 3), ("bmuf", 3)] {
         let metrics = RoleMetrics::new(Registry::new()).unwrap();
-        let mode = format!("spec.training.mode=shadow,spec.training.shadow.algorithm={algorithm}");
+        let mode = format!(
+            "spec.training.mode=shadow,spec.training.shadow.algorithm={algorithm},\
+             spec.training.shadow.fragments={fragments}"
+        );
         let shadow = learned(&mode, &metrics);
         assert!(sync > 0.6 && shadow > sync - 0.05, "sync {sync}, {algorithm} {shadow}");
-        // 250 local batches of 48 rows. Each is in one gap of its replica.
+        // 250 local batches of 48 rows. Each is in one gap of each fragment of its replica. The gaps
+        // at the end of the order overlap.
         let (gaps, batches) = (
             total(&metrics, "rectrain_dense_worker_sync_gap_steps_count"),
             total(&metrics, "rectrain_dense_worker_sync_gap_steps_sum"),
         );
-        assert_eq!(batches, 250.0, "{algorithm}");
-        assert!((1.0..=250.0).contains(&gaps), "{algorithm}: {gaps}");
+        if fragments == 1 {
+            assert_eq!(batches, 250.0, "{algorithm}");
+        } else {
+            assert!(batches >= 250.0, "{algorithm}, {fragments} fragments: {batches}");
+        }
+        // Each worker makes a last exchange, which no batch has to precede.
+        assert!((1.0..=252.0).contains(&gaps), "{algorithm}: {gaps}");
         assert!(total(&metrics, "rectrain_ps_exchanges_total") >= gaps, "{algorithm}");
     }
 }

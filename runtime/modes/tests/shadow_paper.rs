@@ -8,6 +8,7 @@
 //!   paper value by value. Planted bugs in each line must deviate from them;
 //! - §4.1: the average sync gap, and the foreground form;
 //! - §4.2: the step of BMUF towards the mean;
+//! - fragments, which Streaming DiLoCo adds to the algorithms (Douillard et al. 2025);
 //! - the switch between modes, which the paper does not have.
 //!
 //! One part of §3 is not in the mode: servers hold slots, which the coordinator balances while a
@@ -17,11 +18,14 @@
 
 use std::collections::BTreeSet;
 use std::num::NonZeroU32;
+use std::ops::Range;
 
 use rectrain_embedding::{FeatureKey, slot_of};
 use rectrain_modes::gba::{Dispatcher, DispatcherSetup, GradientServer, Push, Pushed, TokenMode};
 use rectrain_modes::packing::{Packing, pack};
-use rectrain_modes::shadow::{Average, BlockUpdate, Joined, ReplicaSync, Rounds, Shadow, average, interpolate};
+use rectrain_modes::shadow::{
+    Average, BlockUpdate, Fragments, Joined, Part, ReplicaSync, Rounds, Shadow, average, interpolate,
+};
 use rectrain_modes::switch::{Boundary, Order, RunMode, RunPlan, TrainingRun};
 use rectrain_modes::{
     Answers, Assignment, Batch, CoordinatorHalf, DataList, DenseHome, GlobalStep, Outcome, Rank, Reply, RowLedger,
@@ -129,7 +133,7 @@ fn s3_2_every_gradient_of_rows_is_applied_alone() {
 /// The shadow thread loops without regard to training. Training goes on in the meantime.
 #[test]
 fn s3_2_training_is_never_stalled_by_an_exchange() {
-    let mut sync = ReplicaSync::new(None);
+    let mut sync = ReplicaSync::new(None, Fragments::default());
     sync.trained();
     sync.begin();
     for batches in 1..=1000 {
@@ -195,7 +199,7 @@ enum OnWay {
 /// different speeds, and messages take any time.
 fn random_events(seed: u64, trainers: usize) -> Vec<Event> {
     let mut random = SplitMix64::new(seed);
-    let mut syncs = vec![ReplicaSync::new(None); trainers];
+    let mut syncs = vec![ReplicaSync::new(None, Fragments::default()); trainers];
     let mut on_way = vec![OnWay::Nowhere; trainers];
     let mut events = Vec::new();
     while events.len() < 400 {
@@ -226,19 +230,28 @@ fn random_events(seed: u64, trainers: usize) -> Vec<Event> {
     events
 }
 
-/// The copy w_PS, then the replicas, by the lines of algorithm 2.
-fn naive(events: &[Event], trainers: usize) -> Vec<Exact> {
+/// The copy w_PS, then the replicas, by the lines of algorithm 2. With as many fragments as
+/// parameters, the exchanges of a trainer move one parameter after another.
+fn naive(events: &[Event], trainers: usize, fragments: u32) -> Vec<Exact> {
     let (mut w_ps, mut w, mut message) = (W0, vec![W0; trainers], vec![W0; trainers]);
+    let mut exchanges = vec![0; trainers];
     for event in events {
         match *event {
             Event::Train(i, update) => (0..DIM).for_each(|d| w[i][d] += update[d]),
-            Event::Send(i) => message[i] = w[i],
+            Event::Send(i) => {
+                message[i] = w[i];
+                exchanges[i] += 1;
+            }
             Event::Serve(i) => {
-                (0..DIM).for_each(|d| w_ps[d] = (1.0 - ALPHA) * w_ps[d] + ALPHA * message[i][d]);
+                for d in (0..DIM).filter(|d| fragments == 1 || (exchanges[i] - 1) % DIM == *d) {
+                    w_ps[d] = (1.0 - ALPHA) * w_ps[d] + ALPHA * message[i][d];
+                }
                 message[i] = w_ps;
             }
             Event::Answer(i) => {
-                (0..DIM).for_each(|d| w[i][d] = (1.0 - ALPHA) * w[i][d] + ALPHA * message[i][d]);
+                for d in (0..DIM).filter(|d| fragments == 1 || (exchanges[i] - 1) % DIM == *d) {
+                    w[i][d] = (1.0 - ALPHA) * w[i][d] + ALPHA * message[i][d];
+                }
             }
         }
     }
@@ -257,10 +270,17 @@ struct Exchange {
     replies_first: bool,
     /// The trainer goes back to its snapshot before it applies the reply.
     forgets_updates: bool,
+    /// The fragment after another one.
+    next: fn(Fragments, u32) -> u32,
 }
 
-const CORRECT: Exchange =
-    Exchange { server: interpolate, trainer: interpolate, replies_first: false, forgets_updates: false };
+const CORRECT: Exchange = Exchange {
+    server: interpolate,
+    trainer: interpolate,
+    replies_first: false,
+    forgets_updates: false,
+    next: Fragments::after,
+};
 
 fn swapped(own: &mut [f32], other: &[f32], alpha: f32) {
     interpolate(own, other, 1.0 - alpha);
@@ -270,9 +290,10 @@ fn copied(own: &mut [f32], other: &[f32], _alpha: f32) {
     own.copy_from_slice(other);
 }
 
-fn run(exchange: Exchange, events: &[Event], trainers: usize) -> Vec<Parameters> {
+fn run(exchange: Exchange, events: &[Event], trainers: usize, fragments: Fragments) -> Vec<Parameters> {
     let w0 = W0.map(|value| value as f32);
     let (mut copy, mut replicas) = (w0, vec![w0; trainers]);
+    let mut turns = vec![0; trainers];
     let (mut snapshots, mut replies) = (vec![w0; trainers], vec![w0; trainers]);
     for event in events {
         match *event {
@@ -281,35 +302,39 @@ fn run(exchange: Exchange, events: &[Event], trainers: usize) -> Vec<Parameters>
             }
             Event::Send(i) => snapshots[i] = replicas[i],
             Event::Serve(i) => {
-                let before = copy;
-                (exchange.server)(&mut copy, &snapshots[i], ALPHA as f32);
+                let (before, own) = (copy, fragments.range(turns[i], DIM));
+                (exchange.server)(&mut copy[own.clone()], &snapshots[i][own], ALPHA as f32);
                 replies[i] = if exchange.replies_first { before } else { copy };
             }
             Event::Answer(i) => {
                 if exchange.forgets_updates {
                     replicas[i] = snapshots[i];
                 }
-                (exchange.trainer)(&mut replicas[i], &replies[i], ALPHA as f32);
+                let own = fragments.range(turns[i], DIM);
+                (exchange.trainer)(&mut replicas[i][own.clone()], &replies[i][own], ALPHA as f32);
+                turns[i] = (exchange.next)(fragments, turns[i]);
             }
         }
     }
     std::iter::once(copy).chain(replicas).collect()
 }
 
-/// The largest deviation from the naive computation, over all parameters and replicas.
-fn deviation(exchange: Exchange, seed: u64) -> f64 {
+/// The largest deviation from the naive computation, over all parameters and replicas. There are 1
+/// or 3 fragments.
+fn deviation(exchange: Exchange, seed: u64, fragments: u32) -> f64 {
     let trainers = 1 + (seed % 4) as usize;
     let events = random_events(seed, trainers);
-    let (found, expected) = (run(exchange, &events, trainers), naive(&events, trainers));
+    let found = run(exchange, &events, trainers, Fragments::new(fragments));
+    let expected = naive(&events, trainers, fragments);
     let pairs = found.as_flattened().iter().zip(expected.as_flattened());
     pairs.map(|(found, expected)| (f64::from(*found) - expected).abs()).fold(0.0, f64::max)
 }
 
 #[test]
 fn algorithm_2_equals_a_naive_computation_of_the_paper() {
-    for seed in 0..300 {
-        let deviation = deviation(CORRECT, seed);
-        assert!(deviation < 1e-4, "seed {seed}: {deviation}");
+    for (seed, fragments) in (0..300).flat_map(|seed| [(seed, 1), (seed, 3)]) {
+        let deviation = deviation(CORRECT, seed, fragments);
+        assert!(deviation < 1e-4, "seed {seed}, {fragments} fragments: {deviation}");
     }
 }
 
@@ -324,8 +349,17 @@ fn algorithm_2_finds_every_planted_bug() {
         ("the reply has the copy from before its line", Exchange { replies_first: true, ..CORRECT }),
         ("updates during the exchange are lost", Exchange { forgets_updates: true, ..CORRECT }),
     ];
-    for (bug, exchange) in bugs {
-        let found = (0..50).filter(|seed| deviation(exchange, *seed) > 1e-2).count();
+    for (bug, exchange, fragments) in bugs.into_iter().flat_map(|(bug, exchange)| [1, 3].map(|f| (bug, exchange, f))) {
+        let found = (0..50).filter(|seed| deviation(exchange, *seed, fragments) > 1e-2).count();
+        assert!(found >= 45, "{bug}, {fragments} fragments: found in {found} of 50 orders of events");
+    }
+    let turns: [(&str, fn(Fragments, u32) -> u32); 3] = [
+        ("a fragment is skipped", |fragments, turn| if turn == 0 { 2 } else { fragments.after(turn) }),
+        ("the turn stays", |_, turn| turn),
+        ("the turn is reversed", |fragments, turn| fragments.after(fragments.after(turn))),
+    ];
+    for (bug, next) in turns {
+        let found = (0..50).filter(|seed| deviation(Exchange { next, ..CORRECT }, *seed, 3) > 1e-2).count();
         assert!(found >= 45, "{bug}: found in {found} of 50 orders of events");
     }
 }
@@ -343,7 +377,7 @@ const BLOCKS: [BlockUpdate; 3] = [
 /// last of them has sent its replica. Trainers have different speeds.
 fn events_of_rounds(seed: u64, trainers: usize) -> Vec<Event> {
     let mut random = SplitMix64::new(seed);
-    let mut syncs = vec![ReplicaSync::new(None); trainers];
+    let mut syncs = vec![ReplicaSync::new(None, Fragments::default()); trainers];
     let mut on_way = vec![OnWay::Nowhere; trainers];
     let mut events = Vec::new();
     while events.len() < 400 {
@@ -435,7 +469,7 @@ fn run_rounds(round: Round, events: &[Event], trainers: usize, average: Average)
             }
             Event::Send(i) => {
                 sent[i] = replicas[i];
-                if rounds.join(1, trainers as u32, i as u32, false) == Joined::Complete {
+                if rounds.join(1, trainers as u32, i as u32, Part::Fragment(0)) == Joined::Complete {
                     (round.global)(&mut global, &mut velocity, &sent, average);
                     rounds.close();
                 }
@@ -586,7 +620,7 @@ fn s3_3_a_dead_trainer_delays_one_round() {
     let (mut rounds, mut overdue, mut complete) = (Rounds::default(), 0, 0);
     for number in 0..100 {
         let trainers = if number < 10 { 3 } else { 2 };
-        let joined: Vec<Joined> = (0..trainers).map(|rank| rounds.join(1, 3, rank, false)).collect();
+        let joined: Vec<Joined> = (0..trainers).map(|rank| rounds.join(1, 3, rank, Part::Fragment(0))).collect();
         match joined.last() {
             Some(Joined::Complete) => complete += 1,
             Some(Joined::Open(round)) if rounds.is_overdue(*round) => overdue += 1,
@@ -643,7 +677,8 @@ fn s3_3_replicas_and_copy_reach_the_optimum() {
     const TARGET: f32 = 3.0;
     let mut noise = SplitMix64::new(5);
     let mut copy = [0.0_f32];
-    let mut trainers = [1_u64, 2, 5].map(|period| (period, [0.0_f32], ReplicaSync::new(None), None::<([f32; 1], u64)>));
+    let mut trainers = [1_u64, 2, 5]
+        .map(|period| (period, [0.0_f32], ReplicaSync::new(None, Fragments::default()), None::<([f32; 1], u64)>));
     for tick in 0..4000_u64 {
         for (period, replica, sync, under_way) in &mut trainers {
             if !tick.is_multiple_of(*period) {
@@ -675,8 +710,8 @@ fn s3_3_replicas_and_copy_reach_the_optimum() {
 
 /// The gaps of a trainer whose batches take a second each, and whose exchanges take
 /// `exchange_seconds`.
-fn gaps(every_steps: Option<u32>, exchange_seconds: u64, batches: u64) -> Vec<u64> {
-    let mut sync = ReplicaSync::new(every_steps.and_then(NonZeroU32::new));
+fn gaps(every_steps: Option<u32>, fragments: u32, exchange_seconds: u64, batches: u64) -> Vec<u64> {
+    let mut sync = ReplicaSync::new(every_steps.and_then(NonZeroU32::new), Fragments::new(fragments));
     let (mut gaps, mut ends_at) = (Vec::new(), None);
     for second in 0..batches {
         sync.trained();
@@ -702,18 +737,17 @@ fn s4_1_1_the_mean_of_the_gaps_is_the_papers_average_sync_gap() {
     const BATCHES: u64 = 10_000;
     const BATCH_SIZE: f64 = 200.0;
     const PARAMETER_BYTES: f64 = 50e6;
-    for exchange_seconds in [1, 2, 5, 13] {
-        let gaps = gaps(None, exchange_seconds, BATCHES);
+    for (exchange_seconds, fragments) in [(1, 1), (2, 1), (5, 1), (13, 1), (1, 3), (5, 4)] {
+        let gaps = gaps(None, fragments, exchange_seconds, BATCHES);
         let seconds = BATCHES as f64;
         let examples_a_second = BATCHES as f64 * BATCH_SIZE / seconds;
-        let bytes_a_second = gaps.len() as f64 * PARAMETER_BYTES / seconds;
+        // An exchange moves one fragment.
+        let bytes_a_second = gaps.len() as f64 * PARAMETER_BYTES / f64::from(fragments) / seconds;
         let of_the_paper = (examples_a_second / BATCH_SIZE) / (bytes_a_second / PARAMETER_BYTES);
         let mean = gaps.iter().sum::<u64>() as f64 / gaps.len() as f64;
         assert!((mean / of_the_paper - 1.0).abs() < 0.01, "{mean} and {of_the_paper}");
-        assert!(
-            (mean / exchange_seconds as f64 - 1.0).abs() < 0.01,
-            "an exchange of {exchange_seconds} batches: {mean}"
-        );
+        let turn = (exchange_seconds * u64::from(fragments)) as f64;
+        assert!((mean / turn - 1.0).abs() < 0.01, "a turn of {turn} batches: {mean}");
     }
 }
 
@@ -721,8 +755,12 @@ fn s4_1_1_the_mean_of_the_gaps_is_the_papers_average_sync_gap() {
 #[test]
 fn s4_1_1_in_the_foreground_the_gap_is_every_steps() {
     for k in [5, 10, 30, 100] {
-        let gaps = gaps(Some(k), 13, 1000);
-        assert_eq!(gaps, vec![u64::from(k); 1000 / k as usize]);
+        let found = gaps(Some(k), 1, 13, 1000);
+        assert_eq!(found, vec![u64::from(k); 1000 / k as usize]);
+        // The first exchanges of fragments 1 and 2 have the batches since the beginning.
+        let found = gaps(Some(k), 3, 13, 1000);
+        assert_eq!(found[..3], [1, 2, 3].map(|turn| turn * u64::from(k)));
+        assert_eq!(found[3..], vec![u64::from(3 * k); 1000 / k as usize - 3]);
     }
 }
 
@@ -742,6 +780,202 @@ fn s4_2_bmuf_makes_a_step_towards_the_mean() {
     assert_eq!(after(Average::Mean), [3.0; DIM]);
     assert_eq!(after(block(1.0)), [3.0; DIM], "the whole step is the mean");
     assert_eq!(after(block(0.5)), [1.5; DIM]);
+}
+
+// ---- Fragments: Streaming DiLoCo --------------------------------------------------------------
+
+/// Parameters of the toy model of this section.
+const WIDE: usize = 7;
+/// The fragment of each parameter.
+const FRAGMENT_OF: [usize; WIDE] = [0, 0, 1, 1, 2, 2, 2];
+/// DiLoCo's outer optimizer: η, and Nesterov's momentum.
+const OUTER: BlockUpdate = BlockUpdate { eta: 0.7, momentum: 0.9, nesterov: true };
+
+/// The inner updates of each worker, by step. All workers take as long for a step.
+fn inner_updates(seed: u64, workers: usize, steps: usize) -> Vec<Vec<[f64; WIDE]>> {
+    let mut random = SplitMix64::new(seed);
+    let mut update = || std::array::from_fn(|_| random.unit() - 0.5);
+    (0..workers).map(|_| (0..steps).map(|_| update()).collect()).collect()
+}
+
+/// Streaming DiLoCo with θ, then the replicas, by the definition in its paper. Each fragment p is
+/// sent at the steps t_p + j H, and merged τ steps later. H = 3 τ here, so that one fragment is
+/// under way at a time. The paper's share of the replica in a merge is 1 − α here.
+fn naive_streaming(updates: &[Vec<[f64; WIDE]>], tau: usize) -> Vec<[f64; WIDE]> {
+    let (period, workers) = (3 * tau, updates.len());
+    let (mut theta, mut momentum, mut replicas) = ([0.0; WIDE], [0.0; WIDE], vec![[0.0; WIDE]; workers]);
+    let mut under_way = [None::<[f64; WIDE]>; 3];
+    let (eta, m) = (f64::from(OUTER.eta), f64::from(OUTER.momentum));
+    for step in 1..=updates[0].len() {
+        for (replica, updates) in replicas.iter_mut().zip(updates) {
+            (0..WIDE).for_each(|d| replica[d] += updates[step - 1][d]);
+        }
+        for (p, under_way) in under_way.iter_mut().enumerate() {
+            let first = 1 + p * tau;
+            let parameters = || (0..WIDE).filter(move |d| FRAGMENT_OF[*d] == p);
+            if step >= first + tau && (step - first - tau).is_multiple_of(period) {
+                let outer_gradient = under_way.take().unwrap();
+                for d in parameters() {
+                    momentum[d] = m * momentum[d] + outer_gradient[d];
+                    theta[d] -= eta * (outer_gradient[d] + m * momentum[d]);
+                    for replica in &mut replicas {
+                        replica[d] = (1.0 - ALPHA) * replica[d] + ALPHA * theta[d];
+                    }
+                }
+            }
+            if step >= first && (step - first).is_multiple_of(period) {
+                let mut outer_gradient = [0.0; WIDE];
+                for d in parameters() {
+                    let sum: f64 = replicas.iter().map(|replica| theta[d] - replica[d]).sum();
+                    outer_gradient[d] = sum / workers as f64;
+                }
+                *under_way = Some(outer_gradient);
+            }
+        }
+    }
+    std::iter::once(theta).chain(replicas).collect()
+}
+
+/// The parts of a run with fragments, or a planted bug in one of them.
+#[derive(Clone, Copy)]
+struct Streaming {
+    range: fn(u32) -> Range<usize>,
+    /// The range of the momentum's state.
+    momentum: fn(Range<usize>) -> Range<usize>,
+    /// The fragment that the trainer applies a reply to.
+    merged: fn(u32) -> u32,
+    trainer: Line,
+    outer: BlockUpdate,
+    forgets_updates: bool,
+}
+
+const STREAMING: Streaming = Streaming {
+    range: |fragment| Fragments::new(3).range(fragment, WIDE),
+    momentum: |own| own,
+    merged: |fragment| fragment,
+    trainer: interpolate,
+    outer: OUTER,
+    forgets_updates: false,
+};
+
+/// A worker of a run with fragments.
+struct Worker {
+    replica: [f32; WIDE],
+    sync: ReplicaSync,
+    turn: u32,
+    sent: [f32; WIDE],
+    /// The step at which the reply arrives.
+    arrives: usize,
+}
+
+/// A run as the roles carry it out: each exchange takes `tau` steps, and the next one follows.
+fn run_streaming(bugs: Streaming, updates: &[Vec<[f64; WIDE]>], tau: usize) -> Vec<[f32; WIDE]> {
+    let fragments = Fragments::new(3);
+    let (mut copy, mut velocity, mut rounds) = ([0.0; WIDE], [0.0; WIDE], Rounds::new(fragments));
+    let begin = || Worker {
+        replica: [0.0; WIDE],
+        sync: ReplicaSync::new(None, fragments),
+        turn: 0,
+        sent: [0.0; WIDE],
+        arrives: 0,
+    };
+    let mut workers: Vec<Worker> = updates.iter().map(|_| begin()).collect();
+    for step in 1..=updates[0].len() {
+        for (worker, updates) in workers.iter_mut().zip(updates) {
+            worker.replica.iter_mut().zip(updates[step - 1]).for_each(|(own, update)| *own += update as f32);
+            worker.sync.trained();
+            if worker.sync.is_under_way() && worker.arrives == step {
+                if bugs.forgets_updates {
+                    worker.replica = worker.sent;
+                }
+                let own = (bugs.range)((bugs.merged)(worker.turn));
+                // No round closes while an exchange is under way. So the copy is still the reply.
+                (bugs.trainer)(&mut worker.replica[own.clone()], &copy[own], ALPHA as f32);
+                worker.sync.end().unwrap();
+                worker.turn = fragments.after(worker.turn);
+            }
+        }
+        for rank in 0..workers.len() {
+            let worker = &mut workers[rank];
+            if !worker.sync.is_due() {
+                continue;
+            }
+            worker.sync.begin();
+            (worker.sent, worker.arrives) = (worker.replica, step + tau);
+            let part = Part::Fragment(worker.turn);
+            if rounds.join(1, updates.len() as u32, rank as u32, part) == Joined::Complete {
+                let own = (bugs.range)(rounds.turn());
+                let momentum = (bugs.momentum)(own.clone());
+                let replicas = workers.iter().map(|worker| &worker.sent[own.clone()]);
+                Average::Block(bugs.outer).apply(&mut copy[own.clone()], &mut velocity[momentum], replicas);
+                rounds.close();
+            }
+        }
+    }
+    std::iter::once(copy).chain(workers.into_iter().map(|worker| worker.replica)).collect()
+}
+
+fn streaming_deviation(bugs: Streaming, seed: u64) -> f64 {
+    let (workers, tau) = (1 + seed as usize % 3, 1 + seed as usize % 4);
+    let updates = inner_updates(seed, workers, 100);
+    let (found, expected) = (run_streaming(bugs, &updates, tau), naive_streaming(&updates, tau));
+    let pairs = found.as_flattened().iter().zip(expected.as_flattened());
+    pairs.map(|(found, expected)| (f64::from(*found) - expected).abs()).fold(0.0, f64::max)
+}
+
+/// Replicas that are equally fast, and fragments whose exchanges take the same number of steps.
+#[test]
+fn fragments_with_nesterov_are_streaming_diloco() {
+    for seed in 0..300 {
+        let deviation = streaming_deviation(STREAMING, seed);
+        assert!(deviation < 1e-3, "seed {seed}: {deviation}");
+    }
+}
+
+#[test]
+fn every_planted_bug_of_fragments_is_found() {
+    let bugs = [
+        (
+            "a fragment is skipped",
+            Streaming { range: |f| Fragments::new(3).range(if f == 1 { 0 } else { f }, WIDE), ..STREAMING },
+        ),
+        (
+            "a parameter between two fragments is missed",
+            Streaming {
+                range: |f| {
+                    let own = Fragments::new(3).range(f, WIDE);
+                    own.start..own.end - 1
+                },
+                ..STREAMING
+            },
+        ),
+        ("each exchange moves all fragments", Streaming { range: |_| 0..WIDE, ..STREAMING }),
+        ("all fragments share one momentum", Streaming { momentum: |own| 0..own.len(), ..STREAMING }),
+        ("a reply is merged into the next fragment", Streaming { merged: |f| (f + 1) % 3, ..STREAMING }),
+        ("α and 1 − α are swapped", Streaming { trainer: swapped, ..STREAMING }),
+        ("the trainer takes the fragment instead of merging it", Streaming { trainer: copied, ..STREAMING }),
+        ("updates during the exchange are lost", Streaming { forgets_updates: true, ..STREAMING }),
+        ("the momentum is not Nesterov's", Streaming { outer: BlockUpdate { nesterov: false, ..OUTER }, ..STREAMING }),
+        ("the outer step is whole", Streaming { outer: BlockUpdate { eta: 1.0, ..OUTER }, ..STREAMING }),
+    ];
+    for (bug, streaming) in bugs {
+        let found = (0..50).filter(|seed| streaming_deviation(streaming, *seed) > 1e-2).count();
+        assert!(found >= 45, "{bug}: found in {found} of 50 runs");
+    }
+}
+
+/// Each fragment is exchanged as often as the others, so a turn leaves none behind.
+#[test]
+fn a_fragment_that_was_exchanged_waits_for_all_others() {
+    for count in [1, 2, 5] {
+        let (fragments, mut turn) = (Fragments::new(count), 0);
+        let mut exchanges = vec![0; 11];
+        for _ in 0..3 * count {
+            fragments.range(turn, 11).for_each(|parameter| exchanges[parameter] += 1);
+            turn = fragments.after(turn);
+        }
+        assert_eq!(exchanges, [3; 11], "{count} fragments");
+    }
 }
 
 // ---- The switch -------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 //! `ma` or `bmuf`; ShadowSync §3.3, algorithms 3 and 4).
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use rectrain_modes::shadow::Average;
 
@@ -10,6 +11,8 @@ use rectrain_modes::shadow::Average;
 pub(crate) struct Averages {
     /// The order of the last round.
     order: u64,
+    /// The fragment of the round after it.
+    turn: u32,
     /// v of block momentum, for each parameter. Empty before the first round.
     velocity: Vec<f32>,
     /// By rank: the replicas of workers that have ended the order. They no longer change, and stay
@@ -20,19 +23,34 @@ pub(crate) struct Averages {
 /// A replica in a round.
 pub(crate) struct RoundMember {
     pub(crate) rank: u32,
+    /// The fragment of the round, or all parameters of the partition if it is the last one.
     pub(crate) parameters: Vec<f32>,
     /// Its worker has ended the order.
     pub(crate) last: bool,
 }
 
+/// The fragments of a round and of the next one.
+#[derive(Clone, Debug)]
+pub(crate) struct RoundFragment {
+    /// The parameters of the round's fragment, in the partition.
+    pub(crate) range: Range<usize>,
+    /// The fragment of the next round.
+    pub(crate) next: u32,
+}
+
 impl Averages {
     /// The memory of the predecessor.
-    pub(crate) fn found(order: u64, velocity: Vec<f32>, rested: BTreeMap<u32, Vec<f32>>) -> Self {
-        Self { order, velocity, rested }
+    pub(crate) fn found(order: u64, turn: u32, velocity: Vec<f32>, rested: BTreeMap<u32, Vec<f32>>) -> Self {
+        Self { order, turn, velocity, rested }
     }
 
     pub(crate) fn order(&self) -> u64 {
         self.order
+    }
+
+    /// The fragment of the round after the last one.
+    pub(crate) fn turn(&self) -> u32 {
+        self.turn
     }
 
     pub(crate) fn velocity(&self) -> &[f32] {
@@ -44,12 +62,20 @@ impl Averages {
     }
 
     /// Moves the copy by a round of this order. The mean is over the members, and over the replicas
-    /// that rest.
-    pub(crate) fn apply(&mut self, copy: &mut [f32], order: u64, members: Vec<RoundMember>, average: &Average) {
+    /// that rest. The round moves its fragment only, and the whole copy if no member trains.
+    pub(crate) fn apply(
+        &mut self,
+        copy: &mut [f32],
+        order: u64,
+        members: Vec<RoundMember>,
+        fragment: RoundFragment,
+        average: &Average,
+    ) {
         if self.order != order {
             self.order = order;
             self.rested.clear();
         }
+        self.turn = fragment.next;
         self.velocity.resize(copy.len(), 0.0);
         let (last, training): (Vec<_>, Vec<_>) = members.into_iter().partition(|member| member.last);
         self.rested.extend(last.into_iter().map(|member| (member.rank, member.parameters)));
@@ -57,16 +83,20 @@ impl Averages {
             // A replacement of this rank trains again.
             self.rested.remove(&member.rank);
         }
+        let range = if training.is_empty() { 0..copy.len() } else { fragment.range };
         let training = training.iter().map(|member| (member.rank, &*member.parameters));
-        let rested = self.rested.iter().map(|(rank, parameters)| (*rank, &**parameters));
+        let rested = self.rested.iter().map(|(rank, parameters)| (*rank, &parameters[range.clone()]));
         let replicas: BTreeMap<u32, &[f32]> = training.chain(rested).collect();
-        average.apply(copy, &mut self.velocity, replicas.into_values());
+        average.apply(&mut copy[range.clone()], &mut self.velocity[range.clone()], replicas.into_values());
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The only fragment of a partition with one parameter.
+    const WHOLE: RoundFragment = RoundFragment { range: 0..1, next: 0 };
 
     fn member(rank: u32, value: f32, last: bool) -> RoundMember {
         RoundMember { rank, parameters: vec![value], last }
@@ -77,7 +107,7 @@ mod tests {
     fn replicas_that_rest_stay_in_the_mean() {
         let (mut averages, mut copy) = (Averages::default(), [0.0_f32]);
         let mut after = |order, members| {
-            averages.apply(&mut copy, order, members, &Average::Mean);
+            averages.apply(&mut copy, order, members, WHOLE, &Average::Mean);
             copy[0]
         };
         assert_eq!(after(1, vec![member(0, 1.0, false), member(1, 3.0, false), member(2, 5.0, false)]), 3.0);
@@ -96,11 +126,31 @@ mod tests {
         let (mut naive, mut velocity) = (0.0_f32, 0.0_f32);
         for (order, [one, other]) in [(1, [2.0, 4.0]), (1, [1.0, 5.0]), (2, [-3.0, 3.0])] {
             let members = vec![member(0, one, false), member(1, other, false)];
-            averages.apply(&mut copy, order, members, &Average::Block(update));
+            averages.apply(&mut copy, order, members, WHOLE, &Average::Block(update));
             let descent = f32::midpoint(one, other) - naive;
             velocity = 0.5 * velocity + descent;
             naive += 0.5 * (descent + 0.5 * velocity);
             assert!((copy[0] - naive).abs() < 1e-6, "{copy:?}, not {naive}");
         }
+    }
+
+    /// Two fragments of two parameters. Rank 1 ends the order in the round of the second fragment.
+    #[test]
+    fn a_round_moves_its_fragment_and_the_last_one_moves_all() {
+        let update = rectrain_modes::shadow::BlockUpdate { eta: 1.0, momentum: 0.5, nesterov: false };
+        let (mut averages, mut copy) = (Averages::default(), [0.0_f32; 4]);
+        let member = |rank, own: &[f32], last| RoundMember { rank, parameters: own.to_vec(), last };
+        let mut after = |members, range: Range<usize>| {
+            let fragment = RoundFragment { next: u32::from(range.start == 0), range };
+            averages.apply(&mut copy, 1, members, fragment, &Average::Block(update));
+            copy
+        };
+        let both = vec![member(0, &[2.0, 4.0], false), member(1, &[4.0, 4.0], false)];
+        assert_eq!(after(both, 0..2), [3.0, 4.0, 0.0, 0.0]);
+        // The momentum of the first fragment does not reach the second.
+        let one_rests = vec![member(0, &[2.0, 2.0], false), member(1, &[9.0, 9.0, 8.0, 6.0], true)];
+        assert_eq!(after(one_rests, 2..4), [3.0, 4.0, 5.0, 4.0]);
+        // By hand for the first parameter: v = .5 · 3 + (8 − 3).
+        assert_eq!(after(vec![member(0, &[7.0, 7.0, 2.0, 2.0], true)], 0..2), [9.5, 10.0, 7.5, 6.0]);
     }
 }

@@ -63,7 +63,6 @@ use self::kept::{Left, Standing};
 use self::look_up_replies::LookUpReplies;
 use self::memory_room::memory_room;
 use self::partial::PartialPieces;
-use self::partition::Replica;
 use self::shared::{Shared, TrackedStore, as_keys};
 use self::slots::Slots;
 use self::table_life::{TableLife, set_budget};
@@ -387,15 +386,9 @@ impl ParameterServer {
 
     async fn exchange(&self, request: v1::Exchange, tensors: Vec<Tensor>) -> Result<Frame, RoleError> {
         self.refuse_if_new("exchange")?;
-        let mut tensors = tensors.into_iter();
-        let parameters = message::next("exchange", &mut tensors)?.expect_f32("parameters")?;
-        let state = match request.last {
-            true => Some(message::next("exchange", &mut tensors)?.expect_f32("state")?),
-            false => None,
-        };
         let half = self.half_or_refuse("exchange")?;
-        let copy = half.exchange(&self.shared, request, Replica { parameters, state }).await?;
-        Ok(message::reply::<v1::Exchange>(&v1::Exchanged {}, vec![Tensor::from(copy.to_vec())]))
+        let (reply, tensors) = half.exchange(&self.shared, request, tensors).await?;
+        Ok(message::reply::<v1::Exchange>(&reply, tensors))
     }
 
     /// Keeps a copy of the coordinator's journal.

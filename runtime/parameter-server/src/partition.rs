@@ -1,6 +1,7 @@
 //! A parameter server's partition of the dense parameters, in modes that store them on the servers.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::Arc;
 
 use rectrain_dense::{DenseOptimizer, FlatOptimizer};
@@ -12,7 +13,7 @@ use rectrain_protocol::error::RoleError;
 use rectrain_protocol::metrics::PsMetrics;
 use serde::{Deserialize, Serialize};
 
-use crate::averages::{Averages, RoundMember};
+use crate::averages::{Averages, RoundFragment, RoundMember};
 
 /// A server's partition of the dense parameters with its optimizer state. It persists across
 /// switches of the mode.
@@ -29,6 +30,8 @@ pub(crate) struct Partition {
 
 /// A dense worker's replica of a partition, in `shadow`.
 pub(crate) struct Replica {
+    /// The parameters of this range of the partition.
+    pub(crate) range: Range<usize>,
     pub(crate) parameters: Vec<f32>,
     /// The optimizer state of the replica, in the last exchange of an order.
     pub(crate) state: Option<Vec<f32>>,
@@ -124,14 +127,14 @@ impl Partition {
         &self.averages
     }
 
-    /// Moves the parameters, which are the copy w̃, towards a replica: w̃ ← (1 − α) w̃ + α w⁽ⁱ⁾
-    /// (ShadowSync §3.3, algorithm 2). If the replica comes with its optimizer state, the state of
+    /// Moves the parameters, which are the copy w̃, towards a replica, in the range of the replica:
+    /// w̃ ← (1 − α) w̃ + α w⁽ⁱ⁾ (ShadowSync §3.3, algorithm 2). If the replica comes with its optimizer state, the state of
     /// the copy becomes the mean over the replicas of this order. Returns false for a repeated
     /// exchange, which changes nothing. `slots` is the number of values of the optimizer's state
     /// for each parameter.
     ///
     /// # Errors
-    /// [`RoleError::Inconsistent`] if the replica has another size than the partition.
+    /// [`RoleError::Inconsistent`] if the replica has another size than its range.
     pub(crate) fn exchange(
         &mut self,
         exchange: &v1::Exchange,
@@ -145,24 +148,30 @@ impl Partition {
         }
         // Copies only while a reply still holds the copy after the exchange before.
         let copy: &mut Vec<f32> = Arc::make_mut(&mut self.parameters.values);
-        interpolate(copy, &replica.parameters, alpha);
+        interpolate(&mut copy[replica.range.clone()], &replica.parameters, alpha);
         self.take_state(exchange, replica.state.as_deref());
         Ok(true)
     }
 
     /// Moves the parameters, which are the copy, by a round of replicas that [`Self::check_size`]
     /// accepts (ShadowSync §3.3, algorithms 3 and 4). States of optimizers are treated as in
-    /// [`Self::exchange`]. All exchanges belong to one order.
-    pub(crate) fn average(&mut self, members: impl IntoIterator<Item = (v1::Exchange, Replica)>, average: &Average) {
+    /// [`Self::exchange`]. All exchanges belong to one order, and all but the last ones to the
+    /// round's fragment.
+    pub(crate) fn average(
+        &mut self,
+        members: impl IntoIterator<Item = (v1::Exchange, Replica)>,
+        fragment: RoundFragment,
+        average: &Average,
+    ) {
         let (mut order, mut round) = (self.averages.order(), Vec::new());
-        for (exchange, Replica { parameters, state }) in members {
+        for (exchange, Replica { parameters, state, .. }) in members {
             self.exchanges.note(&exchange);
             self.take_state(&exchange, state.as_deref());
             order = exchange.order;
             round.push(RoundMember { rank: exchange.rank, parameters, last: exchange.last });
         }
         let copy: &mut Vec<f32> = Arc::make_mut(&mut self.parameters.values);
-        self.averages.apply(copy, order, round, average);
+        self.averages.apply(copy, order, round, fragment, average);
     }
 
     /// Adds the state of a replica's optimizer to the mean of the order, once for each rank.
@@ -177,16 +186,16 @@ impl Partition {
     /// Checks the size of a replica. `slots` is as in [`Self::exchange`].
     ///
     /// # Errors
-    /// [`RoleError::Inconsistent`] if the replica has another size than the partition.
+    /// [`RoleError::Inconsistent`] if the replica has another size than its range.
     pub(crate) fn check_size(&self, replica: &Replica, slots: usize) -> Result<(), RoleError> {
-        let (expected, found) = (self.len(), replica.parameters.len());
-        let state = replica.state.as_ref().map_or(expected * slots, Vec::len);
-        if found == expected && state == expected * slots {
+        let (expected, found) = (replica.range.len(), replica.parameters.len());
+        let expected_state = if replica.state.is_some() { expected * slots } else { 0 };
+        let state = replica.state.as_ref().map_or(0, Vec::len);
+        if found == expected && state == expected_state && replica.range.end <= self.len() {
             return Ok(());
         }
         let reason = format!(
-            "a replica of {expected} parameters and {} values of optimizer state was expected, and one of {found} and {state} came",
-            expected * slots
+            "a replica of {expected} parameters and {expected_state} values of optimizer state was expected, and one of {found} and {state} came",
         );
         Err(RoleError::Inconsistent { message: "exchange", reason })
     }

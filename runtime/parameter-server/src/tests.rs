@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use prometheus::Registry;
 use rectrain_embedding::{Examples, FeatureKey, GroupId, Missing, Slot};
+use rectrain_modes::TrainingMode;
 use rectrain_modes::des::Partial;
 use rectrain_pooling::{PreparedIds, ServerIds, ServerResults, TowerResults};
 use rectrain_proto::v1;
@@ -164,16 +165,41 @@ impl Tried {
         reply.outcome
     }
 
-    /// In `shadow`: exchanges a replica, and in a last exchange its optimizer state, of
-    /// pseudo-random numbers. Returns the copy of the reply.
+    /// In `shadow`: exchanges a fragment of a replica, or in a last exchange all of it and its
+    /// optimizer state, of pseudo-random numbers. Returns the copy of the reply.
     async fn exchange(&self, exchange: v1::Exchange) -> Vec<f32> {
-        let mut tensors = vec![Tensor::from(numbers(exchange.number, PARAMETERS))];
+        self.try_exchange(exchange).await.unwrap()
+    }
+
+    /// As [`Self::exchange`]. The error is the fragment that the server waits for.
+    async fn try_exchange(&self, exchange: v1::Exchange) -> Result<Vec<f32>, u32> {
+        let own = self.part(&exchange);
+        let mut tensors = vec![Tensor::from(numbers(exchange.number, PARAMETERS)[own].to_vec())];
         if exchange.last {
             tensors.push(Tensor::from(self.replica_state(exchange.number)));
         }
         let reply = self.server.exchange(exchange, tensors).await.unwrap();
+        let exchanged: v1::Exchanged = prost::Message::decode(reply.meta).unwrap();
+        if let Some(other) = exchanged.other_fragment {
+            assert!(reply.tensors.is_empty());
+            return Err(other);
+        }
         let [copy] = message::take("exchange", reply.tensors).unwrap();
-        copy.expect_f32("copy").unwrap()
+        Ok(copy.expect_f32("copy").unwrap())
+    }
+
+    /// The parameters that an exchange moves.
+    fn part(&self, exchange: &v1::Exchange) -> std::ops::Range<usize> {
+        let Some(TrainingMode::Shadow(shadow)) = self.plan.mode_named("shadow") else { panic!("there is no shadow") };
+        let (fragment, count) = (exchange.fragment as usize, shadow.fragments.count() as usize);
+        if exchange.last { 0..PARAMETERS } else { PARAMETERS * fragment / count..PARAMETERS * (fragment + 1) / count }
+    }
+
+    /// The dense parameters of the server.
+    async fn parameters(&self) -> Vec<f32> {
+        let partition = self.server.get_partition(v1::GetPartition { state: false, before: None }).await.unwrap();
+        let [parameters] = message::take("get_partition", partition.tensors).unwrap();
+        parameters.expect_f32("parameters").unwrap()
     }
 
     fn replica_state(&self, number: u64) -> Vec<f32> {
@@ -399,8 +425,15 @@ async fn in_shadow_a_server_killed_between_calls_ends_like_one_that_lives() {
         let outcome = lives.push_rows(&push, &keys).await;
         assert_eq!(dies.push_rows(&push, &keys).await, outcome, "{number}");
         // Each order ends with the last exchanges of all three ranks.
-        let exchange =
-            v1::Exchange { rank: push.rank, order: number / 10, number, last: number % 10 >= 7, caller: 7, workers: 3 };
+        let exchange = v1::Exchange {
+            rank: push.rank,
+            order: number / 10,
+            number,
+            last: number % 10 >= 7,
+            caller: 7,
+            workers: 3,
+            ..v1::Exchange::default()
+        };
         let copy = lives.exchange(exchange).await;
         assert_eq!(dies.exchange(exchange).await, copy, "{number}");
         if number % 3 == 0 {
@@ -432,8 +465,15 @@ async fn in_shadow_the_copy_moves_towards_each_replica() {
             && found.iter().zip(expected).all(|(found, expected)| (f64::from(*found) - expected).abs() < 1e-5)
     };
     for number in 0..6_u64 {
-        let exchange =
-            v1::Exchange { rank: number as u32 % 3, order: 1, number, last: number >= 3, caller: 7, workers: 3 };
+        let exchange = v1::Exchange {
+            rank: number as u32 % 3,
+            order: 1,
+            number,
+            last: number >= 3,
+            caller: 7,
+            workers: 3,
+            ..v1::Exchange::default()
+        };
         for (copy, own) in copy.iter_mut().zip(numbers(number, PARAMETERS)) {
             *copy = 0.7 * *copy + 0.3 * f64::from(own);
         }
@@ -450,7 +490,8 @@ async fn in_shadow_the_copy_moves_towards_each_replica() {
     assert!(is_close(&parameters.expect_f32("parameters").unwrap(), &copy), "evaluations read the copy");
     assert!(is_close(&state.expect_f32("state").unwrap(), &mean));
     // The replacement of rank 2 counts its exchanges anew.
-    let last = v1::Exchange { rank: 2, order: 1, number: 5, last: true, caller: 7, workers: 3 };
+    let last =
+        v1::Exchange { rank: 2, order: 1, number: 5, last: true, caller: 7, workers: 3, ..v1::Exchange::default() };
     let before = tried.exchange(last).await;
     assert!(is_close(&before, &copy), "it was the last exchange of rank 2");
     assert_ne!(tried.exchange(v1::Exchange { caller: 8, ..last }).await, before);
@@ -458,6 +499,11 @@ async fn in_shadow_the_copy_moves_towards_each_replica() {
 
 /// The replies to a round of ranks 0 to 2 in an order. `first` is the number of rank 0's exchange.
 async fn round(tried: &Tried, order: u64, first: u64, last: [bool; 3]) -> Vec<Vec<f32>> {
+    round_of(tried, order, 0, first, last).await
+}
+
+/// As [`round`], of this fragment.
+async fn round_of(tried: &Tried, order: u64, fragment: u32, first: u64, last: [bool; 3]) -> Vec<Vec<f32>> {
     let exchanges = (0..3_u32).map(|rank| v1::Exchange {
         rank,
         order,
@@ -465,6 +511,7 @@ async fn round(tried: &Tried, order: u64, first: u64, last: [bool; 3]) -> Vec<Ve
         last: last[rank as usize],
         caller: 7,
         workers: 3,
+        fragment,
     });
     futures::future::join_all(exchanges.map(|exchange| tried.exchange(exchange))).await
 }
@@ -481,7 +528,15 @@ async fn in_shadow_ma_the_copy_is_the_mean_of_each_round() {
             assert!((f64::from(*found) - sum / 3.0).abs() < 1e-6, "{number}, {place}: {found}, not {}", sum / 3.0);
         }
         assert!(replies.iter().all(|reply| *reply == replies[0]), "{number}: one mean for all");
-        let again = v1::Exchange { rank: 1, order: 1, number: 3 * number + 1, last: false, caller: 7, workers: 3 };
+        let again = v1::Exchange {
+            rank: 1,
+            order: 1,
+            number: 3 * number + 1,
+            last: false,
+            caller: 7,
+            workers: 3,
+            ..v1::Exchange::default()
+        };
         assert_eq!(tried.exchange(again).await, replies[1], "a repeated exchange joins no round");
     }
     let partition = tried.server.get_partition(v1::GetPartition { state: true, before: None }).await.unwrap();
@@ -496,7 +551,19 @@ async fn in_shadow_ma_the_copy_is_the_mean_of_each_round() {
 /// A replacement knows the block momentum, and the replicas of workers that have ended the order.
 #[tokio::test(flavor = "multi_thread")]
 async fn in_shadow_bmuf_a_server_killed_between_rounds_ends_like_one_that_lives() {
-    let changes = ["algorithm=bmuf", "momentum=0.9", "nesterov=true"].map(|set| format!("spec.training.shadow.{set}"));
+    for fragments in [1, 2] {
+        ends_alike_between_rounds(fragments).await;
+    }
+}
+
+async fn ends_alike_between_rounds(fragments: u64) {
+    let changes = [
+        "algorithm=bmuf".to_owned(),
+        "momentum=0.9".to_owned(),
+        "nesterov=true".to_owned(),
+        format!("fragments={fragments}"),
+    ];
+    let changes = changes.map(|set| format!("spec.training.shadow.{set}"));
     let changes: Vec<&str> = changes.iter().map(String::as_str).collect();
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let lives = Tried::begin_with("shadow", &changes, folders[0].path()).await;
@@ -505,15 +572,22 @@ async fn in_shadow_bmuf_a_server_killed_between_rounds_ends_like_one_that_lives(
         // Rank 2 ends each order one round before the others.
         let (order, place) = (1 + number / 4, number % 4);
         if place < 3 {
-            let last = [false, false, place == 2];
-            let copies = round(&lives, order, 3 * number, last).await;
-            assert_eq!(round(&dies, order, 3 * number, last).await, copies, "{number}");
+            let (last, fragment) = ([false, false, place == 2], (place % fragments) as u32);
+            let before = lives.parameters().await;
+            let copies = round_of(&lives, order, fragment, 3 * number, last).await;
+            assert_eq!(round_of(&dies, order, fragment, 3 * number, last).await, copies, "{number}");
             dies.is_killed(folders[1].path());
-            assert_eq!(round(&dies, order, 3 * number, last).await, copies, "{number}: no reply was received");
+            let again = round_of(&dies, order, fragment, 3 * number, last).await;
+            assert_eq!(again, copies, "{number}: no reply was received");
+            let other = (fragment + 1) % fragments as u32;
+            if other != fragment {
+                let own = lives.part(&v1::Exchange { fragment: other, ..v1::Exchange::default() });
+                assert_eq!(lives.parameters().await[own.clone()], before[own], "{number}: the other fragment stays");
+            }
         } else {
             let ends = |rank: u32| {
                 let number = 3 * number + u64::from(rank);
-                v1::Exchange { rank, order, number, last: true, caller: 7, workers: 3 }
+                v1::Exchange { rank, order, number, last: true, caller: 7, workers: 3, ..v1::Exchange::default() }
             };
             let copies = tokio::join!(lives.exchange(ends(0)), lives.exchange(ends(1)));
             assert_eq!(tokio::join!(dies.exchange(ends(0)), dies.exchange(ends(1))), copies, "{number}");
@@ -552,11 +626,70 @@ async fn block_momentum_outlives_a_pause_and_no_other_mode() {
     }
 }
 
+/// Elastic averaging of fragments: an exchange moves its own, and replies with it.
+#[tokio::test(flavor = "multi_thread")]
+async fn in_shadow_an_exchange_moves_its_fragment_only() {
+    let folder = tempfile::tempdir().unwrap();
+    let changes = ["spec.training.shadow.alpha=0.3", "spec.training.shadow.fragments=3"];
+    let tried = Tried::begin_with("shadow", &changes, folder.path()).await;
+    let mut copy: Vec<f64> = (0..PARAMETERS).map(|value| value as f64 / 8.0).collect();
+    let parts = [0..13, 13..26, 26..40];
+    for number in 0..7_u64 {
+        let (fragment, last) = ((number % 3) as u32, number == 6);
+        let exchange = v1::Exchange { rank: 0, order: 1, number, last, caller: 7, workers: 1, fragment };
+        let own = if last { 0..PARAMETERS } else { parts[fragment as usize].clone() };
+        for place in own.clone() {
+            copy[place] = 0.7 * copy[place] + 0.3 * f64::from(numbers(number, PARAMETERS)[place]);
+        }
+        let found = tried.exchange(exchange).await;
+        assert_eq!(found, tried.parameters().await[own], "{number}: the reply has the same part");
+        for (found, expected) in tried.parameters().await.iter().zip(&copy) {
+            assert!((f64::from(*found) - expected).abs() < 1e-5, "{number}: {found}, not {expected}");
+        }
+    }
+}
+
+/// Rank 1 missed the round of fragment 0. The next round waits for it.
+#[tokio::test(flavor = "multi_thread")]
+async fn in_shadow_ma_a_late_worker_is_told_the_fragment() {
+    let folder = tempfile::tempdir().unwrap();
+    let changes = ["spec.training.shadow.algorithm=ma", "spec.training.shadow.fragments=2"];
+    let mut tried = Tried::begin_with("shadow", &changes, folder.path()).await;
+    let exchange = |rank, number, fragment| v1::Exchange {
+        rank,
+        order: 1,
+        number,
+        caller: 7,
+        workers: 1,
+        fragment,
+        ..v1::Exchange::default()
+    };
+    assert_eq!(tried.exchange(exchange(0, 1, 0)).await, numbers(1, PARAMETERS)[..20]);
+    let before = tried.parameters().await;
+    assert_eq!(tried.try_exchange(exchange(1, 1, 0)).await, Err(1));
+    assert_eq!(tried.parameters().await, before, "the copy has not moved");
+    // A replacement of the server goes on with the same fragment.
+    tried.is_killed(folder.path());
+    assert_eq!(tried.try_exchange(exchange(1, 2, 0)).await, Err(1));
+    let (one, other) = tokio::join!(tried.exchange(exchange(0, 2, 1)), tried.exchange(exchange(1, 3, 1)));
+    assert_eq!(one, other);
+    let (first, second) = (numbers(2, PARAMETERS), numbers(3, PARAMETERS));
+    for (place, found) in one.iter().enumerate() {
+        let mean = f32::midpoint(first[20 + place], second[20 + place]);
+        assert!((found - mean).abs() < 1e-6, "{place}: {found}, not {mean}");
+    }
+    let wrong = exchange(0, 4, 2);
+    let tensors = vec![Tensor::from(vec![0.0_f32; 20])];
+    let error = tried.server.exchange(wrong, tensors).await.err().unwrap().to_string();
+    assert!(error.contains("one of 2 fragments") && error.contains("fragment 2 came"), "{error}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_wrong_exchange_is_explained() {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let shadow = Tried::begin("shadow", folders[0].path()).await;
-    let exchange = |last| v1::Exchange { rank: 0, order: 1, number: 1, last, caller: 7, workers: 3 };
+    let exchange =
+        |last| v1::Exchange { rank: 0, order: 1, number: 1, last, caller: 7, workers: 3, ..v1::Exchange::default() };
     let refused = async |tried: &Tried, last: bool, tensors: &[usize]| {
         let tensors = tensors.iter().map(|values| Tensor::from(vec![0.0_f32; *values])).collect();
         tried.server.exchange(exchange(last), tensors).await.err().unwrap().to_string()

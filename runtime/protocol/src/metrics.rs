@@ -281,7 +281,7 @@ metrics! {
         samples: counter = metric_names::DENSE_WORKER_SAMPLES_TOTAL, "Samples trained.";
         pieces: counter = "rectrain_dense_worker_pieces_total", "Pieces of a step that the worker has pulled and computed (spec.training.sync.pieces: pulled). A piece that two workers compute counts at both.";
         gradient_norm: ratio = "rectrain_dense_worker_gradient_norm", "L2 norm of the dense gradients of the last step before a report, before the optimizer. In modes with a barrier it covers the global batch, in others and with pulled pieces the local batch. NaN or +Inf if a gradient is not finite.";
-        sync_gap: steps = "rectrain_dense_worker_sync_gap_steps", "Batches of a replica between two exchanges with the parameter servers (shadow). The sum divided by the count is the average sync gap.";
+        sync_gap: steps = "rectrain_dense_worker_sync_gap_steps", "Batches of a replica between two exchanges of a fragment with the parameter servers (shadow). The sum divided by the count is the average sync gap.";
         exchange: seconds = "rectrain_dense_worker_exchange_seconds", "Time of an exchange of the replica with the parameter servers (shadow). Training waits for it only with everySteps.";
         gpu_memory_used: gauge = "rectrain_dense_worker_gpu_memory_used_bytes", "GPU memory in the worker's buffers; 0 on the CPU.";
         gpu_memory_reserved: gauge = "rectrain_dense_worker_gpu_memory_reserved_bytes", "GPU memory that the worker has reserved from the driver, including memory kept for reuse; 0 on the CPU.";

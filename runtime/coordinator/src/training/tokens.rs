@@ -77,6 +77,7 @@ fn replicas(shadow: Shadow, workers: u32) -> v1::Shadow {
         every_steps: shadow.every_steps.map_or(0, NonZeroU32::get),
         workers,
         averages: shadow.average().is_some(),
+        fragments: shadow.fragments.count(),
     }
 }
 

@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use super::WorkerHalf;
-use crate::replica::Replica;
+use crate::replica::{Answer, Replica};
 use crate::trainer::Trainer;
 use rectrain_protocol::batch::BatchKey;
 use rectrain_protocol::deadline::CALL_DEADLINE;
@@ -45,8 +45,8 @@ enum Event {
         outcome: v1::Outcome,
         steps: Vec<u64>,
     },
-    /// In `shadow`: the servers' copy, after an exchange of this duration.
-    Exchanged(Vec<f32>, Duration),
+    /// In `shadow`: the answers of all servers, after an exchange of this duration.
+    Exchanged(Vec<Answer>, Duration),
     Failed(RoleError),
 }
 
@@ -185,14 +185,15 @@ impl<'a> Run<'a> {
                 }
                 Ok(self.machine.acknowledged(server, batch, outcome::read("push", outcome)?)?)
             }
-            Event::Exchanged(copy, took) => {
+            Event::Exchanged(answers, took) => {
                 if let Some(replica) = &mut self.replica {
-                    replica.end_exchange(self.trainer, &copy, took)?;
+                    replica.end_exchange(self.trainer, &answers, took)?;
                 }
-                if std::mem::take(&mut self.holds_pull) {
+                // A missed exchange is due again at once, and training waits for it, too.
+                self.exchange()?;
+                if !self.is_held() && std::mem::take(&mut self.holds_pull) {
                     self.pull();
                 }
-                self.exchange()?;
                 Ok(Vec::new())
             }
         }
@@ -261,7 +262,7 @@ impl<'a> Run<'a> {
         let events = self.events.clone();
         self.trainer.spawn(async move {
             let event = match exchanging.await {
-                Ok(copy) => Event::Exchanged(copy, started.elapsed()),
+                Ok(answers) => Event::Exchanged(answers, started.elapsed()),
                 Err(error) => Event::Failed(error),
             };
             let _stopped = events.send(event).await;

@@ -13,6 +13,7 @@
 //! - [`average`]: algorithm 3 (`ma`). w̃ becomes the mean of the replicas.
 //! - [`BlockUpdate`]: algorithm 4 (`bmuf`). w̃ makes a step towards the mean of the replicas.
 //! - [`Rounds`]: decides which replicas are in a mean, for `ma` and `bmuf`.
+//! - [`Fragments`]: the parts of a partition that exchanges move in turn.
 //! - [`ReplicaSync`]: decides when a dense worker begins an exchange, and counts the sync gap.
 //! - [`add_to_mean`]: the optimizer state that belongs to w̃ when training pauses.
 //!
@@ -31,9 +32,12 @@
 //! 4. In `ma` and `bmuf`, the parameter servers form the mean, and not an AllReduce among the
 //!    workers. A round of the mean waits for a worker for a bounded time only. w_global is on the
 //!    servers once, and not on each worker.
+//! 5. An exchange may move one fragment of each partition only. With Nesterov's block momentum,
+//!    this is the method of Streaming DiLoCo (Douillard et al. 2025, arXiv 2501.18512).
 
 mod bmuf;
 mod elastic;
+mod fragments;
 mod ma;
 mod rounds;
 mod sync;
@@ -45,6 +49,7 @@ use serde::{Deserialize, Serialize};
 
 pub use bmuf::BlockUpdate;
 pub use elastic::{add_to_mean, interpolate};
+pub use fragments::{Fragments, Part};
 pub use ma::average;
 pub use rounds::{Joined, Rounds};
 pub use sync::ReplicaSync;
@@ -65,6 +70,8 @@ pub struct Shadow {
     pub momentum: f32,
     /// Whether the momentum of `bmuf` is Nesterov's.
     pub nesterov: bool,
+    /// The fragments of each server's partition. An exchange moves one of them.
+    pub fragments: Fragments,
 }
 
 impl Default for Shadow {
@@ -77,6 +84,7 @@ impl Default for Shadow {
             eta: 0.5,
             momentum: 0.0,
             nesterov: false,
+            fragments: Fragments::default(),
         }
     }
 }

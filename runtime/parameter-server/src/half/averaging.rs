@@ -7,13 +7,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use rectrain_modes::shadow::{Average, Joined, Rounds};
+use rectrain_modes::shadow::{Average, Fragments, Joined, Part, Rounds};
 use rectrain_proto::v1;
 use rectrain_protocol::blocking::blocking;
 use rectrain_protocol::error::RoleError;
 use tokio::sync::oneshot;
 
-use super::BufferStanding;
+use super::{BufferStanding, Exchanged};
+use crate::averages::RoundFragment;
 use crate::partition::Replica;
 use crate::shared::Shared;
 
@@ -26,6 +27,7 @@ type Global = Arc<Vec<f32>>;
 /// See the module documentation.
 pub(super) struct Averaging {
     average: Average,
+    fragments: Fragments,
     longest_wait: Duration,
     open: Mutex<OpenRound>,
 }
@@ -41,15 +43,15 @@ struct OpenRound {
 
 /// The answer to a replica.
 enum Answer {
-    Now(Global),
+    Now(Exchanged),
     /// After this round.
     Later(u64, oneshot::Receiver<Global>),
 }
 
 impl Averaging {
-    pub(super) fn new(average: Average, rounds: Rounds) -> Self {
+    pub(super) fn new(average: Average, fragments: Fragments, rounds: Rounds) -> Self {
         let open = Mutex::new(OpenRound { rounds, ..OpenRound::default() });
-        Self { average, longest_wait: LONGEST_WAIT, open }
+        Self { average, fragments, longest_wait: LONGEST_WAIT, open }
     }
 
     /// Adds a replica to the open round. Returns the copy after the round. `buffer` is the position
@@ -60,19 +62,19 @@ impl Averaging {
         exchange: v1::Exchange,
         replica: Replica,
         buffer: Option<BufferStanding>,
-    ) -> Result<Global, RoleError> {
+    ) -> Result<Exchanged, RoleError> {
         let (this, server, standing) = (Arc::clone(self), Arc::clone(shared), buffer.clone());
         let join = move || this.join(&server, exchange, replica, standing.as_ref());
         let (round, mut later) = match blocking("exchange", join).await?? {
-            Answer::Now(copy) => return Ok(copy),
+            Answer::Now(answer) => return Ok(answer),
             Answer::Later(round, later) => (round, later),
         };
         if let Ok(answered) = tokio::time::timeout(self.longest_wait, &mut later).await {
-            return answered.map_err(|_dropped| RoleError::Stopped);
+            return answered.map(Exchanged::Copy).map_err(|_dropped| RoleError::Stopped);
         }
         let (this, server) = (Arc::clone(self), Arc::clone(shared));
         blocking("exchange", move || this.close_overdue(&server, round, buffer.as_ref())).await?;
-        later.await.map_err(|_dropped| RoleError::Stopped)
+        later.await.map(Exchanged::Copy).map_err(|_dropped| RoleError::Stopped)
     }
 
     /// Adds a replica to the open round, and closes the round if it is complete.
@@ -86,15 +88,19 @@ impl Averaging {
         let mut open = self.open.lock();
         let partition = shared.read_partition();
         partition.check_size(&replica, shared.plan.dense_optimizer.slots().len())?;
+        let now = partition.parameters().values;
         if partition.exchanges().has(&exchange) {
-            return Ok(Answer::Now(partition.parameters().values));
+            return Ok(Answer::Now(Exchanged::Copy(now)));
         }
         drop(partition);
-        match open.rounds.join(exchange.order, exchange.workers, exchange.rank, exchange.last) {
-            Joined::Late => Ok(Answer::Now(shared.read_partition().parameters().values)),
+        let part = if exchange.last { Part::Last } else { Part::Fragment(exchange.fragment) };
+        match open.rounds.join(exchange.order, exchange.workers, exchange.rank, part) {
+            Joined::Late => Ok(Answer::Now(Exchanged::Copy(now))),
+            Joined::OtherFragment(fragment) => Ok(Answer::Now(Exchanged::OtherFragment(fragment))),
             Joined::Complete => {
+                drop(now);
                 open.members.insert(exchange.rank, (exchange, replica));
-                Ok(Answer::Now(self.close(&mut open, shared, buffer)))
+                Ok(Answer::Now(Exchanged::Copy(self.close(&mut open, shared, buffer))))
             }
             Joined::Open(round) => {
                 open.members.insert(exchange.rank, (exchange, replica));
@@ -116,11 +122,13 @@ impl Averaging {
 
     /// Moves the copy by the open round, makes it durable, and answers the waiting calls.
     fn close(&self, open: &mut OpenRound, shared: &Shared, buffer: Option<&BufferStanding>) -> Global {
+        let own = self.fragments.range(open.rounds.turn(), shared.read_partition().len());
         open.rounds.close();
+        let fragment = RoundFragment { range: own, next: open.rounds.turn() };
         let members = std::mem::take(&mut open.members);
         shared.metrics.exchanges.inc_by(members.len() as u64);
         let mut partition = shared.write_partition();
-        partition.average(members.into_values(), &self.average);
+        partition.average(members.into_values(), fragment, &self.average);
         let copy = partition.parameters().values;
         drop(partition);
         if let Some(kept) = shared.kept.as_deref() {
@@ -142,11 +150,12 @@ mod tests {
 
     /// The exchange of a rank of three.
     fn exchange(rank: u32, number: u64) -> v1::Exchange {
-        v1::Exchange { rank, order: 1, number, last: false, caller: 7, workers: 3 }
+        v1::Exchange { rank, order: 1, number, caller: 7, workers: 3, ..v1::Exchange::default() }
     }
 
     fn replica(shared: &Shared, value: f32) -> Replica {
-        Replica { parameters: vec![value; shared.read_partition().len()], state: None }
+        let len = shared.read_partition().len();
+        Replica { range: 0..len, parameters: vec![value; len], state: None }
     }
 
     /// Only rank 0 is there. It waits for the others once.
@@ -154,10 +163,11 @@ mod tests {
     async fn a_round_that_waits_too_long_is_closed() {
         let folder = tempfile::tempdir().unwrap();
         let shared = shared_of("shadow", folder.path()).await;
-        let averaging = Averaging::new(Average::Mean, Rounds::default());
+        let averaging = Averaging::new(Average::Mean, Fragments::default(), Rounds::default());
         let averaging = Arc::new(Averaging { longest_wait: Duration::from_millis(5), ..averaging });
         for (number, value) in [(1, 2.0), (2, 4.0)] {
-            let copy = averaging.exchange(&shared, exchange(0, number), replica(&shared, value), None).await.unwrap();
+            let answer = averaging.exchange(&shared, exchange(0, number), replica(&shared, value), None).await;
+            let Ok(Exchanged::Copy(copy)) = answer else { panic!("the copy is the answer") };
             assert!(copy.iter().all(|parameter| *parameter == value), "{copy:?}");
             assert_eq!(shared.metrics.incomplete_rounds.get(), 1, "the first one only");
         }
@@ -169,7 +179,7 @@ mod tests {
     async fn an_overdue_round_is_closed_once_and_answers_all_its_ranks() {
         let folder = tempfile::tempdir().unwrap();
         let shared = shared_of("shadow", folder.path()).await;
-        let averaging = Averaging::new(Average::Mean, Rounds::default());
+        let averaging = Averaging::new(Average::Mean, Fragments::default(), Rounds::default());
         let join = |rank, number, value| {
             let replica = replica(&shared, value);
             averaging.join(&shared, exchange(rank, number), replica, None).unwrap()
@@ -188,7 +198,7 @@ mod tests {
         }
         // The next round does not wait for rank 2.
         assert!(matches!(join(0, 2, 6.0), Answer::Later(..)));
-        let Answer::Now(copy) = join(1, 2, 8.0) else { panic!("rank 2 is awaited") };
+        let Answer::Now(Exchanged::Copy(copy)) = join(1, 2, 8.0) else { panic!("rank 2 is awaited") };
         assert!(copy.iter().all(|parameter| *parameter == 7.0), "{copy:?}");
         assert_eq!(shared.metrics.incomplete_rounds.get(), 1);
     }

@@ -16,7 +16,7 @@ use rectrain_modes::switch::Boundary;
 use rectrain_modes::{GlobalStep, TrainingMode};
 use rectrain_proto::v1;
 use rectrain_protocol::error::RoleError;
-use rectrain_wire::BoxFuture;
+use rectrain_wire::{BoxFuture, Tensor};
 
 pub(crate) use self::barrier::BarrierHalf;
 pub(crate) use self::buffer::BufferStanding;
@@ -24,7 +24,7 @@ pub(crate) use self::shadow::ShadowHalf;
 pub(crate) use self::tokens::TokenHalf;
 use crate::contribution::Contribution;
 use crate::early::{EarlyLookUp, PieceKeys};
-use crate::partition::{Replica, Snapshot};
+use crate::partition::Snapshot;
 use crate::shared::Shared;
 
 /// The gradients of the rows of one piece.
@@ -37,6 +37,14 @@ pub(crate) struct RowGradients {
     pub(crate) push: Option<v1::TokenPush>,
     /// By row group.
     pub(crate) contribution: Contribution,
+}
+
+/// The answer to a replica, in `shadow`.
+enum Exchanged {
+    /// The whole copy of this partition.
+    Copy(Arc<Vec<f32>>),
+    /// The open round is of this other fragment. The copy has not moved.
+    OtherFragment(u32),
 }
 
 /// See the module documentation. `shared` is the rest of the server.
@@ -100,13 +108,13 @@ pub(crate) trait ModeHalf: Send + Sync {
     }
 
     /// In `shadow`: moves the copy, which is this server's partition, towards a replica. Returns
-    /// the copy.
+    /// the tensors of the reply: the same part of the copy.
     fn exchange<'a>(
         &'a self,
         _shared: &'a Arc<Shared>,
         _exchange: v1::Exchange,
-        _replica: Replica,
-    ) -> BoxFuture<'a, Result<Arc<Vec<f32>>, RoleError>> {
+        _tensors: Vec<Tensor>,
+    ) -> BoxFuture<'a, Result<(v1::Exchanged, Vec<Tensor>), RoleError>> {
         Box::pin(async { Err(not_this_mode("exchange", "trains no replicas")) })
     }
 

@@ -2,21 +2,23 @@
 //! as it arrives. The server's partition of the dense parameters is the copy with which dense
 //! workers exchange their replicas. No gradient of a dense parameter arrives here.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use rectrain_modes::GlobalStep;
 use rectrain_modes::gba::TokenMode;
-use rectrain_modes::shadow::{Rounds, Shadow};
+use rectrain_modes::shadow::{Fragments, Rounds, Shadow};
 use rectrain_modes::switch::Boundary;
 use rectrain_proto::v1;
 use rectrain_protocol::blocking::blocking;
 use rectrain_protocol::error::RoleError;
+use rectrain_protocol::message;
 use rectrain_protocol::plan::JobPlan;
-use rectrain_wire::BoxFuture;
+use rectrain_wire::{BoxFuture, Tensor};
 
 use super::averaging::Averaging;
-use super::{BufferStanding, ModeHalf, RowGradients, Snapshot, TokenHalf, not_this_mode};
+use super::{BufferStanding, Exchanged, ModeHalf, RowGradients, Snapshot, TokenHalf, not_this_mode};
 use crate::kept::LeftTokens;
 use crate::partition::Replica;
 use crate::shared::Shared;
@@ -28,6 +30,7 @@ const ROWS: TokenMode = TokenMode::Async;
 pub(crate) struct ShadowHalf {
     rows: TokenHalf,
     rule: CopyRule,
+    fragments: Fragments,
 }
 
 /// How the copy follows the replicas.
@@ -47,7 +50,7 @@ enum CopyRule {
 impl ShadowHalf {
     /// The half of a mode that begins at this boundary.
     pub(crate) fn new(plan: &JobPlan, mode: Shadow, at: Boundary) -> Self {
-        Self::with_rows(TokenHalf::new(plan, ROWS, at), mode, Rounds::default())
+        Self::with_rows(TokenHalf::new(plan, ROWS, at), mode, Rounds::new(mode.fragments))
     }
 
     /// Resumes from the durable state of the server that this one replaces.
@@ -55,16 +58,68 @@ impl ShadowHalf {
         let rows = TokenHalf::recover(&shared.plan, ROWS, at, left, shared)?;
         let partition = shared.read_partition();
         let averages = partition.averages();
-        let rounds = Rounds::resume(averages.order(), averages.rested().keys().copied());
+        let rested = averages.rested().keys().copied();
+        let rounds = Rounds::resume(mode.fragments, averages.order(), averages.turn(), rested);
         Ok(Self::with_rows(rows, mode, rounds))
     }
 
     fn with_rows(rows: TokenHalf, mode: Shadow, rounds: Rounds) -> Self {
         let rule = match mode.average() {
             None => CopyRule::Elastic { alpha: mode.alpha, exchanging: Arc::default() },
-            Some(average) => CopyRule::Average(Arc::new(Averaging::new(average, rounds))),
+            Some(average) => CopyRule::Average(Arc::new(Averaging::new(average, mode.fragments, rounds))),
         };
-        Self { rows, rule }
+        Self { rows, rule, fragments: mode.fragments }
+    }
+
+    /// The replica of an exchange.
+    fn read_replica(
+        &self,
+        shared: &Shared,
+        exchange: &v1::Exchange,
+        tensors: Vec<Tensor>,
+    ) -> Result<Replica, RoleError> {
+        let len = shared.read_partition().len();
+        let range = if exchange.last { 0..len } else { self.range(exchange.fragment, len)? };
+        let mut tensors = tensors.into_iter();
+        let parameters = message::next("exchange", &mut tensors)?.expect_f32("parameters")?;
+        let state = match exchange.last {
+            true => Some(message::next("exchange", &mut tensors)?.expect_f32("state")?),
+            false => None,
+        };
+        Ok(Replica { range, parameters, state })
+    }
+
+    /// The parameters of a fragment, in a partition of this size.
+    fn range(&self, fragment: u32, len: usize) -> Result<Range<usize>, RoleError> {
+        let count = self.fragments.count();
+        if fragment < count {
+            return Ok(self.fragments.range(fragment, len));
+        }
+        let reason = format!("one of {count} fragments, counted from 0, was expected, and fragment {fragment} came");
+        Err(RoleError::Inconsistent { message: "exchange", reason })
+    }
+}
+
+impl ShadowHalf {
+    /// Moves the copy towards a replica.
+    async fn move_towards(
+        &self,
+        shared: &Arc<Shared>,
+        exchange: v1::Exchange,
+        replica: Replica,
+    ) -> Result<Exchanged, RoleError> {
+        let buffer = self.rows.dense_standing();
+        match &self.rule {
+            CopyRule::Average(averaging) => averaging.exchange(shared, exchange, replica, buffer).await,
+            CopyRule::Elastic { alpha, exchanging } => {
+                let (server, alpha, exchanging) = (Arc::clone(shared), *alpha, Arc::clone(exchanging));
+                let work = move || {
+                    let _held = exchanging.lock();
+                    move_copy(&server, &exchange, &replica, alpha, buffer.as_ref())
+                };
+                blocking("exchange", work).await?.map(Exchanged::Copy)
+            }
+        }
     }
 }
 
@@ -98,22 +153,16 @@ impl ModeHalf for ShadowHalf {
         &'a self,
         shared: &'a Arc<Shared>,
         exchange: v1::Exchange,
-        replica: Replica,
-    ) -> BoxFuture<'a, Result<Arc<Vec<f32>>, RoleError>> {
+        tensors: Vec<Tensor>,
+    ) -> BoxFuture<'a, Result<(v1::Exchanged, Vec<Tensor>), RoleError>> {
         Box::pin(async move {
             shared.give_up_where_memory_is_full();
-            let buffer = self.rows.dense_standing();
-            match &self.rule {
-                CopyRule::Average(averaging) => averaging.exchange(shared, exchange, replica, buffer).await,
-                CopyRule::Elastic { alpha, exchanging } => {
-                    let (server, alpha, exchanging) = (Arc::clone(shared), *alpha, Arc::clone(exchanging));
-                    let work = move || {
-                        let _held = exchanging.lock();
-                        move_copy(&server, &exchange, &replica, alpha, buffer.as_ref())
-                    };
-                    blocking("exchange", work).await?
-                }
-            }
+            let replica = self.read_replica(shared, &exchange, tensors)?;
+            let range = replica.range.clone();
+            Ok(match self.move_towards(shared, exchange, replica).await? {
+                Exchanged::OtherFragment(other) => (v1::Exchanged { other_fragment: Some(other) }, Vec::new()),
+                Exchanged::Copy(copy) => (v1::Exchanged::default(), vec![Tensor::from(copy[range].to_vec())]),
+            })
         })
     }
 

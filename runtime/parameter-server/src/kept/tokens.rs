@@ -224,17 +224,17 @@ pub(crate) fn read_partition(directory: &Path) -> Result<(Partition, Option<Buff
 
 fn write_averages(file: &mut Writer, averages: &Averages) -> std::io::Result<()> {
     let ranks: Vec<u32> = averages.rested().keys().copied().collect();
-    write_value(file, &(averages.order(), ranks))?;
+    write_value(file, &(averages.order(), averages.turn(), ranks))?;
     write_numbers(file, averages.velocity())?;
     averages.rested().values().try_for_each(|parameters| write_numbers(file, parameters))
 }
 
 fn read_averages(reader: &mut Reader<'_>) -> Option<Averages> {
-    let (order, ranks): (u64, Vec<u32>) = reader.value()?;
+    let (order, turn, ranks): (u64, u32, Vec<u32>) = reader.value()?;
     let velocity = reader.numbers()?;
     let rested: Option<BTreeMap<u32, Vec<f32>>> =
         ranks.into_iter().map(|rank| Some((rank, reader.numbers()?))).collect();
-    Some(Averages::found(order, velocity, rested?))
+    Some(Averages::found(order, turn, velocity, rested?))
 }
 
 fn piece_name(step: u64, piece: u32) -> String {

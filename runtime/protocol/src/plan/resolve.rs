@@ -10,7 +10,7 @@ use rectrain_data::{Format, SourceConfig, Split, Subset};
 use rectrain_dense::{DenseOptimizer, FlatOptimizer, Model, ModelConfig};
 use rectrain_embedding::{RowSpec, SparseOptimizer, StoreConfig};
 use rectrain_modes::gba::{BufferSize, Decay, LostTokens};
-use rectrain_modes::shadow::Shadow;
+use rectrain_modes::shadow::{Fragments, Shadow};
 use rectrain_modes::{EvaluationPoints, ModeSettings, TrainingLength, TrainingMode};
 use rectrain_policy::{LoaderPolicy, ModePolicy, Policy, ReplicaBounds, ScalingPolicy};
 
@@ -199,6 +199,7 @@ fn shadow(training: crds::ResolvedShadow) -> Shadow {
         eta: training.eta as f32,
         momentum: training.momentum as f32,
         nesterov: training.nesterov,
+        fragments: Fragments::new(training.fragments),
     }
 }
 
