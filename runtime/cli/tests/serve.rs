@@ -95,3 +95,15 @@ fn a_server_that_cannot_start_says_why() {
     let message = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(message.contains("choose another address with --grpc"), "{message}");
 }
+
+#[test]
+fn a_server_with_a_bad_certificate_does_not_start() {
+    let place = tempfile::tempdir().unwrap();
+    std::fs::write(place.path().join("a.crt"), "hello").unwrap();
+    std::fs::write(place.path().join("a.key"), "hello").unwrap();
+    let arguments = ["serve", "checkpoints", "--tls-cert", "a.crt", "--tls-key", "a.key"];
+    let refused = rectrain(place.path(), &arguments);
+    let message = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!(refused.status.code(), Some(2), "{message}");
+    assert!(message.contains("a.crt: there is none in it; expected a certificate in PEM"), "{message}");
+}

@@ -5,6 +5,8 @@ use std::net::SocketAddr;
 use rectrain_data::DataError;
 use rectrain_serving::ServingError;
 
+use crate::tls::TlsError;
+
 /// Every error of this crate.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -26,6 +28,9 @@ pub enum InferenceError {
     /// The metrics cannot be registered.
     #[error("cannot register metrics: {0}")]
     Metrics(#[from] prometheus::Error),
+    /// The files of the TLS certificate cannot be used.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     /// The thread of the model cannot start, or the server failed.
     #[error("cannot {action}: {source}")]
     Io {

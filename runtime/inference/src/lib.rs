@@ -28,6 +28,7 @@ mod refusal;
 mod rest;
 mod server;
 mod service;
+mod tls;
 mod updates;
 mod version;
 
@@ -37,5 +38,6 @@ pub use limits::Limits;
 pub use metrics::reference_markdown;
 pub use server::{Server, listen};
 pub use service::ServedModel;
+pub use tls::{Tls, TlsError, TlsFiles};
 pub use updates::Updates;
 pub use version::Publication;

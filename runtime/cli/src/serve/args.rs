@@ -1,11 +1,12 @@
 //! The arguments of `rectrain serve`.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
 use jiff::SignedDuration;
-use rectrain_inference::Limits;
+use rectrain_inference::{Limits, TlsFiles};
 use rectrain_kinds::Precision;
 
 /// The longest time of an argument. Longer ones are taken for errors.
@@ -23,12 +24,23 @@ pub(crate) struct ServeArgs {
     /// The name of the model in requests; by default the name of its job
     #[arg(long)]
     pub(super) name: Option<String>,
-    /// The address that serves REST and /metrics, without TLS (port 0 takes any free port)
+    /// The address that serves REST and /metrics (port 0 takes any free port)
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080")]
     pub(super) listen: SocketAddr,
-    /// The address that serves gRPC, without TLS; by default there is none
+    /// The address that serves gRPC; by default there is none
     #[arg(long, value_name = "ADDRESS")]
     pub(super) grpc: Option<SocketAddr>,
+    /// The certificate of the server and of its intermediate authorities, in PEM: both addresses
+    /// then speak TLS; changed files are taken within seconds
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// The key of --tls-cert, in PEM
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+    /// The authorities of clients' certificates, in PEM: clients without a certificate then get no
+    /// more than the health of the server
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_client_ca: Option<PathBuf>,
     /// Rows that are predicted at a time, of requests that wait together
     #[arg(long, value_name = "ROWS", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     pub(super) max_batch_rows: u32,
@@ -84,6 +96,12 @@ impl ServeArgs {
     /// The time between two looks for a newer published model.
     pub(super) fn poll(&self) -> Duration {
         self.poll.unwrap_or(if self.model.contains("://") { POLL_BUCKET } else { POLL_FOLDER })
+    }
+
+    /// The files of the TLS certificate, if both addresses speak TLS.
+    pub(super) fn tls(&self) -> Option<TlsFiles> {
+        let (certificate, key) = self.tls_cert.clone().zip(self.tls_key.clone())?;
+        Some(TlsFiles { certificate, key, client_authority: self.tls_client_ca.clone() })
     }
 
     pub(super) fn limits(&self) -> Limits {
@@ -159,6 +177,18 @@ mod tests {
         }
         let message = parse(&["model", "--poll=0s"]).unwrap_err().to_string();
         assert!(message.contains("expected a time above 0"), "{message}");
+    }
+
+    #[test]
+    fn a_certificate_has_a_key() {
+        let args = parse(&["model", "--tls-cert", "a.crt", "--tls-key", "a.key"]).unwrap();
+        let (certificate, key) = ("a.crt".into(), "a.key".into());
+        assert_eq!(args.tls(), Some(TlsFiles { certificate, key, client_authority: None }));
+        assert_eq!(parse(&["model"]).unwrap().tls(), None);
+        for wrong in [&["--tls-cert", "a.crt"][..], &["--tls-key", "a.key"], &["--tls-client-ca", "ca.crt"]] {
+            let message = parse(&[&["model"], wrong].concat()).unwrap_err().to_string();
+            assert!(message.contains("required arguments were not provided"), "{message}");
+        }
     }
 
     #[test]

@@ -7,7 +7,7 @@ mod gate;
 use std::sync::Arc;
 
 use prometheus::Registry;
-use rectrain_inference::{Publication, ServedModel, Server, listen};
+use rectrain_inference::{Publication, ServedModel, Server, Tls, TlsFiles, listen};
 use rectrain_serving::{Model, Predictor, PredictorOptions};
 
 use self::args::ServeArgs;
@@ -22,6 +22,8 @@ use crate::{signal, trained};
 const UNNAMED: &str = "model";
 
 pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
+    // Wrong files are found before the model is loaded.
+    let tls = args.tls().map(open_tls).transpose()?;
     let following = Following::open(&args.model, &args.options)?;
     let model = match &following {
         Some(following) => Arc::clone(&following.version().model),
@@ -37,6 +39,10 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     let announced = format!("{}: step {}, {} rows", served.name, served.step, thousands(served.rows));
     let path = format!("/v2/models/{}", served.name);
     let server = Server::new(served, predictor, args.limits(), Registry::new())?;
+    let (server, scheme) = match tls {
+        Some(tls) => (server.with_tls(tls), "https"),
+        None => (server, "http"),
+    };
     if let Some(following) = following {
         following.start(args.poll(), gate, server.updates())?;
     }
@@ -50,9 +56,13 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
             }
             None => (None, announced),
         };
-        output::line(format!("{announced}, at http://{bound}{path}"))?;
+        output::line(format!("{announced}, at {scheme}://{bound}{path}"))?;
         Ok(server.serve(listener, grpc, interrupted).await?)
     })
+}
+
+fn open_tls(files: TlsFiles) -> Result<Tls, Failure> {
+    Tls::open(files).map_err(|error| rectrain_inference::InferenceError::from(error).into())
 }
 
 fn name(args: &ServeArgs, model: &Model) -> String {

@@ -6,3 +6,4 @@
 mod grpc;
 mod host;
 mod rest;
+mod tls;
