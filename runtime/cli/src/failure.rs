@@ -86,7 +86,9 @@ impl From<rectrain_inference::InferenceError> for Failure {
         match error {
             InferenceError::Model(error) => error.into(),
             InferenceError::Data(error) if error.is_users_input() => Self::User(error.to_string()),
-            InferenceError::Tls(_) => Self::User(error.to_string()),
+            InferenceError::Tls(_) | InferenceError::Recorded { .. } | InferenceError::File { .. } => {
+                Self::User(error.to_string())
+            }
             error => Self::Failed(error.to_string()),
         }
     }

@@ -1,6 +1,7 @@
 //! The errors that end the server. A request that is refused is a [`Refusal`](crate::refusal).
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 
 use rectrain_data::DataError;
 use rectrain_serving::ServingError;
@@ -31,6 +32,26 @@ pub enum InferenceError {
     /// The files of the TLS certificate cannot be used.
     #[error(transparent)]
     Tls(#[from] TlsError),
+    /// A recorded request cannot be answered.
+    #[error("{file}, line {line}: {problem}", file = .file.display())]
+    Recorded {
+        /// The file of recorded requests.
+        file: PathBuf,
+        /// The line, from 1.
+        line: u64,
+        /// The finding.
+        problem: String,
+    },
+    /// A file of recorded requests cannot be read or written.
+    #[error("cannot {action} {file}: {source}", file = .file.display())]
+    File {
+        /// The action.
+        action: &'static str,
+        /// The file.
+        file: PathBuf,
+        /// The reason.
+        source: std::io::Error,
+    },
     /// The thread of the model cannot start, or the server failed.
     #[error("cannot {action}: {source}")]
     Io {

@@ -18,6 +18,7 @@ use crate::batcher::{Predict, Running};
 use crate::error::InferenceError;
 use crate::grpc::Grpc;
 use crate::limits::Limits;
+use crate::record::{RecordOptions, Recorder};
 use crate::rest::{routes, routes_with_tls};
 use crate::service::{ServedModel, Service};
 use crate::tls::{Client, Protocol, RestListener, Tls, connections};
@@ -64,6 +65,18 @@ impl Server {
     #[must_use]
     pub fn with_tls(self, tls: Tls) -> Self {
         Self { tls: Some(Arc::new(tls)), ..self }
+    }
+
+    /// Records a sample of the requests. Only the first call has an effect.
+    ///
+    /// # Errors
+    /// [`InferenceError::File`] if the file cannot be opened, and [`InferenceError::Io`] if there
+    /// can be no thread.
+    pub fn record(&self, options: RecordOptions) -> Result<(), InferenceError> {
+        let max_line_bytes = self.service.limits.max_body_bytes;
+        let recorder = Recorder::start(options, max_line_bytes, self.service.metrics.clone())?;
+        let _first_one_stays = self.service.recorder.set(recorder);
+        Ok(())
     }
 
     /// The side that takes newer models.

@@ -1,13 +1,14 @@
 //! A server with a model that tests can block, and a small HTTP client.
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 use prometheus::Registry;
 use rectrain_data::{Batch, DenseField, LabelField, MissingValue, Schema, SparseField, Transform};
-use rectrain_inference::{InferenceError, Limits, Predict, ServedModel, Server, listen};
+use rectrain_inference::{InferenceError, Limits, Predict, ServedModel, Server, WarmedUp, listen, warm_up};
 use rectrain_serving::{LookUps, Model, Predictions, ServingError};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -189,6 +190,13 @@ pub struct Host {
 fn served() -> ServedModel {
     let (name, schema) = ("clicks".into(), schema());
     ServedModel { name, step: 7, rows: 9, schema, null_values: vec![], publication: None }
+}
+
+/// Warms the model up, and returns the rows of its batches too.
+pub fn replay(file: &Path, time: Duration, limits: &Limits) -> (Result<WarmedUp, InferenceError>, Vec<usize>) {
+    let model = Arc::new(Gate::default());
+    let done = warm_up(file, time, &served(), &mut Fake(Arc::clone(&model)), limits);
+    (done, model.batches())
 }
 
 impl Host {
