@@ -8,7 +8,7 @@ use crate::examples::KIND_FIELDS;
 use crate::{FieldPath, Segment};
 
 /// Parts of `spec`, as YAML.
-pub const FIELD_EXAMPLES: [&str; 36] = [
+pub const FIELD_EXAMPLES: [&str; 37] = [
     "\
 model:
   kind: dlrm
@@ -163,6 +163,14 @@ checkpoint: {path: 'gs://models/clicks-tuesday', from: 'gs://models/clicks-monda
 checkpoint: {path: 'gs://models/clicks', fullEvery: 100}
 serving:
   publish: {path: 'gs://models/published/clicks', everySeconds: 5}
+",
+    "\
+features:
+  memory: {maxBytes: 40Gi}
+  eviction: {policy: lfu}
+checkpoint: {path: 'gs://models/clicks', fullEvery: 100}
+serving:
+  publish: {path: 'gs://models/published/clicks', everySeconds: 5, minCount: 3}
 ",
     "\
 autoscaling:

@@ -1295,11 +1295,29 @@ fn publish(spec: &RecTrainingJobSpec, errors: &mut Errors) -> Option<ResolvedPub
         ),
         Some(_) => {}
     }
+    refuse_unknown_counts(spec, given, errors);
     Some(ResolvedPublish {
         path: given.path.clone(),
         every_seconds: given.every_seconds,
         keep: given.keep.unwrap_or(d::PUBLICATIONS_KEPT) as usize,
+        min_count: given.min_count,
     })
+}
+
+/// Only the policy `lfu` counts the examples of a row.
+fn refuse_unknown_counts(spec: &RecTrainingJobSpec, publish: &PublishSpec, errors: &mut Errors) {
+    let policy = spec.features.eviction.as_ref().and_then(|eviction| eviction.policy).unwrap_or_default();
+    let found = match (publish.min_count, &spec.features.memory) {
+        (None, _) => return,
+        (_, Some(_)) if policy == EvictionKind::Lfu => return,
+        (_, Some(_)) => format!("with the eviction policy {} they do not", policy.name()),
+        (_, None) => "without a budget they do not".to_owned(),
+    };
+    let remedy = "set spec.features.memory and spec.features.eviction.policy: lfu, or remove `minCount`";
+    errors.add(
+        at("spec.serving.publish.minCount"),
+        format!("a row is published once it has counted enough examples, and {found}: {remedy}"),
+    );
 }
 
 /// `at_most` are the most seconds between two checkpoints that another field allows.

@@ -529,6 +529,9 @@ pub struct ResolvedPublish {
     pub every_seconds: Option<f64>,
     /// Full models to keep, at least 1.
     pub keep: usize,
+    /// The least number of examples of a published row; `None` means that all rows are published.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub min_count: Option<u32>,
 }
 
 /// Checkpoints.

@@ -108,6 +108,11 @@ pub struct RecModelServerSpec {
     #[schemars(extend("x-default" = "every model is taken"))]
     pub gate: Option<GateSpec>,
 
+    /// Encrypts the connections of clients, at both ports.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-default" = "connections are not encrypted"))]
+    pub tls: Option<ServerTlsSpec>,
+
     /// Changes to the servers' pods.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub template: Option<PodTemplate>,
@@ -174,6 +179,23 @@ pub struct GateSpec {
     /// The least AUC of a model on these rows. Required.
     #[schemars(range(min = 0.0, max = 1.0))]
     pub min_auc: f64,
+}
+
+/// The certificate of the servers.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ServerTlsSpec {
+    /// Secret of the servers' namespace with `tls.crt` and `tls.key`, such as cert-manager writes.
+    /// Clients find the servers at the host `NAME-server.NAMESPACE.svc`. Servers take a renewed
+    /// certificate without a restart. Required.
+    #[schemars(length(min = 1, max = 253))]
+    pub secret_name: String,
+
+    /// True if clients need a certificate that an authority in the Secret's `ca.crt` has signed.
+    /// Clients without one get no more than the health of a server, which the probes ask for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-default" = false))]
+    pub client_certificates: Option<bool>,
 }
 
 /// A version of a model.
@@ -379,6 +401,7 @@ mod tests {
             json!({"model": {"job": "clicks"}, "canary": {"step": 900}}),
             json!({"model": {"path": "/models/clicks"}, "version": 800, "canary": {"step": 900, "percent": 50}}),
             json!({"model": {"job": "clicks"}, "gate": {"rows": ["gs://ads/held-out.csv"], "minAuc": 0.7}}),
+            json!({"model": {"job": "clicks"}, "tls": {"secretName": "clicks-tls", "clientCertificates": true}}),
         ] {
             assert_eq!(refusals(&spec), Vec::<String>::new(), "{spec}");
         }

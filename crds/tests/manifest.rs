@@ -115,6 +115,17 @@ fn publications_need_checkpoints_and_a_path_of_their_own() {
 }
 
 #[test]
+fn a_least_count_needs_rows_that_count_their_examples() {
+    let (field, path) = ("spec.serving.publish.minCount", "spec.checkpoint.path=/ck,spec.serving.publish.path=/p");
+    let (count, memory) = ("spec.serving.publish.minCount=3", "spec.features.memory.maxRows=1000");
+    refused(&[path, count], field, "without a budget they do not: set spec.features.memory");
+    refused(&[path, count, memory], field, "with the eviction policy score they do not");
+    let publish = resolve(&[path, count, memory, "spec.features.eviction.policy=lfu"]).publish.unwrap();
+    assert_eq!(publish.min_count, Some(3));
+    assert_eq!(resolve(&[path]).publish.unwrap().min_count, None);
+}
+
+#[test]
 fn late_labels_choose_the_loss() {
     let loss = |overrides: &[&str]| resolve(overrides).tasks().iter().map(|task| task.loss.name()).collect::<Vec<_>>();
     assert_eq!(loss(&[]), ["binaryCrossEntropy"]);

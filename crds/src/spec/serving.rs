@@ -36,4 +36,11 @@ pub struct PublishSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1000), extend("x-default" = defaults::PUBLICATIONS_KEPT))]
     pub keep: Option<u32>,
+
+    /// Leaves out the rows of ids with fewer examples. An id that reaches this number is published
+    /// with the next changes. A row counts its examples from its admission on, and only with
+    /// `features.memory` and the eviction policy `lfu`. Counts are exact up to the maximum.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 4096), extend("x-default" = "all rows are published"))]
+    pub min_count: Option<u32>,
 }

@@ -2,7 +2,7 @@
 //! model, the installation, and the number of pods that an autoscaler has set.
 
 use kube::{Resource, ResourceExt};
-use rectrain_crds::{RecModelServer, ServerAutoscalingSpec, defaults};
+use rectrain_crds::{RecModelServer, ServerAutoscalingSpec, ServerTlsSpec, defaults};
 use serde_json::{Value, json};
 
 use super::model::Target;
@@ -19,6 +19,13 @@ const START_SECONDS: u32 = 600;
 const START_PERIOD_SECONDS: u32 = 5;
 /// A rollout without progress for this time is reported. It is longer than a start may take.
 const DEADLINE_SECONDS: u32 = START_SECONDS + 300;
+
+/// The folder with the certificate of the servers.
+const TLS_FOLDER: &str = "/etc/rectrain-tls";
+/// The files of the certificate in a Secret, by argument.
+const TLS_ARGUMENTS: [(&str, &str); 2] = [("--tls-cert", "tls.crt"), ("--tls-key", "tls.key")];
+/// The authorities of clients' certificates.
+const CLIENT_AUTHORITY: (&str, &str) = ("--tls-client-ca", "ca.crt");
 
 /// The input of the builders.
 #[derive(Clone, Copy, Debug)]
@@ -160,6 +167,9 @@ fn template(plan: Plan<'_>) -> Result<Value, serde_json::Error> {
         "prometheus.io/port": REST_PORT.to_string(),
         "prometheus.io/path": "/metrics",
     });
+    if plan.server.spec.tls.is_some() {
+        annotations["prometheus.io/scheme"] = json!("https");
+    }
     if let Some(user) = &plan.server.spec.template {
         strategic_merge(&mut template, &overlay(user)?);
         strategic_merge(&mut labels, &json!(user.labels));
@@ -191,7 +201,7 @@ fn pod(plan: Plan<'_>) -> Value {
             "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "volumes": [{"name": "tmp", "emptyDir": {}}],
+        "volumes": volumes(plan),
         "containers": [container(plan)],
     });
     if !plan.config.image_pull_secrets.is_empty() {
@@ -199,6 +209,29 @@ fn pod(plan: Plan<'_>) -> Value {
         pod["imagePullSecrets"] = secrets.collect();
     }
     pod
+}
+
+fn volumes(plan: Plan<'_>) -> Vec<Value> {
+    let mut volumes = vec![json!({"name": "tmp", "emptyDir": {}})];
+    if let Some(tls) = &plan.server.spec.tls {
+        let items: Vec<Value> = tls_files(tls).map(|(_, file)| json!({"key": file, "path": file})).collect();
+        volumes.push(json!({"name": "tls", "secret": {"secretName": tls.secret_name, "items": items}}));
+    }
+    volumes
+}
+
+fn mounts(plan: Plan<'_>) -> Vec<Value> {
+    let mut mounts = vec![json!({"name": "tmp", "mountPath": "/tmp"})];
+    if plan.server.spec.tls.is_some() {
+        mounts.push(json!({"name": "tls", "mountPath": TLS_FOLDER, "readOnly": true}));
+    }
+    mounts
+}
+
+/// The arguments with the files of the certificate, and the names of the files.
+fn tls_files(tls: &ServerTlsSpec) -> impl Iterator<Item = (&'static str, &'static str)> {
+    let needs_certificates = tls.client_certificates.unwrap_or(false);
+    TLS_ARGUMENTS.into_iter().chain(needs_certificates.then_some(CLIENT_AUTHORITY))
 }
 
 fn container(plan: Plan<'_>) -> Value {
@@ -211,17 +244,17 @@ fn container(plan: Plan<'_>) -> Value {
         "args": arguments(plan),
         "env": [{"name": "RECTRAIN_LOG", "value": "info"}],
         "ports": ports,
-        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
+        "volumeMounts": mounts(plan),
         "securityContext": {
             "allowPrivilegeEscalation": false,
             "readOnlyRootFilesystem": true,
             "capabilities": {"drop": ["ALL"]},
         },
         // A server listens once its model is in memory.
-        "startupProbe": probe("live", START_PERIOD_SECONDS, START_SECONDS / START_PERIOD_SECONDS),
-        "readinessProbe": probe("ready", 2, 1),
+        "startupProbe": probe(plan, "live", START_PERIOD_SECONDS, START_SECONDS / START_PERIOD_SECONDS),
+        "readinessProbe": probe(plan, "ready", 2, 1),
         // A process that computes on every core may answer slowly. Only a stuck one is restarted.
-        "livenessProbe": probe("live", 20, 9),
+        "livenessProbe": probe(plan, "live", 20, 9),
         "terminationMessagePolicy": "FallbackToLogsOnError",
     });
     if let Some(secret) = &plan.target.place.secret_name {
@@ -230,9 +263,14 @@ fn container(plan: Plan<'_>) -> Value {
     container
 }
 
-fn probe(path: &str, period_seconds: u32, failures: u32) -> Value {
+/// A kubelet does not check the certificate, and shows none.
+fn probe(plan: Plan<'_>, path: &str, period_seconds: u32, failures: u32) -> Value {
+    let mut get = json!({"path": format!("/v2/health/{path}"), "port": "http"});
+    if plan.server.spec.tls.is_some() {
+        get["scheme"] = json!("HTTPS");
+    }
     json!({
-        "httpGet": {"path": format!("/v2/health/{path}"), "port": "http"},
+        "httpGet": get,
         "periodSeconds": period_seconds,
         "timeoutSeconds": if path == "live" { 10 } else { 2 },
         "failureThreshold": failures,
@@ -251,6 +289,9 @@ fn arguments(plan: Plan<'_>) -> Vec<String> {
         format!("--drain={DRAIN_SECONDS}s"),
         format!("--max-requests={in_flight}"),
     ];
+    if let Some(tls) = &plan.server.spec.tls {
+        arguments.extend(tls_files(tls).map(|(argument, file)| format!("{argument}={TLS_FOLDER}/{file}")));
+    }
     if let Some(gate) = &plan.server.spec.gate {
         arguments.extend(gate.rows.iter().map(|rows| format!("--gate-rows={rows}")));
         arguments.push(format!("--gate-min-auc={}", gate.min_auc));

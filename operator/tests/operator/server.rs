@@ -239,6 +239,47 @@ async fn a_users_template_is_merged_and_its_labels_do_not_win() {
 }
 
 #[tokio::test]
+async fn servers_with_a_certificate_speak_tls_and_so_do_their_probes() {
+    let servers = Servers::of_job(json!({"tls": {"secretName": "clicks-tls"}}));
+    servers.settle().await;
+    let pod = || servers.deployment()["spec"]["template"].clone();
+    let arguments = |pod: &Value| {
+        let arguments = pod["spec"]["containers"][0]["args"].as_array().unwrap().clone();
+        arguments.into_iter().filter(|argument| argument.as_str().unwrap().starts_with("--tls")).collect::<Vec<_>>()
+    };
+    let template = pod();
+    let server = ["--tls-cert=/etc/rectrain-tls/tls.crt", "--tls-key=/etc/rectrain-tls/tls.key"];
+    assert_eq!(arguments(&template), server);
+    let container = &template["spec"]["containers"][0];
+    let mount = json!({"name": "tls", "mountPath": "/etc/rectrain-tls", "readOnly": true});
+    assert_eq!(container["volumeMounts"][1], mount);
+    for probe in ["startupProbe", "readinessProbe", "livenessProbe"] {
+        assert_eq!(container[probe]["httpGet"]["scheme"], "HTTPS", "{probe}");
+    }
+    assert_eq!(template["metadata"]["annotations"]["prometheus.io/scheme"], "https");
+    let secret = |pod: &Value| pod["spec"]["volumes"][1]["secret"].clone();
+    let file = |name: &str| json!({"key": name, "path": name});
+    let files = [file("tls.crt"), file("tls.key")];
+    assert_eq!(secret(&template), json!({"secretName": "clicks-tls", "items": files}));
+
+    servers.edit(|spec| spec["tls"]["clientCertificates"] = json!(true));
+    servers.settle().await;
+    let template = pod();
+    let clients = [&server[..], &["--tls-client-ca=/etc/rectrain-tls/ca.crt"]].concat();
+    assert_eq!(arguments(&template), clients);
+    assert_eq!(secret(&template)["items"][2], file("ca.crt"));
+
+    servers.edit(|spec| {
+        spec.as_object_mut().unwrap().remove("tls");
+    });
+    servers.settle().await;
+    let template = pod();
+    assert_eq!(arguments(&template), [""; 0]);
+    assert_eq!(template["spec"]["volumes"].as_array().unwrap().len(), 1);
+    assert!(template["spec"]["containers"][0]["readinessProbe"]["httpGet"]["scheme"].is_null());
+}
+
+#[tokio::test]
 async fn unchanged_objects_are_not_written_again() {
     let servers = Servers::of_job(json!({}));
     servers.settle().await;

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use futures::{StreamExt, TryStreamExt};
-use rectrain_embedding::{GroupId, Slot, SlotContent, SlotValues, Store};
+use rectrain_embedding::{GroupId, LeastCount, Slot, SlotContent, SlotValues, Store};
 use rectrain_storage::Directory;
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
 
@@ -391,7 +391,9 @@ impl Checkpoint {
     }
 
     /// Visits the values of the slots that the checkpoints of the chain after the first `known`
-    /// hold, in the order of the chain. A delta's slots are its changes: see [`SlotContent`].
+    /// hold, in the order of the chain. A delta's slots are its changes: see [`SlotContent`]. Rows
+    /// with fewer examples than `least` are left out:
+    /// see [`Store::thin_values_of_snapshot`].
     ///
     /// # Errors
     /// Errors of a file that cannot be used, and errors of the storage. Slots before the error have
@@ -399,6 +401,7 @@ impl Checkpoint {
     pub async fn for_each_change(
         &self,
         known: usize,
+        least: Option<LeastCount>,
         mut visit: impl FnMut(SlotValues) + Send,
     ) -> Result<(), CheckpointError> {
         for manifest in self.chain.iter().skip(known) {
@@ -417,7 +420,7 @@ impl Checkpoint {
                 // The next runs are read while one is visited.
                 let mut reads = futures::stream::iter(reads).buffered(READS);
                 while let Some((run, bytes)) = reads.try_next().await? {
-                    visit_run(&name, &run, &bytes, &mut visit)?;
+                    visit_run(&name, &run, &bytes, least, &mut visit)?;
                 }
             }
         }
@@ -493,6 +496,7 @@ fn visit_run(
     name: &str,
     run: &[IndexEntry],
     bytes: &[u8],
+    least: Option<LeastCount>,
     visit: &mut impl FnMut(SlotValues),
 ) -> Result<(), CheckpointError> {
     let mut rest = bytes;
@@ -504,7 +508,7 @@ fn visit_run(
             slot: entry.slot,
             source: source.into(),
         };
-        let found = Store::values_of_snapshot(own).map_err(failed)?;
+        let found = Store::thin_values_of_snapshot(own, least).map_err(failed)?;
         if (found.slot, found.content) != (entry.slot, entry.content) {
             let problem = format!("the snapshot of slot {} contradicts the index", entry.slot);
             return Err(CheckpointError::Damaged { file: name.to_owned(), problem });

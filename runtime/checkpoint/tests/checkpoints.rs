@@ -162,7 +162,7 @@ fn the_changes_of_a_chain_make_the_rows_of_its_end() {
         let third = job.save(&directory, Some(&second)).await.unwrap();
         let mut found = Rows::new();
         let checkpoint = Checkpoint::open(&directory, &first.directory()).await.unwrap();
-        checkpoint.for_each_change(0, |change| apply(&mut found, change)).await.unwrap();
+        checkpoint.for_each_change(0, None, |change| apply(&mut found, change)).await.unwrap();
         assert_eq!(found, at_first);
         let checkpoint = Checkpoint::open(&directory, &third.directory()).await.unwrap();
         let mut visited = 0;
@@ -170,7 +170,7 @@ fn the_changes_of_a_chain_make_the_rows_of_its_end() {
             visited += change.groups.iter().map(|group| group.keys.len() as u64).sum::<u64>();
             apply(&mut found, change);
         };
-        checkpoint.for_each_change(1, visit).await.unwrap();
+        checkpoint.for_each_change(1, None, visit).await.unwrap();
         assert_eq!(found, rows_of(&job));
         assert_eq!(visited, second.rows + third.rows);
         assert!(second.removed + third.removed > 0);

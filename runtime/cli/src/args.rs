@@ -478,6 +478,10 @@ pub(crate) enum CheckpointCommand {
         /// score and lfu keep scores, which decay up to the latest update
         #[arg(long, value_name = "SCORE", value_parser = score)]
         min_score: Option<f64>,
+        /// Leave out rows with fewer examples, with --for serving, as spec.serving.publish.minCount
+        /// does. Only the eviction policy lfu counts them
+        #[arg(long, value_name = "EXAMPLES", requires = "purpose", conflicts_with = "min_score", value_parser = clap::value_parser!(u32).range(1..=4096))]
+        min_count: Option<u32>,
         /// Write one folder for programs that predict instead: rows for mapping into memory, the
         /// tower as ONNX, and model.json. The folder must be empty or new
         #[arg(long = "for", value_enum, value_name = "PURPOSE", conflicts_with_all = ["format", "optimizer_state"])]

@@ -82,9 +82,13 @@ impl From<rectrain_serving::ServingError> for Failure {
 
 impl From<rectrain_inference::InferenceError> for Failure {
     fn from(error: rectrain_inference::InferenceError) -> Self {
+        use rectrain_inference::InferenceError;
         match error {
-            rectrain_inference::InferenceError::Model(error) => error.into(),
-            rectrain_inference::InferenceError::Data(error) if error.is_users_input() => Self::User(error.to_string()),
+            InferenceError::Model(error) => error.into(),
+            InferenceError::Data(error) if error.is_users_input() => Self::User(error.to_string()),
+            InferenceError::Tls(_) | InferenceError::Recorded { .. } | InferenceError::File { .. } => {
+                Self::User(error.to_string())
+            }
             error => Self::Failed(error.to_string()),
         }
     }

@@ -182,7 +182,8 @@ impl Paths {
 
     async fn publisher(&self, job: &str) -> Result<Publisher, ServingError> {
         let (checkpoints, output) = self.open()?;
-        Publisher::open(checkpoints, output, job, self.publish.keep).await
+        let publisher = Publisher::open(checkpoints, output, job, self.publish.keep).await?;
+        Ok(publisher.with_least_count(self.publish.least_count))
     }
 
     /// Writes a full model on a thread of its own. It ends by itself.

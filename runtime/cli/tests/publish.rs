@@ -94,6 +94,50 @@ fn a_server_takes_the_models_that_a_job_publishes() {
     assert_eq!(server.terminate().code(), Some(0));
 }
 
+/// The digest of an export of the newest checkpoint.
+fn exported_digest(folder: &Path, name: &str, arguments: &[&str]) -> Value {
+    let export = ["checkpoint", "export", "checkpoints", "--for", "serving", "--output", name];
+    let output = rectrain(folder, &[&export, arguments].concat());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let model: Value = serde_json::from_slice(&std::fs::read(folder.join(name).join("model.json")).unwrap()).unwrap();
+    model["contentDigest"].clone()
+}
+
+#[test]
+fn ids_are_published_once_they_have_enough_examples() {
+    let place = tempfile::tempdir().unwrap();
+    let folder = place.path();
+    // Each user has some 124 examples in 4 epochs. Cities have more.
+    let (count, thin) = ("spec.serving.publish.minCount=200", ["--min-count", "200"]);
+    let counted = [PUBLISH, count, "spec.features.memory.maxRows=100000", "spec.features.eviction.policy=lfu"];
+    train(folder, "dlrm", &counted);
+    let server = start(folder);
+    until_sequence(&server, "1");
+    let rows = server.metric("rectrain_inference_model_rows");
+    let digest = || metadata(&server)["properties"]["contentDigest"].clone();
+    assert!(rows > 0.0);
+    assert_eq!(digest(), exported_digest(folder, "thin", &thin));
+    assert_ne!(digest(), exported_digest(folder, "full", &[]));
+
+    train(folder, "dlrm", &[&counted[..], &[RESUME, "spec.training.epochs=8"]].concat());
+    until_sequence(&server, "2");
+    assert_eq!(updates(&server, "delta"), 1.0);
+    assert_eq!(digest(), exported_digest(folder, "later", &thin));
+    // The 60 users are in it now.
+    assert!(server.metric("rectrain_inference_model_rows") >= rows + 60.0);
+}
+
+#[test]
+fn a_least_count_of_rows_that_count_nothing_is_refused() {
+    let place = tempfile::tempdir().unwrap();
+    let folder = place.path();
+    train(folder, "lr", &[]);
+    let arguments = ["checkpoint", "export", "checkpoints", "--for", "serving", "--output", "a", "--min-count", "2"];
+    let refused = rectrain(folder, &arguments);
+    let message = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(refused.status.code() == Some(2) && message.contains("do not count examples"), "{message}");
+}
+
 #[test]
 fn a_torn_delta_leaves_the_model_until_the_next_full_one() {
     let place = tempfile::tempdir().unwrap();

@@ -95,3 +95,40 @@ fn a_server_that_cannot_start_says_why() {
     let message = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(message.contains("choose another address with --grpc"), "{message}");
 }
+
+#[test]
+fn recorded_requests_warm_another_server_up() {
+    let place = tempfile::tempdir().unwrap();
+    let folder = place.path();
+    train(folder, "lr", &[]);
+    let columns = FEATURES.map(|name| cells(folder, name));
+    let server = Server::start(folder, "checkpoints", &["--record", "requests.jsonl", "--record-every", "2"]);
+    let answers = infer_all(&server, &columns, texts);
+    assert_eq!(server.terminate().code(), Some(0));
+    let recorded = std::fs::read_to_string(folder.join("requests.jsonl")).unwrap();
+    assert_eq!(recorded.lines().count(), (TEST_ROWS as usize).div_ceil(50).div_ceil(2));
+    let warm = Server::start(folder, "checkpoints", &["--warm-up", "requests.jsonl"]);
+    // Only the requests of clients are counted.
+    assert_eq!(warm.metric("rectrain_inference_rows_total"), 0.0);
+    assert_eq!(infer_all(&warm, &columns, texts), answers);
+    let bad = recorded.replacen("\"city\"", "\"town\"", 2);
+    std::fs::write(folder.join("bad.jsonl"), format!("\n{bad}")).unwrap();
+    let refused = rectrain(folder, &["serve", "checkpoints", "--warm-up", "bad.jsonl", "--listen", "127.0.0.1:0"]);
+    let message = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(
+        refused.status.code() == Some(2) && message.contains("bad.jsonl, line 2: the model has no column `town`"),
+        "{message}"
+    );
+}
+
+#[test]
+fn a_server_with_a_bad_certificate_does_not_start() {
+    let place = tempfile::tempdir().unwrap();
+    std::fs::write(place.path().join("a.crt"), "hello").unwrap();
+    std::fs::write(place.path().join("a.key"), "hello").unwrap();
+    let arguments = ["serve", "checkpoints", "--tls-cert", "a.crt", "--tls-key", "a.key"];
+    let refused = rectrain(place.path(), &arguments);
+    let message = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!(refused.status.code(), Some(2), "{message}");
+    assert!(message.contains("a.crt: there is none in it; expected a certificate in PEM"), "{message}");
+}

@@ -78,7 +78,8 @@ pub use error::{SnapshotError, StoreError};
 pub use frozen::FrozenStore;
 pub use key::{FeatureKey, GroupId, Slot, slot_of};
 pub use life::{
-    Admission, AdmitAfter, Examples, LifePolicy, Managed, Moment, Priority, RowTimes, RowUses, RowWord, ScoreRule, Seen,
+    Admission, AdmitAfter, Examples, LeastCount, LifePolicy, Managed, Moment, Priority, RowTimes, RowUses, RowWord,
+    ScoreRule, Seen,
 };
 pub use life_counts::LifeCounts;
 pub use limits::{MAX_DIM, MAX_GROUPS, MAX_SLOTS};

@@ -63,6 +63,10 @@ metrics! {
     cancelled: counter = "rectrain_inference_cancelled_requests_total", "Requests whose client closed the connection before the response.";
     slow: counter = "rectrain_inference_slow_requests_total", "Requests that took longer than `--slow`.";
     shed: reason = "rectrain_inference_shed_requests_total", "Requests refused with status 429, by the `reason`: `requests` in progress or `rows` that wait.";
+    refused_connections: reason = "rectrain_inference_refused_connections_total", "Connections whose TLS handshake failed, by the `reason`: `certificate`, `protocol`, `silent` or `ended`. `certificate`: the client shows none of the authorities, or does not trust the server's. `protocol`: it speaks no TLS. `ended`: it hung up.";
+    certificates: outcome = "rectrain_inference_certificate_changes_total", "Changes of the files of the TLS certificate, by the `outcome`: `taken` or `refused`. After a refused one the certificate before goes on, and the log has the reason.";
+    recorded: counter = "rectrain_inference_recorded_requests_total", "Requests written to the file of `--record`.";
+    unrecorded: reason = "rectrain_inference_unrecorded_requests_total", "Requests of the sample that are not in the file of `--record`, by the `reason`: `busy`, `form` or `size`. `busy`: the file is slow. `form`: JSON cannot hold a value. `size`: the line is longer than a body may be.";
     queue: seconds = "rectrain_inference_queue_seconds", "Time that a request waited for the model.";
     queued_rows: gauge = "rectrain_inference_queued_rows", "Rows that wait for the model.";
     abandoned: counter = "rectrain_inference_abandoned_requests_total", "Requests that left the queue without a prediction, because their client had gone or their time had passed.";

@@ -285,6 +285,57 @@ fn number(scalar: Scalar) -> Result<f64, Scalar> {
     }
 }
 
+#[derive(Serialize)]
+struct WrittenRequest<'a> {
+    inputs: Vec<WrittenTensor<'a>>,
+}
+
+#[derive(Serialize)]
+struct WrittenTensor<'a> {
+    name: &'a str,
+    shape: Vec<usize>,
+    datatype: &'static str,
+    data: WrittenData<'a>,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum WrittenData<'a> {
+    Texts(Vec<Option<&'a str>>),
+    Integers(&'a [Option<i64>]),
+    Singles(&'a [Option<f32>]),
+    Doubles(&'a [Option<f64>]),
+}
+
+/// The body of a request with these columns, on one line. [`read_request`] reads it. `None` if JSON
+/// cannot hold a value: a text that is not UTF-8, or an infinite number.
+pub(crate) fn write_request(columns: &[Column]) -> Option<Vec<u8>> {
+    let inputs = columns.iter().map(written_tensor).collect::<Option<_>>()?;
+    serde_json::to_vec(&WrittenRequest { inputs }).ok()
+}
+
+fn written_tensor(column: &Column) -> Option<WrittenTensor<'_>> {
+    let (datatype, data) = match &column.values {
+        Values::Texts(values) => ("BYTES", WrittenData::Texts(values.iter().map(utf_8).collect::<Option<_>>()?)),
+        Values::Integers(values) => ("INT64", WrittenData::Integers(values)),
+        // JSON writes NaN as null, which is a missing value as well.
+        Values::Singles(values) if !values.iter().flatten().any(|value| value.is_infinite()) => {
+            ("FP32", WrittenData::Singles(values))
+        }
+        Values::Doubles(values) if !values.iter().flatten().any(|value| value.is_infinite()) => {
+            ("FP64", WrittenData::Doubles(values))
+        }
+        Values::Singles(_) | Values::Doubles(_) => return None,
+    };
+    let shape = std::iter::once(column.rows).chain(column.list).collect();
+    Some(WrittenTensor { name: &column.name, shape, datatype, data })
+}
+
+/// A text that JSON can hold. The outer `None` is another one.
+fn utf_8(value: &Option<Vec<u8>>) -> Option<Option<&str>> {
+    value.as_deref().map(std::str::from_utf8).transpose().ok()
+}
+
 /// The response to a request.
 #[derive(Debug, Serialize)]
 pub(crate) struct InferResponse<'a> {
@@ -460,6 +511,26 @@ mod tests {
             let refusal = column("INT64", shape, json!([])).unwrap_err();
             assert_eq!(refusal.status().as_u16(), 413);
             assert!(refusal.to_string().contains("a request may have 10"), "{refusal}");
+        }
+    }
+
+    #[test]
+    fn a_written_request_is_read_as_the_same_columns() {
+        let column = |name: &str, list, values| Column { name: name.into(), rows: 2, list, values };
+        let columns = [
+            column("a", None, Values::Texts(vec![Some("\"\n|é".into()), None])),
+            column("b", Some(2), Values::Integers(vec![Some(i64::MIN), None, Some(3), Some(i64::MAX)])),
+            column("c", Some(0), Values::Integers(vec![])),
+            column("d", None, Values::Singles(vec![Some(0.1), None])),
+            column("e", None, Values::Doubles(vec![Some(1e300), Some(-0.5)])),
+        ];
+        let line = write_request(&columns).unwrap();
+        assert!(!line.contains(&b'\n'), "a request is one line");
+        assert_eq!(read_request(&line, 10).unwrap().columns, columns);
+        let missing = write_request(&[column("d", None, Values::Singles(vec![Some(f32::NAN), Some(2.0)]))]).unwrap();
+        assert_eq!(read_request(&missing, 10).unwrap().columns[0].values, Values::Singles(vec![None, Some(2.0)]));
+        for unwritable in [Values::Texts(vec![Some(vec![255])]), Values::Doubles(vec![Some(f64::INFINITY)])] {
+            assert_eq!(write_request(&[column("a", None, unwritable)]), None);
         }
     }
 

@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::body::{Body, Bytes};
-use axum::extract::{Path, Request, State};
+use axum::extract::{ConnectInfo, Path, Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
+use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use futures::StreamExt;
@@ -18,6 +19,7 @@ use crate::progress::Progress;
 use crate::protocol::{InferResponse, ModelMetadata, OutputTensor, PLATFORM, read_request};
 use crate::refusal::Refusal;
 use crate::service::Service;
+use crate::tls::Client;
 
 /// The header with the time limit of a request, in milliseconds.
 const TIMEOUT: &str = "x-request-timeout-ms";
@@ -25,6 +27,11 @@ const TIMEOUT: &str = "x-request-timeout-ms";
 const RETRY_AFTER: &str = "1";
 /// Larger bodies are read on a thread of their own, so that they do not delay other requests.
 const LARGE_BODY: usize = 64 << 10;
+
+/// The paths for clients without a certificate: a kubelet has none.
+const OPEN_PATHS: [&str; 2] = [LIVE, READY];
+const LIVE: &str = "/v2/health/live";
+const READY: &str = "/v2/health/ready";
 
 /// The model that a path names.
 #[derive(Deserialize)]
@@ -39,8 +46,8 @@ pub(crate) fn routes(service: Arc<Service>) -> Router {
         |path: &str| [format!("/v2/models/{{name}}{path}"), format!("/v2/models/{{name}}/versions/{{version}}{path}")];
     let mut router = Router::new()
         .route("/v2", get(server_metadata))
-        .route("/v2/health/live", get(|| async { json_response(StatusCode::OK, &json!({ "live": true })) }))
-        .route("/v2/health/ready", get(ready))
+        .route(LIVE, get(|| async { json_response(StatusCode::OK, &json!({ "live": true })) }))
+        .route(READY, get(ready))
         .route("/metrics", get(metrics));
     for path in model("") {
         router = router.route(&path, get(model_metadata));
@@ -52,6 +59,21 @@ pub(crate) fn routes(service: Arc<Service>) -> Router {
         router = router.route(&path, post(infer));
     }
     router.fallback(no_such_path).with_state(service)
+}
+
+/// All routes, for connections with TLS. Clients without a certificate are refused if they need
+/// one, except for the health of the server.
+pub(crate) fn routes_with_tls(service: Arc<Service>, needs_certificate: bool) -> Router {
+    let routes = routes(service);
+    if needs_certificate { routes.layer(from_fn(require_certificate)) } else { routes }
+}
+
+async fn require_certificate(ConnectInfo(client): ConnectInfo<Client>, request: Request, next: Next) -> Response {
+    if client.has_certificate || OPEN_PATHS.contains(&request.uri().path()) {
+        return next.run(request).await;
+    }
+    let sentence = "this server answers only clients with a certificate of its --tls-client-ca";
+    json_response(StatusCode::FORBIDDEN, &json!({ "error": sentence }))
 }
 
 async fn no_such_path() -> Response {

@@ -1,10 +1,12 @@
 //! The servers of REST and gRPC: they listen, answer until they are told to end, and then drain.
 
+use std::future::pending;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::serve::ListenerExt;
+use futures::StreamExt;
 use futures::future::try_join;
 use prometheus::Registry;
 use rectrain_wire::listening_at;
@@ -16,8 +18,10 @@ use crate::batcher::{Predict, Running};
 use crate::error::InferenceError;
 use crate::grpc::Grpc;
 use crate::limits::Limits;
-use crate::rest::routes;
+use crate::record::{RecordOptions, Recorder};
+use crate::rest::{routes, routes_with_tls};
 use crate::service::{ServedModel, Service};
+use crate::tls::{Client, Protocol, RestListener, Tls, connections};
 use crate::updates::Updates;
 
 /// The time beyond the limit of a request within which its response is sent.
@@ -27,6 +31,7 @@ const SENDING: Duration = Duration::from_secs(1);
 pub struct Server {
     service: Arc<Service>,
     running: Running,
+    tls: Option<Arc<Tls>>,
 }
 
 /// Listens at an address. Returns the bound one; port 0 takes any free port.
@@ -53,7 +58,25 @@ impl Server {
         registry: Registry,
     ) -> Result<Self, InferenceError> {
         let (service, running) = Service::start(model, predictor, limits, registry)?;
-        Ok(Self { service, running })
+        Ok(Self { service, running, tls: None })
+    }
+
+    /// Speaks TLS at both ports.
+    #[must_use]
+    pub fn with_tls(self, tls: Tls) -> Self {
+        Self { tls: Some(Arc::new(tls)), ..self }
+    }
+
+    /// Records a sample of the requests. Only the first call has an effect.
+    ///
+    /// # Errors
+    /// [`InferenceError::File`] if the file cannot be opened, and [`InferenceError::Io`] if there
+    /// can be no thread.
+    pub fn record(&self, options: RecordOptions) -> Result<(), InferenceError> {
+        let max_line_bytes = self.service.limits.max_body_bytes;
+        let recorder = Recorder::start(options, max_line_bytes, self.service.metrics.clone())?;
+        let _first_one_stays = self.service.recorder.set(recorder);
+        Ok(())
     }
 
     /// The side that takes newer models.
@@ -74,15 +97,22 @@ impl Server {
         grpc: Option<TcpListener>,
         end: impl Future<Output = ()>,
     ) -> Result<(), InferenceError> {
-        let Self { service, running: Running { thread, ended } } = self;
+        let Self { service, running: Running { thread, ended }, tls } = self;
         let stop = CancellationToken::new();
-        let rest = serve_rest(Arc::clone(&service), listener, stop.clone());
-        let grpc = serve_grpc(Arc::clone(&service), grpc, stop.clone());
+        let rest = serve_rest(Arc::clone(&service), listener, tls.clone(), stop.clone());
+        let grpc = serve_grpc(Arc::clone(&service), grpc, tls.clone(), stop.clone());
+        let renewing = async {
+            match tls {
+                Some(tls) => tls.renew(service.metrics.clone()).await,
+                None => pending().await,
+            }
+        };
         tokio::select! {
             served = try_join(rest, grpc) => {
                 served?;
             }
             () = drain(&service, end, &stop) => tracing::warn!("connections that did not end were closed"),
+            () = renewing => {}
             _closed = ended => return Err(InferenceError::ModelEnded),
         }
         service.close();
@@ -94,25 +124,45 @@ impl Server {
 async fn serve_rest(
     service: Arc<Service>,
     listener: TcpListener,
+    tls: Option<Arc<Tls>>,
     stop: CancellationToken,
 ) -> Result<(), InferenceError> {
-    // Small responses would wait for acknowledgements otherwise.
-    let listener = listener.tap_io(|stream| {
-        let _kept_as_it_is = stream.set_nodelay(true);
-    });
-    let serving = axum::serve(listener, routes(service)).with_graceful_shutdown(stop.cancelled_owned());
-    serving.await.map_err(|source| InferenceError::Io { action: "serve REST", source })
+    let cannot = |source| InferenceError::Io { action: "serve REST", source };
+    let Some(tls) = tls else {
+        // Small responses would wait for acknowledgements otherwise.
+        let listener = listener.tap_io(|stream| {
+            let _kept_as_it_is = stream.set_nodelay(true);
+        });
+        let serving = axum::serve(listener, routes(service)).with_graceful_shutdown(stop.cancelled_owned());
+        return serving.await.map_err(cannot);
+    };
+    let routes = routes_with_tls(Arc::clone(&service), tls.needs_clients_certificate());
+    let listener = RestListener::new(listener, tls, service.metrics.clone()).map_err(cannot)?;
+    let routes = routes.into_make_service_with_connect_info::<Client>();
+    let serving = axum::serve(listener, routes).with_graceful_shutdown(stop.cancelled_owned());
+    serving.await.map_err(cannot)
 }
 
 async fn serve_grpc(
     service: Arc<Service>,
     listener: Option<TcpListener>,
+    tls: Option<Arc<Tls>>,
     stop: CancellationToken,
 ) -> Result<(), InferenceError> {
     let Some(listener) = listener else { return Ok(()) };
-    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+    let metrics = service.metrics.clone();
     let server = tonic::transport::Server::builder().add_service(Grpc::server(service));
-    let served = server.serve_with_incoming_shutdown(incoming, stop.cancelled()).await;
+    let served = match tls {
+        Some(tls) => {
+            let incoming = connections(listener, tls, Protocol::Grpc, metrics);
+            let incoming = incoming.map(|(stream, _)| Ok::<_, std::io::Error>(stream));
+            server.serve_with_incoming_shutdown(incoming, stop.cancelled()).await
+        }
+        None => {
+            let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+            server.serve_with_incoming_shutdown(incoming, stop.cancelled()).await
+        }
+    };
     served.map_err(|error| InferenceError::Io { action: "serve gRPC", source: std::io::Error::other(error) })
 }
 

@@ -1,8 +1,8 @@
 //! The way of a request from its columns to its probabilities, without HTTP: limits, encoding, the
 //! queue, and the deadline.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use prometheus::Registry;
@@ -15,6 +15,7 @@ use crate::error::InferenceError;
 use crate::limits::Limits;
 use crate::metrics::Metrics;
 use crate::progress::{Progress, SlowLog};
+use crate::record::Recorder;
 use crate::refusal::{Refusal, Shed};
 use crate::updates::Updates;
 use crate::version::{Publication, Version};
@@ -63,6 +64,8 @@ pub(crate) struct Service {
     batcher: Batcher,
     draining: AtomicBool,
     slow: Arc<SlowLog>,
+    /// Empty if requests are not recorded.
+    pub(crate) recorder: OnceLock<Recorder>,
 }
 
 impl Service {
@@ -90,6 +93,7 @@ impl Service {
             batcher,
             draining: AtomicBool::new(false),
             slow: Arc::new(SlowLog::new(limits.slow)),
+            recorder: OnceLock::new(),
         };
         Ok((Arc::new(service), running))
     }
@@ -152,9 +156,13 @@ impl Service {
         permit.map_err(|_full| self.shed(Shed::Requests(self.limits.max_requests)))
     }
 
-    /// The batch of the rows of a request.
+    /// The batch of the rows of a request. One that can be encoded may be recorded.
     pub(crate) fn encode(&self, columns: &[Column]) -> Result<Batch, Refusal> {
-        self.encoder.encode(columns).map_err(|error| Refusal::Bad(error.to_string()))
+        let batch = self.encoder.encode(columns).map_err(|error| Refusal::Bad(error.to_string()))?;
+        if let Some(recorder) = self.recorder.get() {
+            recorder.offer(columns);
+        }
+        Ok(batch)
     }
 
     /// Predicts the rows of a request.

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use rectrain_checkpoint::{Checkpoint, CheckpointError, Identity, SlotSet};
-use rectrain_embedding::{Slot, Store};
+use rectrain_embedding::{LeastCount, Slot, Store};
 
 use crate::content::{RowSum, content_digest};
 use crate::description::Description;
@@ -39,9 +39,17 @@ impl Model {
     /// # Errors
     /// A checkpoint that is damaged, or that does not describe its model; errors of the storage.
     pub async fn of_checkpoint(checkpoint: &Checkpoint) -> Result<Self, ServingError> {
+        Self::thin_of_checkpoint(checkpoint, None).await
+    }
+
+    /// As [`Self::of_checkpoint`], without the rows of fewer examples.
+    ///
+    /// # Errors
+    /// As [`Self::of_checkpoint`].
+    pub async fn thin_of_checkpoint(checkpoint: &Checkpoint, least: Option<LeastCount>) -> Result<Self, ServingError> {
         let (name, manifest) = (checkpoint.name(), checkpoint.manifest());
         let description = Description::of(&manifest.identity, &name)?;
-        let tables = tables(checkpoint, &description).await?;
+        let tables = tables(checkpoint, &description, least).await?;
         let parameters = checkpoint.dense().await?.parameters;
         let job = manifest.info.get("job").and_then(|job| job.as_str()).map(str::to_owned);
         let model = Self {
@@ -104,7 +112,11 @@ impl Model {
 }
 
 /// The values of all rows. Slots in order are keys in order, so the tables are sorted.
-async fn tables(checkpoint: &Checkpoint, description: &Description) -> Result<Vec<VersionedTable>, ServingError> {
+async fn tables(
+    checkpoint: &Checkpoint,
+    description: &Description,
+    least: Option<LeastCount>,
+) -> Result<Vec<VersionedTable>, ServingError> {
     let dims: Vec<usize> = description.store.groups.iter().map(|group| group.dim).collect();
     let mut tables: Vec<Builder> = dims.iter().copied().map(Builder::new).collect();
     let finish = |tables: Vec<Builder>| tables.into_iter().map(Builder::finish).collect();
@@ -122,16 +134,32 @@ async fn tables(checkpoint: &Checkpoint, description: &Description) -> Result<Ve
     for start in (0..slots).step_by(part as usize) {
         let range = start..(start + part).min(slots);
         checkpoint.restore_rows(&store, &SlotSet::new(range.clone().map(Slot))).await?;
-        take_rows(&store, range, &mut tables)?;
+        take_rows(&store, range, least, &mut tables)?;
     }
     Ok(finish(tables))
 }
 
-/// Moves the rows of these slots into the tables.
-fn take_rows(store: &Store, slots: Range<u32>, tables: &mut [Builder]) -> Result<(), ServingError> {
+/// Moves the rows of these slots with enough examples into the tables.
+fn take_rows(
+    store: &Store,
+    slots: Range<u32>,
+    least: Option<LeastCount>,
+    tables: &mut [Builder],
+) -> Result<(), ServingError> {
+    let specs = &store.config().groups;
     for slot in slots {
+        // In the order of the rows.
+        let words = if least.is_some() { store.row_words(Slot(slot))? } else { Vec::new() };
+        let mut words = words.into_iter();
         store.for_each_row(Slot(slot), |group, key, values, _state| {
-            tables[usize::from(group.0)].push(key.0, values);
+            let group = usize::from(group.0);
+            let is_kept = match (least, words.next()) {
+                (Some(least), Some((_, word))) => least.keeps(&specs[group], word),
+                _ => true,
+            };
+            if is_kept {
+                tables[group].push(key.0, values);
+            }
         })?;
         store.clear_slot(Slot(slot))?;
     }

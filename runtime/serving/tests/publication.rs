@@ -5,14 +5,14 @@
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
 use std::collections::BTreeMap;
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use rectrain_checkpoint::{
     Base, Begin, Checkpoint, CheckpointWriter, DensePart, Manifest, SlotSet, save_dense, save_rows,
 };
-use rectrain_embedding::{FeatureKey, GroupId, Missing, SaveScope, Slot, Store};
+use rectrain_embedding::{FeatureKey, GroupId, LeastCount, Missing, SaveScope, Slot, Store};
 use rectrain_protocol::plan::JobPlan;
 use rectrain_serving::publication::{Follower, Published, Publisher};
 use rectrain_serving::{ExportType, Model, ServingError, export, load_export};
@@ -52,7 +52,10 @@ struct Job {
 
 impl Job {
     fn new() -> Self {
-        let plan = plan(&[]);
+        Self::of(plan(&[]))
+    }
+
+    fn of(plan: JobPlan) -> Self {
         let store = Arc::new(Store::new(plan.store.clone()).unwrap());
         store.track_changes(true);
         let parameters = vec![0.25; plan.dense_parameters().unwrap()];
@@ -143,9 +146,15 @@ impl Job {
     /// The served model equals the last checkpoint: its values, its digest, and a full export of
     /// both, byte for byte.
     async fn assert_served(&self, follower: &Follower) {
+        self.assert_served_thin(follower, None).await;
+    }
+
+    /// As [`Self::assert_served`], without the rows of fewer examples.
+    async fn assert_served_thin(&self, follower: &Follower, least: Option<LeastCount>) {
         let name = self.last.as_ref().unwrap().directory();
         let checkpoint = Checkpoint::open(&self.directory("checkpoints"), &name).await.unwrap();
-        let (expected, version) = (Model::of_checkpoint(&checkpoint).await.unwrap(), follower.version());
+        let expected = Model::thin_of_checkpoint(&checkpoint, least).await.unwrap();
+        let version = follower.version();
         assert_eq!(version.model.step, expected.step);
         assert_eq!(version.model.tables, expected.tables);
         assert_eq!(version.model.parameters, expected.parameters);
@@ -440,6 +449,71 @@ async fn another_checkpoint_with_the_name_of_the_published_one_is_published() {
     assert_eq!((other.sequence, other.step, other.is_full), (2, first.step, false));
     assert_eq!(publisher.publish().await.unwrap(), None);
     assert_eq!(follower.poll().await.unwrap().unwrap().deltas, 1);
+    job.assert_served(&follower).await;
+}
+
+#[tokio::test]
+async fn rows_are_published_once_they_have_enough_examples() {
+    let lfu = "dense: [{name: age}]\n    memory: {maxRows: 1000000}\n    eviction: {policy: lfu}";
+    let mut job = Job::of(plan(&[("dense: [{name: age}]", lfu)]));
+    let least = Some(LeastCount(NonZeroU32::new(2).unwrap()));
+    let groups = job.plan.store.groups.len() as u64;
+    job.train(0..40);
+    job.train(0..10);
+    job.save(true).await;
+    let mut publisher = job.publisher().await.with_least_count(least);
+    let full = published(&job, &mut publisher).await;
+    assert_eq!((full.is_full, full.rows), (true, 10 * groups));
+    let mut follower = job.follower().await;
+    job.assert_served_thin(&follower, least).await;
+
+    // Five rows have a second example now, and five others their first. One row of each kind goes.
+    job.train(10..15);
+    job.train(50..55);
+    job.evict(3);
+    job.evict(39);
+    job.save(false).await;
+    let delta = published(&job, &mut publisher).await;
+    assert_eq!((delta.is_full, delta.rows), (false, 5 * groups));
+    assert_eq!(follower.poll().await.unwrap().unwrap().deltas, 1);
+    job.assert_served_thin(&follower, least).await;
+    assert_eq!(follower.version().model.rows(), 14 * groups);
+
+    // A row of many examples goes, and comes back with one.
+    job.evict(4);
+    job.train(4..5);
+    job.save(false).await;
+    assert_eq!(published(&job, &mut publisher).await.rows, 0);
+    follower.poll().await.unwrap().unwrap();
+    job.assert_served_thin(&follower, least).await;
+    assert_eq!(follower.version().model.rows(), 13 * groups);
+
+    // The differences of a full checkpoint, and the full model that is written later.
+    job.train(50..53);
+    job.save(true).await;
+    let differences = published(&job, &mut publisher).await;
+    assert_eq!((differences.is_full, differences.rows), (false, 3 * groups));
+    follower.poll().await.unwrap().unwrap();
+    job.assert_served_thin(&follower, least).await;
+    job.assert_served_thin(&job.follower().await, least).await;
+
+    // A publisher that does not know the published rows.
+    let mut publisher = job.publisher().await.with_least_count(least);
+    job.evict(5);
+    job.train(5..6);
+    job.train(53..54);
+    job.save(false).await;
+    let delta = published(&job, &mut publisher).await;
+    assert_eq!((delta.is_full, delta.rows), (false, groups));
+    follower.poll().await.unwrap().unwrap();
+    job.assert_served_thin(&follower, least).await;
+
+    // Another bound needs a full model: rows that did not change are in no changes.
+    let mut publisher = job.publisher().await;
+    job.train(0..1);
+    job.save(false).await;
+    assert!(published(&job, &mut publisher).await.is_full);
+    assert!(follower.poll().await.unwrap().unwrap().loaded);
     job.assert_served(&follower).await;
 }
 

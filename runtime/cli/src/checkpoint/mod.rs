@@ -77,14 +77,23 @@ pub(crate) fn run(command: &CheckpointCommand) -> Result<(), Failure> {
                 let (one, other) = (Place::of(place)?.one().await?, Place::of(&other)?.one().await?);
                 diff::run(&one, &other).await
             }
-            CheckpointCommand::Export { place, output, format, optimizer_state, min_score, purpose, values } => {
+            CheckpointCommand::Export {
+                place,
+                output,
+                format,
+                optimizer_state,
+                min_score,
+                min_count,
+                purpose,
+                values,
+            } => {
                 let checkpoint = Place::of(place)?.one().await?;
                 let least = match min_score {
                     Some(least) => Some(LeastScore::of(&checkpoint, *least).await?),
                     None => None,
                 };
                 match purpose {
-                    Some(ExportPurpose::Serving) => serving::run(&checkpoint, output, *values, least).await,
+                    Some(ExportPurpose::Serving) => serving::run(&checkpoint, output, *values, least, *min_count).await,
                     None => export::run(&checkpoint, output, format, *optimizer_state, least).await,
                 }
             }

@@ -1,8 +1,10 @@
 //! `rectrain checkpoint export --for serving`
 
+use std::num::NonZeroU32;
 use std::path::Path;
 
 use rectrain_checkpoint::Checkpoint;
+use rectrain_embedding::LeastCount;
 use rectrain_serving::{ExportType, Model, export};
 
 use super::uses::LeastScore;
@@ -16,8 +18,13 @@ pub(super) async fn run(
     output: &Path,
     values: ExportType,
     least: Option<LeastScore>,
+    min_count: Option<u32>,
 ) -> Result<(), Failure> {
-    let mut model = Model::of_checkpoint(checkpoint).await?;
+    let least_count = match min_count.and_then(NonZeroU32::new) {
+        Some(count) => Some(least_count(checkpoint, count).await?),
+        None => None,
+    };
+    let mut model = Model::thin_of_checkpoint(checkpoint, least_count).await?;
     if let Some(mut least) = least {
         model.keep_rows(&least.kept_rows(checkpoint).await?);
         line(least.report())?;
@@ -35,4 +42,15 @@ pub(super) async fn run(
         exported.digest
     ))?;
     Ok(())
+}
+
+/// The least number of examples, if rows of the checkpoint count them.
+async fn least_count(checkpoint: &Checkpoint, count: NonZeroU32) -> Result<LeastCount, Failure> {
+    if checkpoint.store_config().await?.groups.iter().any(LeastCount::is_known) {
+        return Ok(LeastCount(count));
+    }
+    Err(Failure::User(format!(
+        "--min-count: the rows of {} do not count examples; only a job with spec.features.memory and the eviction policy lfu counts them, so leave out --min-count",
+        checkpoint.name()
+    )))
 }

@@ -1,11 +1,12 @@
 //! The arguments of `rectrain serve`.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
 use jiff::SignedDuration;
-use rectrain_inference::Limits;
+use rectrain_inference::{Limits, RecordOptions, TlsFiles};
 use rectrain_kinds::Precision;
 
 /// The longest time of an argument. Longer ones are taken for errors.
@@ -13,6 +14,8 @@ const LONGEST: Duration = Duration::from_secs(24 * 3600);
 /// The default of `--poll` in a folder, and in a bucket.
 const POLL_FOLDER: Duration = Duration::from_millis(20);
 const POLL_BUCKET: Duration = Duration::from_secs(1);
+/// The most bytes of recorded requests.
+const MAX_RECORD_BYTES: u64 = 64 << 20;
 
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
@@ -23,12 +26,39 @@ pub(crate) struct ServeArgs {
     /// The name of the model in requests; by default the name of its job
     #[arg(long)]
     pub(super) name: Option<String>,
-    /// The address that serves REST and /metrics, without TLS (port 0 takes any free port)
+    /// The address that serves REST and /metrics (port 0 takes any free port)
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080")]
     pub(super) listen: SocketAddr,
-    /// The address that serves gRPC, without TLS; by default there is none
+    /// The address that serves gRPC; by default there is none
     #[arg(long, value_name = "ADDRESS")]
     pub(super) grpc: Option<SocketAddr>,
+    /// The certificate of the server and of its intermediate authorities, in PEM: both addresses
+    /// then speak TLS; changed files are taken within seconds
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// The key of --tls-cert, in PEM
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+    /// The authorities of clients' certificates, in PEM: clients without a certificate then get no
+    /// more than the health of the server
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_client_ca: Option<PathBuf>,
+    /// Recorded requests, which are predicted before the server answers: one body of a request for
+    /// REST a line
+    #[arg(long, value_name = "FILE")]
+    pub(super) warm_up: Option<PathBuf>,
+    /// The longest time of --warm-up: no further request is begun then
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time, requires = "warm_up")]
+    pub(super) warm_up_time: Duration,
+    /// Write a sample of the requests to this file, for --warm-up; an existing file is continued
+    #[arg(long, value_name = "FILE")]
+    record: Option<PathBuf>,
+    /// Record each N-th request
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..), requires = "record")]
+    record_every: u64,
+    /// The most requests in the file of --record, which also has at most 64 MiB
+    #[arg(long, value_name = "REQUESTS", default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..), requires = "record")]
+    record_max_requests: u64,
     /// Rows that are predicted at a time, of requests that wait together
     #[arg(long, value_name = "ROWS", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     pub(super) max_batch_rows: u32,
@@ -84,6 +114,19 @@ impl ServeArgs {
     /// The time between two looks for a newer published model.
     pub(super) fn poll(&self) -> Duration {
         self.poll.unwrap_or(if self.model.contains("://") { POLL_BUCKET } else { POLL_FOLDER })
+    }
+
+    /// The files of the TLS certificate, if both addresses speak TLS.
+    pub(super) fn tls(&self) -> Option<TlsFiles> {
+        let (certificate, key) = self.tls_cert.clone().zip(self.tls_key.clone())?;
+        Some(TlsFiles { certificate, key, client_authority: self.tls_client_ca.clone() })
+    }
+
+    /// The recording of requests, if there is one.
+    pub(super) fn recording(&self) -> Option<RecordOptions> {
+        let file = self.record.clone()?;
+        let (every, max_requests) = (self.record_every, self.record_max_requests);
+        Some(RecordOptions { file, every, max_requests, max_bytes: MAX_RECORD_BYTES })
     }
 
     pub(super) fn limits(&self) -> Limits {
@@ -159,6 +202,29 @@ mod tests {
         }
         let message = parse(&["model", "--poll=0s"]).unwrap_err().to_string();
         assert!(message.contains("expected a time above 0"), "{message}");
+    }
+
+    #[test]
+    fn a_certificate_has_a_key() {
+        let args = parse(&["model", "--tls-cert", "a.crt", "--tls-key", "a.key"]).unwrap();
+        let (certificate, key) = ("a.crt".into(), "a.key".into());
+        assert_eq!(args.tls(), Some(TlsFiles { certificate, key, client_authority: None }));
+        assert_eq!(parse(&["model"]).unwrap().tls(), None);
+        for wrong in [&["--tls-cert", "a.crt"][..], &["--tls-key", "a.key"], &["--tls-client-ca", "ca.crt"]] {
+            let message = parse(&[&["model"], wrong].concat()).unwrap_err().to_string();
+            assert!(message.contains("required arguments were not provided"), "{message}");
+        }
+    }
+
+    #[test]
+    fn a_sample_is_a_part_of_the_requests_and_bounded() {
+        let args = parse(&["model", "--record", "a.jsonl", "--record-every", "7"]).unwrap();
+        let options = args.recording().unwrap();
+        assert_eq!((options.every, options.max_requests, options.max_bytes), (7, 10_000, 64 << 20));
+        assert_eq!(parse(&["model"]).unwrap().recording(), None);
+        for wrong in [&["--record-every=7"][..], &["--warm-up-time=1s"], &["--record=a", "--record-every=0"]] {
+            assert!(parse(&[&["model"], wrong].concat()).is_err(), "{wrong:?}");
+        }
     }
 
     #[test]

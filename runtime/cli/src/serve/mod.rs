@@ -5,9 +5,10 @@ mod follow;
 mod gate;
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use prometheus::Registry;
-use rectrain_inference::{Publication, ServedModel, Server, listen};
+use rectrain_inference::{Publication, ServedModel, Server, Tls, TlsFiles, listen, warm_up};
 use rectrain_serving::{Model, Predictor, PredictorOptions};
 
 use self::args::ServeArgs;
@@ -22,6 +23,8 @@ use crate::{signal, trained};
 const UNNAMED: &str = "model";
 
 pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
+    // Wrong files are found before the model is loaded.
+    let tls = args.tls().map(open_tls).transpose()?;
     let following = Following::open(&args.model, &args.options)?;
     let model = match &following {
         Some(following) => Arc::clone(&following.version().model),
@@ -33,10 +36,18 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     }
     let publication = following.as_ref().map(|following| Publication::of(following.version()));
     let served = ServedModel { publication, ..ServedModel::of(&model, name(args, &model)) };
-    let predictor = Predictor::new(model, PredictorOptions { threads: args.threads, precision: args.precision })?;
+    let mut predictor = Predictor::new(model, PredictorOptions { threads: args.threads, precision: args.precision })?;
     let announced = format!("{}: step {}, {} rows", served.name, served.step, thousands(served.rows));
     let path = format!("/v2/models/{}", served.name);
+    warm(args, &served, &mut predictor)?;
     let server = Server::new(served, predictor, args.limits(), Registry::new())?;
+    if let Some(options) = args.recording() {
+        server.record(options)?;
+    }
+    let (server, scheme) = match tls {
+        Some(tls) => (server.with_tls(tls), "https"),
+        None => (server, "http"),
+    };
     if let Some(following) = following {
         following.start(args.poll(), gate, server.updates())?;
     }
@@ -50,9 +61,23 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
             }
             None => (None, announced),
         };
-        output::line(format!("{announced}, at http://{bound}{path}"))?;
+        output::line(format!("{announced}, at {scheme}://{bound}{path}"))?;
         Ok(server.serve(listener, grpc, interrupted).await?)
     })
+}
+
+fn open_tls(files: TlsFiles) -> Result<Tls, Failure> {
+    Tls::open(files).map_err(|error| rectrain_inference::InferenceError::from(error).into())
+}
+
+/// Predicts the recorded requests of `--warm-up`.
+fn warm(args: &ServeArgs, model: &ServedModel, predictor: &mut Predictor) -> Result<(), Failure> {
+    let Some(file) = &args.warm_up else { return Ok(()) };
+    let started = Instant::now();
+    let done = warm_up(file, args.warm_up_time, model, predictor, &args.limits())?;
+    let milliseconds = started.elapsed().as_millis() as u64;
+    tracing::info!(requests = done.requests, rows = done.rows, milliseconds, cut = done.was_cut, "warmed up");
+    Ok(())
 }
 
 fn name(args: &ServeArgs, model: &Model) -> String {

@@ -29,7 +29,7 @@ fn singles(fp32_contents: &[f32]) -> v2::InferTensorContents {
 }
 
 /// One user with two rows.
-fn request() -> v2::ModelInferRequest {
+pub fn request() -> v2::ModelInferRequest {
     v2::ModelInferRequest {
         model_name: "clicks".into(),
         id: "a7".into(),
@@ -43,7 +43,7 @@ fn request() -> v2::ModelInferRequest {
 }
 
 /// The request with raw contents.
-fn raw_request() -> v2::ModelInferRequest {
+pub fn raw_request() -> v2::ModelInferRequest {
     let text = |text: &str| [&u32::try_from(text.len()).unwrap().to_le_bytes()[..], text.as_bytes()].concat();
     let mut request = request();
     request.inputs.iter_mut().for_each(|input| input.contents = None);
@@ -52,7 +52,7 @@ fn raw_request() -> v2::ModelInferRequest {
     request
 }
 
-async fn infer(host: &Host, request: v2::ModelInferRequest) -> Result<v2::ModelInferResponse, Status> {
+pub async fn infer(host: &Host, request: v2::ModelInferRequest) -> Result<v2::ModelInferResponse, Status> {
     client(host).await.model_infer(request).await.map(tonic::Response::into_inner)
 }
 

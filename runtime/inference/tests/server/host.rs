@@ -1,13 +1,14 @@
 //! A server with a model that tests can block, and a small HTTP client.
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 use prometheus::Registry;
 use rectrain_data::{Batch, DenseField, LabelField, MissingValue, Schema, SparseField, Transform};
-use rectrain_inference::{InferenceError, Limits, Predict, ServedModel, Server, listen};
+use rectrain_inference::{InferenceError, Limits, Predict, ServedModel, Server, WarmedUp, listen, warm_up};
 use rectrain_serving::{LookUps, Model, Predictions, ServingError};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -134,7 +135,7 @@ pub struct Reply {
 }
 
 impl Reply {
-    fn parse(text: &str) -> Self {
+    pub fn parse(text: &str) -> Self {
         let (head, body) = text.split_once("\r\n\r\n").unwrap_or((text, ""));
         let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
         Self { status: status.unwrap_or_else(|| panic!("no response: {text:?}")), head: head.into(), body: body.into() }
@@ -154,7 +155,7 @@ async fn exchange(address: SocketAddr, request: String) -> Reply {
     Reply::parse(&answer)
 }
 
-fn infer_request(headers: &str, request: &Value) -> String {
+pub fn infer_request(headers: &str, request: &Value) -> String {
     let body = request.to_string();
     let length = body.len();
     format!(
@@ -164,7 +165,7 @@ fn infer_request(headers: &str, request: &Value) -> String {
 }
 
 /// Waits until a condition holds.
-async fn until(state: &str, condition: impl AsyncFn() -> bool) {
+pub async fn until(state: &str, condition: impl AsyncFn() -> bool) {
     for _ in 0..LOOKS {
         if condition().await {
             return;
@@ -176,7 +177,8 @@ async fn until(state: &str, condition: impl AsyncFn() -> bool) {
 
 /// A server of the model `clicks`, step 7.
 pub struct Host {
-    address: SocketAddr,
+    /// The address of REST.
+    pub address: SocketAddr,
     /// The address of gRPC.
     pub grpc: SocketAddr,
     pub model: Arc<Gate>,
@@ -184,12 +186,28 @@ pub struct Host {
     serving: JoinHandle<Result<(), InferenceError>>,
 }
 
+/// The description of the model.
+fn served() -> ServedModel {
+    let (name, schema) = ("clicks".into(), schema());
+    ServedModel { name, step: 7, rows: 9, schema, null_values: vec![], publication: None }
+}
+
+/// Warms the model up, and returns the rows of its batches too.
+pub fn replay(file: &Path, time: Duration, limits: &Limits) -> (Result<WarmedUp, InferenceError>, Vec<usize>) {
+    let model = Arc::new(Gate::default());
+    let done = warm_up(file, time, &served(), &mut Fake(Arc::clone(&model)), limits);
+    (done, model.batches())
+}
+
 impl Host {
     pub async fn start(limits: Limits) -> Self {
+        Self::start_as(limits, |server| server).await
+    }
+
+    /// A server that `change` has changed.
+    pub async fn start_as(limits: Limits, change: impl FnOnce(Server) -> Server) -> Self {
         let model = Arc::new(Gate::default());
-        let (name, schema) = ("clicks".into(), schema());
-        let served = ServedModel { name, step: 7, rows: 9, schema, null_values: vec![], publication: None };
-        let server = Server::new(served, Fake(Arc::clone(&model)), limits, Registry::new()).unwrap();
+        let server = change(Server::new(served(), Fake(Arc::clone(&model)), limits, Registry::new()).unwrap());
         let (listener, address) = listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
         let (grpc_listener, grpc) = listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
         let (end, ending) = oneshot::channel::<()>();

@@ -5,4 +5,6 @@
 
 mod grpc;
 mod host;
+mod recorded;
 mod rest;
+mod tls;

@@ -1,11 +1,12 @@
 //! Where a job's checkpoints are and when they are taken.
 
 use std::collections::BTreeMap;
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::time::Duration;
 
 use rectrain_checkpoint::CheckpointError;
 use rectrain_crds as crds;
+use rectrain_embedding::LeastCount;
 use rectrain_storage::{Directory, StorageError};
 
 use crate::error::RoleError;
@@ -38,6 +39,8 @@ pub struct PublishPlan {
     pub every: Option<Duration>,
     /// Full models to keep.
     pub keep: NonZeroUsize,
+    /// Rows with fewer examples are not published.
+    pub least_count: Option<LeastCount>,
 }
 
 /// The shortest time between two checkpoints or publications, in seconds.
@@ -54,6 +57,7 @@ impl PublishPlan {
             path: publish.path.clone(),
             every: publish.every_seconds.map(interval),
             keep: NonZeroUsize::new(publish.keep).unwrap_or(NonZeroUsize::MIN),
+            least_count: publish.min_count.and_then(NonZeroU32::new).map(LeastCount),
         }
     }
 }

@@ -2,6 +2,7 @@
 //! takes long, and announced afterwards. Servers that follow the deltas never need it.
 
 use rectrain_checkpoint::{Checkpoint, CheckpointId};
+use rectrain_embedding::LeastCount;
 use rectrain_storage::Directory;
 
 use super::delta::Base;
@@ -22,6 +23,8 @@ pub struct FullModel {
     /// The checkpoint with the same model.
     pub(super) checkpoint: String,
     pub(super) checkpoint_id: CheckpointId,
+    /// The least number of examples of its rows.
+    pub(super) least: Option<LeastCount>,
 }
 
 /// A full model whose files are written.
@@ -56,7 +59,7 @@ impl FullModel {
             let problem = format!("it was replaced while the full model {} was being written", self.model.sequence);
             return Err(ServingError::Publication { file: checkpoint.name(), problem });
         }
-        let model = Model::of_checkpoint(&checkpoint).await?;
+        let model = Model::thin_of_checkpoint(&checkpoint, self.least).await?;
         let digest = write_full(output, self.model.sequence, &model).await?;
         Ok(WrittenFull { model: self.model, digest, published_at: unix_milliseconds() })
     }

@@ -48,6 +48,14 @@ impl KnownRows {
         SlotValues { content: SlotContent::Changes, groups: groups.collect(), ..slot }
     }
 
+    /// Leaves out the removed keys of rows that are not known. Ranges of several keys stay.
+    pub(super) fn forget_unknown(&self, changes: &mut [GroupChanges]) {
+        for (known, changes) in self.groups.iter().zip(changes) {
+            let is_known = |key: u64| known.binary_search_by_key(&key, |row| row.key).is_ok();
+            changes.removed.retain(|range| range.first != range.last || is_known(range.first));
+        }
+    }
+
     /// Applies changes that were published.
     pub(super) fn apply(&mut self, changes: &[GroupChanges]) {
         for (known, changes) in self.groups.iter_mut().zip(changes) {
@@ -181,6 +189,16 @@ mod tests {
             let bytes: Vec<u8> = row.iter().flat_map(|value| value.to_le_bytes()).collect();
             assert_eq!(Known::of(1, &row).hash, xxh3_64(&bytes), "{dim} values");
         }
+    }
+
+    #[test]
+    fn removed_keys_that_are_not_known_are_left_out() {
+        let range = |first, last| KeyRange { first, last };
+        let rows = || Table::of(1, vec![4], vec![0.4]).expect("one key rises");
+        let mut changes = [GroupChanges { removed: vec![range(1, 1), range(2, 2), range(5, 9)], rows: rows() }];
+        known(&[(1, 0.1), (3, 0.3)]).forget_unknown(&mut changes);
+        assert_eq!(changes[0].removed, [range(1, 1), range(5, 9)]);
+        assert_eq!(changes[0].rows.keys(), [4]);
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! `latest.json`: the newest model of a publication path, written after its files.
 
+use std::num::NonZeroU32;
+
 use rectrain_checkpoint::CheckpointId;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -43,6 +45,9 @@ pub(super) struct Latest {
     pub(super) checkpoint_id: CheckpointId,
     /// The time of the newest model's publication, in milliseconds since 1970.
     pub(super) published_at: u64,
+    /// The least number of examples of its rows. `None`: all rows are in it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) min_count: Option<NonZeroU32>,
 }
 
 impl Latest {
@@ -78,7 +83,7 @@ mod tests {
             "model": {"sequence": 1, "digest": "ab"}, "fullPublishedAt": 4, "checkpoint": "step-000000000001",
             "checkpointId": "00000000000000000000000000000007", "publishedAt": 5}"#;
         let found = Latest::decode(text.as_bytes()).unwrap();
-        assert_eq!((found.full_digest, found.full_base), (None, None));
+        assert_eq!((found.full_digest, found.full_base, found.min_count), (None, None, None));
     }
 
     #[test]
@@ -94,6 +99,7 @@ mod tests {
             checkpoint: "step-000000001300-delta".to_owned(),
             checkpoint_id: CheckpointId(7),
             published_at: 5,
+            min_count: NonZeroU32::new(3),
         };
         let bytes = latest.encode();
         assert_eq!(Latest::decode(&bytes), Ok(latest));

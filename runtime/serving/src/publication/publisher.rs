@@ -2,9 +2,10 @@
 //! It reads the files of finished checkpoints, so training does not wait for it. A later full
 //! checkpoint gives a delta at once, and a [`FullModel`] that the caller writes meanwhile.
 
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU32, NonZeroUsize};
 
 use rectrain_checkpoint::{Checkpoint, CheckpointError, Manifest, find_manifest, parse_directory_name};
+use rectrain_embedding::LeastCount;
 use rectrain_storage::Directory;
 
 use super::changes::Changes;
@@ -26,6 +27,8 @@ pub struct Publisher {
     job: String,
     /// Full models that stay, with the deltas on them.
     keep: NonZeroUsize,
+    /// Rows with fewer examples are not published.
+    least: Option<LeastCount>,
     latest: Option<Latest>,
     /// The chain of the last checkpoint that this process has published.
     chain: Vec<Manifest>,
@@ -90,11 +93,19 @@ impl Publisher {
             output,
             job: job.to_owned(),
             keep,
+            least: None,
             latest,
             chain: Vec::new(),
             rows: None,
             writing: None,
         })
+    }
+
+    /// Leaves out the rows with fewer examples. A full model follows if the models before left out
+    /// others.
+    #[must_use]
+    pub fn with_least_count(self, least: Option<LeastCount>) -> Self {
+        Self { least, ..self }
     }
 
     /// Publishes the newest checkpoint, if it is not published yet. Earlier ones that were not
@@ -116,7 +127,8 @@ impl Publisher {
         if let (Way::Differences, None, Some(latest)) = (way, self.writing, &self.latest) {
             self.writing = Some(published.sequence);
             let (model, checkpoint_id) = (latest.model.clone(), latest.checkpoint_id);
-            published.full = Some(FullModel { model, checkpoint: latest.checkpoint.clone(), checkpoint_id });
+            published.full =
+                Some(FullModel { model, checkpoint: latest.checkpoint.clone(), checkpoint_id, least: self.least });
         }
         self.chain = checkpoint.chain().to_vec();
         published.not_deleted = self.delete_old().await.err().map(|error| error.to_string());
@@ -155,7 +167,8 @@ impl Publisher {
             // A checkpoint without rows may be one of a job without parameter servers.
             None => self.chain.last().filter(|_| self.rows.is_some() && checkpoint.chain()[0].rows > 0),
         };
-        let is_same = before.map(|base| &base.identity) == Some(&checkpoint.manifest().identity);
+        let is_same = before.map(|base| &base.identity) == Some(&checkpoint.manifest().identity)
+            && latest.min_count == self.min_count();
         Ok(match place.map(|place| place + 1) {
             _ if !is_same || !self.is_there(latest).await? => Way::Full,
             Some(known) if known == checkpoint.chain().len() => Way::Published,
@@ -187,11 +200,24 @@ impl Publisher {
             };
             has_our_rows &= changes.add(slot);
         };
-        checkpoint.for_each_change(known, visit).await?;
+        checkpoint.for_each_change(known, self.least, visit).await?;
         match has_our_rows {
-            true => Ok(changes.finish()),
+            true => Ok(self.without_unknown(changes.finish())),
             false => Err(fault(checkpoint, "its rows have other widths than its description gives")),
         }
+    }
+
+    /// The changes without the removed keys that were never published: most rows that are left out
+    /// are none of the published model.
+    fn without_unknown(&self, mut changes: Vec<GroupChanges>) -> Vec<GroupChanges> {
+        if let Some(rows) = self.rows.as_ref().filter(|_| self.least.is_some()) {
+            rows.forget_unknown(&mut changes);
+        }
+        changes
+    }
+
+    fn min_count(&self) -> Option<NonZeroU32> {
+        self.least.map(|LeastCount(count)| count)
     }
 
     async fn publish_delta(&mut self, checkpoint: &Checkpoint, known: usize) -> Result<Published, ServingError> {
@@ -234,7 +260,7 @@ impl Publisher {
     }
 
     async fn publish_full(&mut self, checkpoint: &Checkpoint) -> Result<Published, ServingError> {
-        let model = Model::of_checkpoint(checkpoint).await?;
+        let model = Model::thin_of_checkpoint(checkpoint, self.least).await?;
         let sequence = self.latest.as_ref().map_or(1, |latest| latest.model.sequence + 1);
         let digest = write_full(&self.output, sequence, &model).await?;
         let next = Latest {
@@ -288,6 +314,7 @@ impl Publisher {
             checkpoint: manifest.directory(),
             checkpoint_id: manifest.id,
             published_at: now,
+            min_count: self.min_count(),
         }
     }
 
