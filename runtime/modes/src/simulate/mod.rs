@@ -16,6 +16,7 @@
 mod barrier;
 mod loaders;
 mod shadow;
+mod supply;
 mod timeline;
 mod tokens;
 
