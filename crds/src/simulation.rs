@@ -11,7 +11,9 @@ use serde_json::{Value, json};
 
 use crate::manifest::{DocumentKind, Sources, read_document};
 use crate::typed::typed;
-use crate::{FieldError, FieldPath, HopBsSpec, HybridSpec, ManifestError, Mode, Override, defaults, schema};
+use crate::{
+    FieldError, FieldPath, HopBsSpec, HybridSpec, ManifestError, Mode, Override, SyncPieces, defaults, schema,
+};
 
 /// The default of `spec.workers`.
 const WORKERS: [u32; 1] = [8];
@@ -305,6 +307,21 @@ pub enum SimulatedLostTokens {
     Replace,
 }
 
+/// Settings of the mode `sync`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct SimulatedSyncSpec {
+    /// Which dense worker computes a piece of a global batch: each its own one (`fixed`), or any
+    /// that is free (`pulled`), as in a job.
+    #[schemars(extend("x-default" = SyncPieces::Fixed))]
+    pub pieces: SyncPieces,
+
+    /// Rows of a pulled piece. A global batch has workers · `spec.localBatchSize` / this pieces.
+    /// Three pieces or more for each worker are best. Fixed pieces ignore it.
+    #[schemars(range(min = 1, max = 16_777_216), extend("x-default" = "spec.localBatchSize"))]
+    pub local_batch_size: Option<u32>,
+}
+
 /// Settings of the mode `gba`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
@@ -405,6 +422,9 @@ pub struct SimulationSpec {
     /// The network.
     pub network: NetworkSpec,
 
+    /// Settings of the mode `sync`.
+    pub sync: SimulatedSyncSpec,
+
     /// Settings of the mode `hybrid`.
     pub hybrid: HybridSpec,
 
@@ -437,6 +457,7 @@ impl Default for SimulationSpec {
             embedding_workers: SimulatedEmbeddingSpec::default(),
             loaders: SimulatedLoadersSpec::default(),
             network: NetworkSpec::default(),
+            sync: SimulatedSyncSpec::default(),
             hybrid: HybridSpec::default(),
             gba: SimulatedGbaSpec::default(),
             hop_bs: HopBsSpec::default(),
@@ -528,6 +549,9 @@ fn contradictions(spec: &SimulationSpec) -> Vec<FieldError> {
     }
     if spec.trace.is_some() && spec.gba.local_batch_size.is_some() {
         report("gba.localBatchSize", "a trace holds seconds of batches of one size: remove this, or the trace".into());
+    }
+    if spec.trace.is_some() && spec.sync.local_batch_size.is_some() {
+        report("sync.localBatchSize", "a trace holds seconds of batches of one size: remove this, or the trace".into());
     }
     if let Some(least) = spec.step_seconds.iter().find(|seconds| **seconds < spec.overhead_seconds) {
         report("overheadSeconds", format!("expected at most the {least} seconds that a batch takes, in `stepSeconds`"));
@@ -647,6 +671,8 @@ mod tests {
             ("{overheadSeconds: 1}", "spec.overheadSeconds: expected at most the 0.05 seconds"),
             ("{trace: t.csv, stepSeconds: 1}", "spec.trace: a trace replaces"),
             ("{trace: t.csv, gba: {localBatchSize: 1}}", "spec.gba.localBatchSize"),
+            ("{trace: t.csv, sync: {pieces: pulled, localBatchSize: 1}}", "spec.sync.localBatchSize: a trace holds"),
+            ("{sync: {pieces: pull}}", "did you mean `pulled`?"),
             ("{stragglers: [{share: 0.5}]}", "spec.stragglers[0]: no problem"),
             ("{stragglers: [{share: 0.5, workers: [1], factor: 2}]}", "spec.stragglers[0].workers: expected either"),
             ("{stragglers: [{share: 0, factor: 2}]}", "spec.stragglers[0].share: expected a share above 0"),

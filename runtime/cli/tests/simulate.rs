@@ -41,6 +41,35 @@ fn with_a_quarter_stragglers_gba_is_as_fast_as_async() {
     }
 }
 
+/// The rows of the guide's table of pulled pieces: rows of a piece, pieces, rounds of four workers
+/// and of three, and the simulated share of the speed.
+fn table_of_pulled_pieces() -> Vec<[f64; 5]> {
+    let guide = std::fs::read_to_string(examples().join("../guide/simulate.md")).unwrap();
+    let section = guide.split_once("| `sync.localBatchSize` |").unwrap().1;
+    let lines = section.lines().skip(2).take_while(|line| line.starts_with('|'));
+    let cells = |line: &str| -> Vec<f64> { line.split('|').filter_map(|cell| cell.trim().parse().ok()).collect() };
+    lines.map(|line| cells(line).try_into().unwrap()).collect()
+}
+
+/// p pieces take n workers ⌈p/n⌉ rounds, and ⌈p/(n − 1)⌉ if one of them is slow.
+#[test]
+fn the_guide_has_the_speed_of_pulled_pieces_with_a_slow_worker() {
+    let table = table_of_pulled_pieces();
+    assert!(table.len() >= 4, "{table:?}");
+    for [rows, pieces, healthy_rounds, slow_rounds, share] in table {
+        assert_eq!(pieces, 4.0 * 384.0 / rows);
+        assert_eq!([healthy_rounds, slow_rounds], [4.0, 3.0].map(|workers| (pieces / workers).ceil()), "{pieces}");
+        let rate_of = |stragglers: &str| {
+            let set = format!("spec.modes=sync,spec.seconds=60,spec.sync.localBatchSize={rows},{stragglers}");
+            rate(&lines(&examples(), &["slow-dense-worker.yaml", "--set", &set]), "sync", 4)
+        };
+        let always = "spec.stragglers[0].fromSeconds=0,spec.stragglers[0].untilSeconds=61";
+        let simulated = rate_of(always) / rate_of("spec.stragglers=null");
+        assert!((simulated - share).abs() < 0.01, "{pieces} pieces: {simulated}, not {share}");
+        assert!((simulated / (healthy_rounds / slow_rounds) - 1.0).abs() < 0.03, "{pieces} pieces: {simulated}");
+    }
+}
+
 #[test]
 fn each_json_line_starts_with_the_comparable_results_of_a_mode() {
     let output = rectrain(&examples(), &["simulate", "straggler.yaml", "--json"]);

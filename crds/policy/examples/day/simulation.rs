@@ -207,6 +207,7 @@ fn train(nodes: &[Node], mode: SimulatedMode, seed: u64) -> Result<Report, Simul
         },
         mode,
         local_rows: ROWS,
+        pieces: nodes.len() as u32,
         seconds: DAY_SECONDS,
         intervals: (DAY_SECONDS / INTERVAL) as usize,
         seed,

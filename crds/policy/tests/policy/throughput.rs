@@ -36,7 +36,8 @@ fn simulated(workers: &[Vec<f64>], link: LinkSpec, mode: SimulatedMode) -> Repor
         link,
         detection_seconds: 1.0,
     };
-    let simulation = Simulation { cluster, mode, local_rows: ROWS, seconds: 120.0, intervals: 0, seed: 1 };
+    let pieces = workers.len() as u32;
+    let simulation = Simulation { cluster, mode, local_rows: ROWS, pieces, seconds: 120.0, intervals: 0, seed: 1 };
     simulate(&simulation).unwrap()
 }
 

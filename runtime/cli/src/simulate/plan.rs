@@ -32,17 +32,20 @@ pub(crate) fn simulations(
     for &workers in &spec.workers {
         let cluster = cluster(spec, trace, workers);
         for &mode in &spec.modes {
-            let local_rows = match mode {
-                Mode::Gba => spec.gba.local_batch_size.unwrap_or(spec.local_batch_size),
-                _ => spec.local_batch_size,
+            let pulls = mode == Mode::Sync && spec.sync.pieces == SyncPieces::Pulled;
+            let (own_rows, path) = match mode {
+                Mode::Sync if pulls => (spec.sync.local_batch_size, "spec.sync.localBatchSize"),
+                Mode::Gba => (spec.gba.local_batch_size, "spec.gba.localBatchSize"),
+                _ => (None, "spec.workers"),
             };
-            let path = if mode == Mode::Gba { "spec.gba.localBatchSize" } else { "spec.workers" };
+            let local_rows = own_rows.unwrap_or(spec.local_batch_size);
             let settings = mode_settings(spec, workers, local_rows)
                 .map_err(|error| document.refuse(path, format!("with {workers} workers, {error}")))?;
             simulations.push(Simulation {
                 cluster: cluster.clone(),
                 mode: TrainingMode::of(mode, &settings),
                 local_rows,
+                pieces: settings.gba_buffer.get(),
                 seconds: spec.seconds,
                 intervals: intervals(spec, trace),
                 seed: spec.seed,
@@ -52,11 +55,11 @@ pub(crate) fn simulations(
     Ok(simulations)
 }
 
-/// The settings of all modes for this many workers. Only `gba` has local batches of its own size.
+/// The settings of all modes for this many workers. `local_rows` are the rows of a local batch in
+/// `gba`, or of a pulled piece in `sync`.
 fn mode_settings(spec: &SimulationSpec, workers: u32, local_rows: u32) -> Result<ModeSettings, BufferSizeError> {
     Ok(ModeSettings {
-        // The simulation has no pulled pieces.
-        sync_pieces: SyncPieces::Fixed,
+        sync_pieces: spec.sync.pieces,
         hybrid_staleness: u64::from(spec.hybrid.staleness.unwrap_or(defaults::STALENESS)),
         gba_buffer: BufferSize::of_global_batch(u64::from(spec.local_batch_size), workers, u64::from(local_rows))?,
         gba_decay: Decay::Threshold { tolerance: u64::from(spec.gba.staleness) },
@@ -256,6 +259,17 @@ mod tests {
         let error = plan("{modes: gba, localBatchSize: 100, gba: {localBatchSize: 300}}", None).unwrap_err();
         assert!(error.starts_with("s.yaml:3:") && error.contains("spec.gba.localBatchSize: with 8 workers"), "{error}");
         assert!(error.contains("200 or 400"), "{error}");
+    }
+
+    #[test]
+    fn a_pulled_piece_has_rows_of_its_own() {
+        let pulled = "workers: 4, localBatchSize: 384, sync: {pieces: pulled, localBatchSize: 128}";
+        let runs = plan(&format!("{{modes: [sync, gba, des], {pulled}}}"), None).unwrap();
+        let sizes: Vec<_> = runs.iter().map(|run| (run.mode.kind(), run.local_rows, run.pieces)).collect();
+        assert_eq!(sizes, [(Mode::Sync, 128, 12), (Mode::Gba, 384, 4), (Mode::Des, 384, 4)]);
+        assert_eq!((runs[0].mode, runs[2].mode), (TrainingMode::Pulled, TrainingMode::Des));
+        let error = plan("{modes: sync, sync: {pieces: pulled, localBatchSize: 300}}", None).unwrap_err();
+        assert!(error.contains("spec.sync.localBatchSize: with 8 workers"), "{error}");
     }
 
     #[test]

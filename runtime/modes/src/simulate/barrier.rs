@@ -2,18 +2,15 @@
 //! If a worker dies, all others stop at the step until it has restarted, because all of them train
 //! the step again.
 
-use super::loaders::Loaders;
-use super::timeline::{DECIDE_EVERY, EmbeddingWorkers, Servers, Time, Timeline, WorkerSpeed, nanoseconds};
+use super::supply::{Supply, SupplyEvent};
+use super::timeline::{Servers, Time, Timeline, WorkerSpeed, nanoseconds};
 use super::{Report, Simulation, SimulationError, Tally};
 use crate::barrier::StepGate;
 use crate::{GlobalStep, Rank};
 
 enum Event {
-    /// A batch is requested from the loaders and its embedding worker.
-    BatchArrives(u32, u64),
-    /// Events at a loader.
-    ChunkRead(usize, u64),
-    LookAtLoaders,
+    /// Events between a request and its look-ups.
+    Supply(SupplyEvent<LookUp>),
     /// Events at a server.
     LookUpArrives(u32, usize, u64),
     LookUpServed(u32, usize, u64),
@@ -25,7 +22,13 @@ enum Event {
     AllReduced(u64),
 }
 
-/// A look-up that waits at a gate.
+impl From<SupplyEvent<LookUp>> for Event {
+    fn from(event: SupplyEvent<LookUp>) -> Self {
+        Self::Supply(event)
+    }
+}
+
+/// A look-up that waits for the loaders, an embedding worker, or a gate.
 struct LookUp {
     rank: u32,
     step: u64,
@@ -51,9 +54,7 @@ struct World<'a> {
     workers: Vec<Worker>,
     gates: Vec<StepGate<LookUp, ()>>,
     servers: Servers,
-    embedding: Option<EmbeddingWorkers>,
-    /// Batches that wait for a chunk: a rank and a step.
-    loaders: Option<Loaders<(u32, u64)>>,
+    supply: Supply<LookUp>,
     /// Bytes of a batch's embeddings. Their gradients have as many. Messages to and from all
     /// servers at the same time share the worker's link.
     bytes: f64,
@@ -82,18 +83,15 @@ pub(super) fn run(simulation: &Simulation, staleness: u64) -> Result<Report, Sim
         timeline: Timeline::new(simulation.seconds),
         workers: WorkerSpeed::all(cluster, simulation.seed).into_iter().map(worker).collect(),
         gates: (0..servers).map(|_| StepGate::new(n as u32, staleness, GlobalStep(0))).collect(),
-        servers: Servers::new(cluster, bytes),
-        embedding: cluster.embedding.as_ref().map(|spec| EmbeddingWorkers::new(spec, simulation.local_rows)),
-        loaders: cluster.loaders.as_ref().map(|spec| Loaders::new(spec, simulation.local_rows)),
+        servers: Servers::new(cluster),
+        supply: Supply::new(cluster, simulation.local_rows),
         bytes,
         reduced: 0,
         computed: 0,
         all_reduce: all_reduce_time(simulation),
         tally: Tally::new(simulation),
     };
-    if world.loaders.is_some() {
-        world.timeline.plan(0, Event::LookAtLoaders);
-    }
+    world.supply.start(&mut world.timeline);
     (0..n as u32).for_each(|rank| world.look_ahead(rank));
     while let Some(event) = world.timeline.next() {
         world.handle(event)?;
@@ -117,21 +115,14 @@ impl World<'_> {
     fn handle(&mut self, event: Event) -> Result<(), SimulationError> {
         let now = self.timeline.now;
         match event {
-            Event::BatchArrives(rank, step) => self.request(rank, step),
-            Event::ChunkRead(loader, chunk) => {
-                let ready = self.loaders.as_mut().map(|loaders| loaders.has_read(loader, chunk, now));
-                ready.into_iter().flatten().for_each(|(rank, step)| self.prepare(rank, step));
-                self.load();
-            }
-            Event::LookAtLoaders => {
-                if let Some(loaders) = &mut self.loaders {
-                    loaders.look(now);
+            Event::Supply(event) => {
+                for (batch, at) in self.supply.handle(event, now) {
+                    self.look_up(batch.rank, batch.step, at);
                 }
-                self.load();
-                self.timeline.plan(now + DECIDE_EVERY, Event::LookAtLoaders);
+                self.supply.load(&mut self.timeline);
             }
             Event::LookUpArrives(rank, server, step) => {
-                let served = self.servers.serve(server, now);
+                let served = self.servers.serve(server, self.bytes, now);
                 self.timeline.plan(served, Event::LookUpServed(rank, server, step));
             }
             Event::LookUpServed(rank, server, step) => {
@@ -140,7 +131,7 @@ impl World<'_> {
                 }
             }
             Event::PushArrives(rank, server, step) => {
-                let served = self.servers.serve(server, now);
+                let served = self.servers.serve(server, self.bytes, now);
                 self.timeline.plan(served, Event::PushServed(rank, server, step));
             }
             Event::PushServed(rank, server, step) => {
@@ -184,40 +175,14 @@ impl World<'_> {
         for step in from..=to {
             self.workers[rank as usize].missing.push_back(self.gates.len());
             let at = self.timeline.now + self.link(rank, 0.0);
-            if self.embedding.is_some() || self.loaders.is_some() {
-                self.timeline.plan(at, Event::BatchArrives(rank, step));
+            if self.supply.takes_time() {
+                let position = Some(self.position(rank, step));
+                let event = SupplyEvent::Requested { batch: LookUp { rank, step }, position };
+                self.timeline.plan(at, event.into());
             } else {
                 self.look_up(rank, step, at);
             }
         }
-    }
-
-    /// Requests a batch from the loaders.
-    fn request(&mut self, rank: u32, step: u64) {
-        let position = self.position(rank, step);
-        let ready = match &mut self.loaders {
-            Some(loaders) => loaders.request(position, (rank, step)),
-            None => Some((rank, step)),
-        };
-        if let Some((rank, step)) = ready {
-            self.prepare(rank, step);
-        }
-        self.load();
-    }
-
-    /// Has free loaders begin chunks.
-    fn load(&mut self) {
-        let now = self.timeline.now;
-        for read in self.loaders.iter_mut().flat_map(|loaders| loaders.begin(now)) {
-            self.timeline.plan(read.until, Event::ChunkRead(read.loader, read.chunk));
-        }
-    }
-
-    /// An embedding worker takes a batch, and then the servers.
-    fn prepare(&mut self, rank: u32, step: u64) {
-        let (now, position) = (self.timeline.now, self.position(rank, step));
-        let served = self.embedding.as_mut().map_or(now, |workers| workers.serve(position, now));
-        self.look_up(rank, step, served);
     }
 
     /// The number of a batch among all batches.

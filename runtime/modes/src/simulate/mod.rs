@@ -4,8 +4,8 @@
 //!
 //! The modes without a barrier run the [`crate::gba::Dispatcher`], [`crate::gba::PushPullWorker`]
 //! and [`crate::gba::GradientServer`]. `sync` and `hybrid` run the [`crate::barrier::StepGate`],
-//! and an all-reduce as a barrier. `shadow` runs as `async` without dense parameters in its
-//! batches.
+//! and an all-reduce as a barrier. With pulled pieces, `sync` runs the halves in
+//! [`crate::barrier::pulled`]. `shadow` runs as `async` without dense parameters in its batches.
 //!
 //! `rectrain simulate` and tests call it. A batch takes the worker's [`StepTime`], multiplied by
 //! every [`Slowness`] of that moment. A server serves one request after the other. A message takes
@@ -15,7 +15,9 @@
 
 mod barrier;
 mod loaders;
+mod pulled;
 mod shadow;
+mod supply;
 mod timeline;
 mod tokens;
 
@@ -25,6 +27,7 @@ use self::timeline::{Time, nanoseconds};
 use crate::Rank;
 use crate::TrainingMode;
 use crate::barrier::GateError;
+use crate::barrier::pulled::PieceError;
 use crate::gba::{BufferSizeError, DispatchError, PushError, WorkerError};
 
 /// The time of a batch on a worker without slowness.
@@ -240,6 +243,8 @@ pub struct Simulation {
     pub mode: TrainingMode,
     /// Rows of a local batch.
     pub local_rows: u32,
+    /// The local batches of a global batch, for pulled pieces. At least 1. Other modes ignore it.
+    pub pieces: u32,
     /// Virtual seconds to run.
     pub seconds: f64,
     /// The number of equal intervals for which the report has a throughput; 0 for none.
@@ -313,6 +318,9 @@ pub enum SimulationError {
     /// A gate refused a step.
     #[error("a simulated server refused a step: {0}")]
     Gate(#[from] GateError),
+    /// A half of pulled pieces refused a message.
+    #[error("a simulated member refused a pulled piece: {0}")]
+    Piece(#[from] PieceError),
 }
 
 /// Runs `simulation`.
@@ -320,7 +328,8 @@ pub fn simulate(simulation: &Simulation) -> Result<Report, SimulationError> {
     validate(simulation)?;
     match simulation.mode {
         // The time of a step includes its messages, which the simulation does not count.
-        TrainingMode::Sync | TrainingMode::Pulled | TrainingMode::Des => barrier::run(simulation, 0),
+        TrainingMode::Sync | TrainingMode::Des => barrier::run(simulation, 0),
+        TrainingMode::Pulled => pulled::run(simulation),
         TrainingMode::Hybrid { staleness } => barrier::run(simulation, staleness),
         TrainingMode::Tokens(mode) => tokens::run(simulation, mode),
         TrainingMode::Shadow(_) => shadow::run(simulation),
@@ -336,6 +345,7 @@ fn validate(simulation: &Simulation) -> Result<(), SimulationError> {
         (cluster.loaders.as_ref().is_some_and(|loaders| loaders.loaders.is_empty()), "loader"),
         (cluster.loaders.as_ref().is_some_and(|loaders| loaders.chunk_rows == 0), "row in a chunk"),
         (simulation.local_rows == 0, "row in a batch"),
+        (simulation.pieces == 0, "piece in a global batch"),
     ] {
         if missing {
             return Err(SimulationError::Missing { what });

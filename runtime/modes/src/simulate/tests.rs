@@ -67,9 +67,10 @@ fn gba(buffer: usize) -> TrainingMode {
     })
 }
 
-fn all_modes(workers: usize) -> [TrainingMode; 8] {
+fn all_modes(workers: usize) -> [TrainingMode; 9] {
     [
         TrainingMode::Sync,
+        TrainingMode::Pulled,
         TrainingMode::Hybrid { staleness: 2 },
         TrainingMode::Tokens(TokenMode::Async),
         gba(workers),
@@ -80,10 +81,14 @@ fn all_modes(workers: usize) -> [TrainingMode; 8] {
     ]
 }
 
+/// A piece for each worker, which only pulled pieces need.
+fn simulation(cluster: &ClusterSpec, mode: TrainingMode, seconds: f64) -> Simulation {
+    let pieces = cluster.workers.len() as u32;
+    Simulation { cluster: cluster.clone(), mode, local_rows: LOCAL_ROWS, pieces, seconds, intervals: 0, seed: 7 }
+}
+
 fn run(cluster: &ClusterSpec, mode: TrainingMode, seconds: f64) -> Report {
-    let simulation =
-        Simulation { cluster: cluster.clone(), mode, local_rows: LOCAL_ROWS, seconds, intervals: 0, seed: 7 };
-    simulate(&simulation).unwrap()
+    simulate(&simulation(cluster, mode, seconds)).unwrap()
 }
 
 #[test]
@@ -116,14 +121,7 @@ fn a_run_repeats_to_the_bit_and_another_seed_is_another_run() {
     let crashes = Some(Crashes { mean_seconds_between: 5.0, recovery_seconds: 2.0 });
     let cluster = cluster(vec![WorkerSpec { crashes, ..worker([tail]) }; 12]);
     for mode in all_modes(12) {
-        let simulation = |seed| Simulation {
-            cluster: cluster.clone(),
-            mode,
-            local_rows: LOCAL_ROWS,
-            seconds: 20.0,
-            intervals: 5,
-            seed,
-        };
+        let simulation = |seed| Simulation { intervals: 5, seed, ..simulation(&cluster, mode, 20.0) };
         let first = simulate(&simulation(1)).unwrap();
         assert_eq!(first, simulate(&simulation(1)).unwrap());
         assert_ne!(first, simulate(&simulation(2)).unwrap());
@@ -272,8 +270,7 @@ fn all_slowness_of_a_moment_multiplies_and_ends_with_its_time() {
     slow.slowness.push(Slowness { cause, from_seconds: 10.0, until_seconds: 20.0 });
     let cluster = free_network(vec![slow, worker(None)]);
     assert_eq!([5.0, 10.0, 19.0, 20.0].map(|at| cluster.slowed_share(at)), [0.5; 4]);
-    let simulation =
-        Simulation { cluster, mode: TrainingMode::Sync, local_rows: LOCAL_ROWS, seconds: 30.0, intervals: 3, seed: 0 };
+    let simulation = Simulation { intervals: 3, ..simulation(&cluster, TrainingMode::Sync, 30.0) };
     let rates = simulate(&simulation).unwrap().interval_samples_per_second;
     let full = 2.0 * f64::from(LOCAL_ROWS) / 0.0512;
     for (rate, slower) in rates.iter().zip([2.0, 10.0, 2.0]) {
@@ -335,8 +332,10 @@ pub(super) fn random_simulation(seed: u64) -> Simulation {
     let tokens = |mode| TrainingMode::Tokens(mode);
     let m = BufferSize::new(1 + below(6) as u32).unwrap();
     let lost_tokens = if below(2) == 0 { LostTokens::Vanish } else { LostTokens::Replace };
-    let mode = match below(9) {
+    let pieces = 1 + below(12) as u32;
+    let mode = match below(10) {
         0 => TrainingMode::Sync,
+        9 => TrainingMode::Pulled,
         1 => TrainingMode::Hybrid { staleness: 1 + below(3) },
         2 => tokens(TokenMode::Async),
         3 => tokens(TokenMode::HopBs { bound: below(4) }),
@@ -345,7 +344,7 @@ pub(super) fn random_simulation(seed: u64) -> Simulation {
         6 => TrainingMode::Shadow(Shadow::default()),
         _ => tokens(TokenMode::Gba { buffer: m, decay: Decay::Threshold { tolerance: below(4) }, lost_tokens }),
     };
-    Simulation { cluster, mode, local_rows: LOCAL_ROWS, seconds: 2.0, intervals: 4, seed }
+    Simulation { cluster, mode, local_rows: LOCAL_ROWS, pieces, seconds: 2.0, intervals: 4, seed }
 }
 
 /// Samples per second of each ten seconds of 120. Server 0 of three is slow from 30 to 80 s, and
@@ -356,7 +355,7 @@ fn with_a_slow_server(mode: TrainingMode, slots_move: bool) -> Vec<f64> {
     let slowness = Some(MemberSlowness { factor: 60.0, from_seconds: 30.0, until_seconds: 80.0 });
     cluster.servers = vec![ServerSpec { slowness, ..usual }, usual, usual];
     cluster.slots_move = slots_move;
-    let simulation = Simulation { cluster, mode, local_rows: LOCAL_ROWS, seconds: 120.0, intervals: 12, seed: 3 };
+    let simulation = Simulation { intervals: 12, seed: 3, ..simulation(&cluster, mode, 120.0) };
     simulate(&simulation).unwrap().interval_samples_per_second
 }
 
@@ -381,7 +380,7 @@ fn with_a_slow_embedding_worker(mode: TrainingMode, pieces_move: bool) -> Vec<f6
     let seconds_per_row = 4e-3 / f64::from(LOCAL_ROWS);
     let embedding = Some(EmbeddingSpec { workers: vec![Some(slow), None], seconds_per_row, pieces_move });
     let cluster = ClusterSpec { embedding, ..cluster(vec![worker(None); 8]) };
-    let simulation = Simulation { cluster, mode, local_rows: LOCAL_ROWS, seconds: 120.0, intervals: 12, seed: 3 };
+    let simulation = Simulation { intervals: 12, seed: 3, ..simulation(&cluster, mode, 120.0) };
     simulate(&simulation).unwrap().interval_samples_per_second
 }
 
@@ -413,7 +412,7 @@ fn with_a_slow_loader(mode: TrainingMode, chunks_move: bool) -> Vec<f64> {
     let slow = MemberSlowness { factor: 20.0, from_seconds: 30.0, until_seconds: 80.0 };
     let loaders = Some(loaders(Some(slow), chunks_move));
     let cluster = ClusterSpec { loaders, ..cluster(vec![worker(None); 8]) };
-    let simulation = Simulation { cluster, mode, local_rows: LOCAL_ROWS, seconds: 120.0, intervals: 12, seed: 3 };
+    let simulation = Simulation { intervals: 12, seed: 3, ..simulation(&cluster, mode, 120.0) };
     simulate(&simulation).unwrap().interval_samples_per_second
 }
 
@@ -464,16 +463,86 @@ fn a_batch_waits_for_its_turn_at_an_embedding_worker() {
     assert!((rate / expected - 1.0).abs() < 0.01, "{rate}, not {expected}");
 }
 
+/// Pulled pieces. The last worker takes `factor` times as long for a piece, which may be longer
+/// than the run.
+fn pulled(workers: usize, pieces: u32, factor: f64) -> Simulation {
+    let slow = Cause::Constant { factor };
+    let worker = |rank| worker((rank + 1 == workers && factor > 1.0).then_some(slow));
+    let cluster = free_network((0..workers).map(worker).collect());
+    Simulation { pieces, ..simulation(&cluster, TrainingMode::Pulled, 60.0) }
+}
+
+/// Rows a second if a step takes so many pieces one after the other.
+fn rate_of(pieces: u32, one_after_the_other: u32) -> f64 {
+    f64::from(pieces * LOCAL_ROWS) / (f64::from(one_after_the_other) * 0.0512)
+}
+
+#[test]
+fn a_step_takes_its_pieces_over_its_workers_rounded_up() {
+    for (workers, pieces) in [(4, 12), (4, 4), (4, 8), (4, 9), (3, 12), (2, 5), (8, 24), (16, 40)] {
+        let expected = |workers: usize| rate_of(pieces, pieces.div_ceil(workers as u32));
+        for (factor, computing) in [(1.0, workers), (1e6, workers - 1)] {
+            let report = simulate(&pulled(workers, pieces, factor)).unwrap();
+            let (rate, expected) = (report.global_samples_per_second, expected(computing));
+            assert!(
+                (rate / expected - 1.0).abs() < 0.01,
+                "{pieces} pieces, {computing} of {workers}: {rate}, not {expected}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_slow_worker_of_four_costs_pulled_pieces_a_quarter() {
+    let slowness = |cause| Slowness { cause, from_seconds: 20.0, until_seconds: 60.0 };
+    let mut simulation = Simulation { intervals: 10, seconds: 100.0, ..pulled(4, 12, 1.0) };
+    simulation.cluster.workers[0].slowness = vec![slowness(Cause::Constant { factor: 33.0 })];
+    let rates = simulate(&simulation).unwrap().interval_samples_per_second;
+    let healthy = rate_of(12, 3);
+    for (interval, share) in [1.0, 1.0, 0.74, 0.75, 0.75, 0.75, 0.95, 1.0, 1.0, 1.0].into_iter().enumerate() {
+        // Its last slow piece ends 1.7 s after it has recovered.
+        let tolerance = if [2, 6].contains(&interval) { 0.1 } else { 0.02 };
+        assert!((rates[interval] / healthy - share).abs() < tolerance, "{interval}: {rates:?} of {healthy}");
+    }
+    let fixed = Simulation { mode: TrainingMode::Sync, ..simulation };
+    let rates = simulate(&fixed).unwrap().interval_samples_per_second;
+    assert!(rates[4] < 0.05 * rates[1], "{rates:?}");
+}
+
+/// P bytes of dense parameters: a worker receives P once a step, and sends P with each piece.
+#[test]
+fn a_worker_sends_the_dense_gradients_of_each_piece() {
+    let mut simulation = pulled(1, 3, 1.0);
+    simulation.cluster.link.bytes_per_second = 1e8;
+    simulation.cluster.link.dense_bytes = 1e6;
+    // The parameters, three pieces, and the gradients of the last one. The gradients of the others
+    // travel meanwhile.
+    let expected = f64::from(3 * LOCAL_ROWS) / (0.01 + 3.0 * 0.0512 + 0.01);
+    let rate = simulate(&simulation).unwrap().global_samples_per_second;
+    assert!((rate / expected - 1.0).abs() < 0.01, "{rate}, not {expected}");
+    // Each of two servers receives half of P for each piece and sends half of P for each step.
+    simulation.pieces = 2;
+    simulation.cluster.link.bytes_per_second = 1e18;
+    simulation.cluster.servers.iter_mut().for_each(|server| server.bytes_per_second = 2e6);
+    let expected = f64::from(2 * LOCAL_ROWS) / ((2.0 + 1.0) * 0.25 + 0.0512);
+    let rate = simulate(&simulation).unwrap().global_samples_per_second;
+    assert!((rate / expected - 1.0).abs() < 0.03, "{rate}, not {expected}");
+}
+
+#[test]
+fn workers_that_die_do_not_stop_the_others_with_pulled_pieces() {
+    let crashes = Some(Crashes { mean_seconds_between: 20.0, recovery_seconds: 20.0 });
+    let eight = free_network(vec![WorkerSpec { crashes, ..worker(None) }; 8]);
+    let [fixed, pulled] = [TrainingMode::Sync, TrainingMode::Pulled].map(|mode| {
+        let simulation = Simulation { pieces: 24, ..simulation(&eight, mode, 2_000.0) };
+        simulate(&simulation).unwrap().global_samples_per_second
+    });
+    assert!(pulled > 10.0 * fixed, "{pulled} against {fixed}");
+}
+
 #[test]
 fn invalid_settings_are_explained() {
-    let good = Simulation {
-        cluster: stragglers(4),
-        mode: TrainingMode::Sync,
-        local_rows: LOCAL_ROWS,
-        seconds: 1.0,
-        intervals: 0,
-        seed: 0,
-    };
+    let good = simulation(&stragglers(4), TrainingMode::Sync, 1.0);
     let explain = |change: fn(&mut Simulation)| {
         let mut simulation = good.clone();
         change(&mut simulation);
@@ -481,6 +550,7 @@ fn invalid_settings_are_explained() {
     };
     assert!(explain(|s| s.cluster.workers.clear()).contains("worker"));
     assert!(explain(|s| s.cluster.servers.clear()).contains("parameter server"));
+    assert!(explain(|s| s.pieces = 0).contains("at least one piece in a global batch"));
     assert!(explain(|s| s.cluster.link.bytes_per_second = 0.0).contains("bandwidth"));
     assert!(explain(|s| s.seconds = f64::NAN).contains("NaN"));
     assert!(explain(|s| s.cluster.workers[0] = traced(&[])).contains("trace"));

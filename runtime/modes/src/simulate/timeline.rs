@@ -81,6 +81,14 @@ pub(super) fn random_stream(seed: u64, stream: u64) -> SplitMix64 {
     random
 }
 
+/// One incarnation of a worker. A failure starts the next one. Messages to an earlier incarnation
+/// are lost.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) struct Life {
+    pub(super) rank: u32,
+    pub(super) incarnation: u32,
+}
+
 /// A worker's speed from batch to batch.
 pub(super) struct WorkerSpeed {
     spec: WorkerSpec,
@@ -184,24 +192,22 @@ impl Moving {
 pub(super) struct Servers {
     specs: Vec<ServerSpec>,
     free_at: Vec<Time>,
-    /// Bytes of a request to all servers together.
-    bytes: f64,
     moving: Option<Moving>,
 }
 
 impl Servers {
-    /// The servers of a cluster. A request to all of them has `bytes`.
-    pub(super) fn new(cluster: &ClusterSpec, bytes: f64) -> Self {
+    pub(super) fn new(cluster: &ClusterSpec) -> Self {
         let (specs, free_at) = (cluster.servers.clone(), vec![0; cluster.servers.len()]);
         let moving = cluster.slots_move.then(|| Moving::new(specs.len(), SLOTS));
-        Self { specs, free_at, bytes, moving }
+        Self { specs, free_at, moving }
     }
 
-    /// The time at which a server has served a request that arrives at `now`.
-    pub(super) fn serve(&mut self, server: usize, now: Time) -> Time {
+    /// The time at which a server has served a request that arrives at `now`. A request to all
+    /// servers together has `bytes`.
+    pub(super) fn serve(&mut self, server: usize, bytes: f64, now: Time) -> Time {
         let begins = self.free_at[server].max(now);
         let spec = &self.specs[server];
-        let usual = spec.seconds_per_request + self.bytes_of(server) / spec.bytes_per_second;
+        let usual = spec.seconds_per_request + self.part(server, bytes) / spec.bytes_per_second;
         let seconds = usual * slower_at(spec.slowness, begins);
         self.free_at[server] = begins + nanoseconds(seconds);
         if let Some(moving) = &mut self.moving {
@@ -213,10 +219,10 @@ impl Servers {
     }
 
     /// A server's part of the bytes of a request.
-    fn bytes_of(&self, server: usize) -> f64 {
-        let Some(moving) = &self.moving else { return self.bytes / self.specs.len() as f64 };
+    fn part(&self, server: usize, bytes: f64) -> f64 {
+        let Some(moving) = &self.moving else { return bytes / self.specs.len() as f64 };
         let weights = moving.weights();
-        self.bytes * f64::from(weights[server]) / f64::from(weights.iter().sum::<u32>())
+        bytes * f64::from(weights[server]) / f64::from(weights.iter().sum::<u32>())
     }
 }
 

@@ -1,7 +1,7 @@
 //! The modes without a barrier under the virtual clock.
 
-use super::loaders::Loaders;
-use super::timeline::{DECIDE_EVERY, EmbeddingWorkers, Servers, Time, Timeline, WorkerSpeed, nanoseconds};
+use super::supply::{Supply, SupplyEvent};
+use super::timeline::{Life, Servers, Time, Timeline, WorkerSpeed, nanoseconds};
 use super::{Report, Simulation, SimulationError, Tally};
 use crate::CoordinatorHalf;
 use crate::gba::{
@@ -14,14 +14,6 @@ use crate::{GlobalStep, Rank};
 const UNACKNOWLEDGED: usize = 2;
 /// More rows than any run trains.
 const ROWS: u64 = 1 << 60;
-
-/// One incarnation of a worker. A failure starts the next one. Messages to an earlier incarnation
-/// are lost.
-#[derive(Clone, Copy, PartialEq)]
-struct Life {
-    rank: u32,
-    incarnation: u32,
-}
 
 enum Event {
     /// Events at the coordinator.
@@ -38,16 +30,19 @@ enum Event {
     Acknowledged(Life, Server, Batch, Outcome),
     Fails(Life, Time),
     Recovers(u32),
-    /// A batch is requested from the loaders and its embedding worker.
-    BatchArrives(Life),
-    /// Events at a loader.
-    ChunkRead(usize, u64),
-    LookAtLoaders,
+    /// Events between a request and its look-ups.
+    Supply(SupplyEvent<Life>),
     /// Events at a server.
     PullArrives(Life, Server),
     PullServed(Life, Server),
     PushArrives(Life, Server, Push<()>),
     PushServed(Life, Server, Push<()>),
+}
+
+impl From<SupplyEvent<Life>> for Event {
+    fn from(event: SupplyEvent<Life>) -> Self {
+        Self::Supply(event)
+    }
 }
 
 struct Worker {
@@ -72,11 +67,7 @@ struct World<'a> {
     workers: Vec<Worker>,
     servers: Vec<GradientServer<()>>,
     requests: Servers,
-    embedding: Option<EmbeddingWorkers>,
-    /// Batches that wait for a chunk: their workers, and their numbers.
-    loaders: Option<Loaders<(Life, u64)>>,
-    /// Batches requested so far.
-    requested: u64,
+    supply: Supply<Life>,
     /// Bytes of a batch's parameters. Its gradients have as many. Messages to and from all servers
     /// at the same time share the worker's link.
     bytes: f64,
@@ -122,16 +113,12 @@ fn begin(simulation: &Simulation, mode: TokenMode) -> Result<World<'_>, Simulati
         known: vec![0; n],
         workers: WorkerSpeed::all(cluster, simulation.seed).into_iter().map(worker).collect(),
         servers: (0..servers).map(|_| GradientServer::new(mode, n as u32, GlobalStep(0), 0)).collect(),
-        requests: Servers::new(cluster, bytes),
-        embedding: cluster.embedding.as_ref().map(|spec| EmbeddingWorkers::new(spec, simulation.local_rows)),
-        loaders: cluster.loaders.as_ref().map(|spec| Loaders::new(spec, simulation.local_rows)),
-        requested: 0,
+        requests: Servers::new(cluster),
+        supply: Supply::new(cluster, simulation.local_rows),
         bytes,
         tally: Tally::new(simulation),
     };
-    if world.loaders.is_some() {
-        world.timeline.plan(0, Event::LookAtLoaders);
-    }
+    world.supply.start(&mut world.timeline);
     (0..n as u32).for_each(|rank| world.start(rank));
     Ok(world)
 }
@@ -161,28 +148,19 @@ impl World<'_> {
                 let answers = self.dispatcher.server_at(server, step)?;
                 self.answer(answers);
             }
-            Event::BatchArrives(life) => self.request(life),
-            Event::ChunkRead(loader, chunk) => {
-                let now = self.timeline.now;
-                let ready = self.loaders.as_mut().map(|loaders| loaders.has_read(loader, chunk, now));
-                ready.into_iter().flatten().for_each(|(life, position)| self.prepare(life, position));
-                self.load();
-            }
-            Event::LookAtLoaders => {
-                let now = self.timeline.now;
-                if let Some(loaders) = &mut self.loaders {
-                    loaders.look(now);
+            Event::Supply(event) => {
+                for (life, at) in self.supply.handle(event, self.timeline.now) {
+                    self.look_up(life, at);
                 }
-                self.load();
-                self.timeline.plan(now + DECIDE_EVERY, Event::LookAtLoaders);
+                self.supply.load(&mut self.timeline);
             }
             Event::PullArrives(life, server) => {
-                let served = self.requests.serve(server.0 as usize, self.timeline.now);
+                let served = self.requests.serve(server.0 as usize, self.bytes, self.timeline.now);
                 self.timeline.plan(served, Event::PullServed(life, server));
             }
             Event::PullServed(life, server) => self.send_parameters(life, server),
             Event::PushArrives(life, server, push) => {
-                let served = self.requests.serve(server.0 as usize, self.timeline.now);
+                let served = self.requests.serve(server.0 as usize, self.bytes, self.timeline.now);
                 self.timeline.plan(served, Event::PushServed(life, server, push));
             }
             Event::PushServed(life, server, push) => self.take(life, server, push)?,
@@ -312,8 +290,9 @@ impl World<'_> {
                     worker.assignment = Some(assignment);
                     worker.missing = self.servers.len();
                     let at = now + self.link(rank, 0.0);
-                    if self.embedding.is_some() || self.loaders.is_some() {
-                        self.timeline.plan(at, Event::BatchArrives(life));
+                    if self.supply.takes_time() {
+                        let event = SupplyEvent::Requested { batch: life, position: None };
+                        self.timeline.plan(at, event.into());
                     } else {
                         self.look_up(life, at);
                     }
@@ -329,35 +308,6 @@ impl World<'_> {
                 WorkerAction::Stop => {}
             }
         }
-    }
-
-    /// Requests a worker's batch from the loaders.
-    fn request(&mut self, life: Life) {
-        let batch = (life, self.requested);
-        self.requested += 1;
-        let ready = match &mut self.loaders {
-            Some(loaders) => loaders.request(batch.1, batch),
-            None => Some(batch),
-        };
-        if let Some((life, position)) = ready {
-            self.prepare(life, position);
-        }
-        self.load();
-    }
-
-    /// Has free loaders begin chunks.
-    fn load(&mut self) {
-        let now = self.timeline.now;
-        for read in self.loaders.iter_mut().flat_map(|loaders| loaders.begin(now)) {
-            self.timeline.plan(read.until, Event::ChunkRead(read.loader, read.chunk));
-        }
-    }
-
-    /// An embedding worker takes a batch, and then the servers.
-    fn prepare(&mut self, life: Life, position: u64) {
-        let now = self.timeline.now;
-        let served = self.embedding.as_mut().map_or(now, |workers| workers.serve(position, now));
-        self.look_up(life, served);
     }
 
     /// The pulls of a batch arrive at the servers at `at`.

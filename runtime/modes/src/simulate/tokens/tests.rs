@@ -1,7 +1,7 @@
 //! Checks invariants of the state machines under random clusters, after every event and at the end.
 
 use super::super::tests::random_simulation;
-use super::super::{StepTime, TrainingMode, WorkerSpec, barrier, shadow};
+use super::super::{StepTime, TrainingMode, WorkerSpec, barrier, pulled, shadow};
 use super::*;
 use crate::gba::Decay;
 
@@ -95,19 +95,19 @@ fn ten_thousand_random_clusters_violate_no_invariant() {
         let report = match simulation.mode {
             TrainingMode::Tokens(mode) => run_checked(&simulation, mode),
             TrainingMode::Shadow(_) => shadow::run(&simulation).map_err(|e| e.to_string()),
-            TrainingMode::Sync | TrainingMode::Pulled | TrainingMode::Des => {
-                barrier::run(&simulation, 0).map_err(|e| e.to_string())
-            }
+            TrainingMode::Sync | TrainingMode::Des => barrier::run(&simulation, 0).map_err(|e| e.to_string()),
+            TrainingMode::Pulled => pulled::run(&simulation).map_err(|e| e.to_string()),
             TrainingMode::Hybrid { staleness } => barrier::run(&simulation, staleness).map_err(|e| e.to_string()),
         };
         let checked = report.and_then(|report| {
-            *modes.entry(report.mode).or_insert(0u64) += report.steps;
+            let name = if simulation.mode == TrainingMode::Pulled { "pulled" } else { report.mode };
+            *modes.entry(name).or_insert(0u64) += report.steps;
             check_report(&simulation, &report)
         });
         if let Err(violation) = checked {
             panic!("seed {seed}: {violation} in {simulation:?}");
         }
     }
-    assert_eq!(modes.len(), 8, "{modes:?}");
+    assert_eq!(modes.len(), 9, "{modes:?}");
     assert!(modes.values().all(|steps| *steps > 1000), "{modes:?}");
 }
