@@ -37,6 +37,7 @@ pub(crate) fn resolve(job: &RecTrainingJob) -> Result<ResolvedJob, Vec<FieldErro
     substitutions(&resolved, &mut errors);
     slices(spec, &resolved, &mut errors);
     pauses(&resolved, &mut errors);
+    rolls_back(&resolved, &mut errors);
     commits(&resolved, &mut errors);
     check_budget(&resolved, &mut errors);
     if errors.0.is_empty() { Ok(resolved) } else { Err(errors.0) }
@@ -935,6 +936,28 @@ fn pauses(job: &ResolvedJob, errors: &mut Errors) {
         errors.add(
             at("spec.training.quality.onRegression.action"),
             "only a job on a stream can pause: train from spec.data.train.kafka or spec.data.train.follow, or choose `alert`",
+        );
+    }
+}
+
+/// A job can go back only to a checkpoint from before the fall. Files are read again from the place
+/// in the checkpoint, with the rows that made the model worse.
+fn rolls_back(job: &ResolvedJob, errors: &mut Errors) {
+    if job.training.quality.on_regression.is_none_or(|rule| rule.action != RegressionAction::Rollback) {
+        return;
+    }
+    let field = at("spec.training.quality.onRegression.action");
+    if !matches!(job.data.source, DataSource::Stream(_) | DataSource::Follow(_)) {
+        errors.add(
+            field.clone(),
+            "only a job on a stream can leave out the rows that made its model worse: train from spec.data.train.kafka or spec.data.train.follow, or choose `alert`",
+        );
+    }
+    let is_regular = |saved: &ResolvedCheckpoint| saved.every_steps.is_some() || saved.every_seconds.is_some();
+    if !job.checkpoint.as_ref().is_some_and(is_regular) {
+        errors.add(
+            field,
+            "training goes back to a checkpoint, and none is saved while it goes on: give spec.checkpoint.path, with everySeconds or everySteps",
         );
     }
 }

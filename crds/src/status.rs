@@ -371,7 +371,7 @@ pub struct StreamStatus {
     /// The time of that record.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub event_time: Option<Time>,
-    /// Records that the brokers deleted before they were trained.
+    /// Records that the brokers deleted before they were trained, or that a rollback left out.
     pub lost_records: u64,
     /// Partitions of the topics. No more loaders than these read at once.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -161,6 +161,21 @@ fn a_baseline_names_a_step_and_a_pause_needs_a_stream() {
 }
 
 #[test]
+fn a_rollback_needs_a_stream_and_regular_checkpoints() {
+    let rule = "spec.training.quality.onRegression";
+    let (field, back) = (format!("{rule}.action"), format!("{rule}.tolerance=0.02,{rule}.action=rollback"));
+    let regular = "spec.checkpoint.path=/ck,spec.checkpoint.everySeconds=60";
+    refused(&[&back, regular], &field, "only a job on a stream can leave out the rows");
+    for none in [&[KAFKA, &back][..], &[KAFKA, &back, "spec.checkpoint.path=/ck"]] {
+        refused(none, &field, "give spec.checkpoint.path, with everySeconds or everySteps");
+    }
+    for every in [regular, "spec.checkpoint.path=/ck,spec.checkpoint.everySteps=9"] {
+        let given = resolve(&[KAFKA, &back, every]).training.quality.on_regression.unwrap();
+        assert_eq!(serde_json::to_value(given).unwrap()["action"], "rollback");
+    }
+}
+
+#[test]
 fn loaders_are_scaled_on_streams_and_on_files() {
     let scaling = |expressions: &[&str]| {
         let given = ["spec.autoscaling.mode=recommend", "spec.roles.loader.replicas=2"];

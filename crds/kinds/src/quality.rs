@@ -49,6 +49,11 @@ pub enum RegressionAction {
     /// Training also stops and waits. The job stays as it is, and learns nothing more. A restart of
     /// the job goes on from its last checkpoint. Only for a job on a stream.
     Pause,
+    /// Training goes back to the newest checkpoint from before the fall, and goes on behind the
+    /// rows that were trained since. These rows are left out, and counted as lost. Newer
+    /// checkpoints are deleted. After three times within an hour training waits, as with `pause`.
+    /// Only for a job on a stream that saves checkpoints regularly.
+    Rollback,
 }
 
 /// When the quality has fallen, and what happens then.

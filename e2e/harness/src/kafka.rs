@@ -2,9 +2,10 @@
 //! the user's cache.
 
 use std::collections::BTreeSet;
+use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -27,6 +28,9 @@ pub const CLUSTER: &str = "MkU3OEVBNTcwNTJENDM2Qg";
 const START: Duration = Duration::from_secs(180);
 /// Another program may take a free port first.
 const ATTEMPTS: u32 = 5;
+
+/// Changes of topics, and transactions. Java compiles it when it runs it.
+const ADMIN: &str = include_str!("KafkaAdmin.java");
 
 /// A broker that stops when it is dropped.
 pub struct Broker {
@@ -130,6 +134,7 @@ impl Broker {
         };
         files::write(&broker.folder.join("keystore.pem"), certificate)?;
         files::write(&broker.settings(), properties(&broker.folder, ports, !certificate.is_empty()))?;
+        files::write(&broker.folder.join("KafkaAdmin.java"), ADMIN)?;
         let scram = format!("SCRAM-SHA-512=[name={USER},password={PASSWORD}]");
         let format = ["format", "-t", CLUSTER, "--add-scram", &scram, "-c"];
         let settings = broker.settings();
@@ -177,6 +182,38 @@ impl Broker {
         )
     }
 
+    /// Changes a topic, as only its administrator does. `arguments` are a command, a topic, and the
+    /// values of the command: `partitions TOPIC COUNT`, `delete-records TOPIC PARTITION OFFSET` (the
+    /// records before it), `delete TOPIC`, or `compacted TOPIC`, which makes a topic that is compacted
+    /// at once.
+    ///
+    /// # Errors
+    /// The broker refuses, or Java cannot compile a file: it needs a JDK.
+    pub fn administer(&self, arguments: &[&str]) -> Result<(), HarnessError> {
+        output(self.admin().args(arguments)).map(drop)
+    }
+
+    /// A producer that writes transactions to a partition.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub fn transactions(&self, topic: &str, partition: u32) -> Result<Transactions, HarnessError> {
+        let partition = partition.to_string();
+        let mut producer = self.admin();
+        let producer = producer.args(["write", topic, &partition]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = start(producer.stderr(Stdio::null()))?;
+        let pipes = child.stdin.take().zip(child.stdout.take());
+        let Some((commands, answers)) = pipes else { return Err(not_yet("the producer has no pipes")) };
+        Ok(Transactions { child, commands, answers: BufReader::new(answers) })
+    }
+
+    fn admin(&self) -> Command {
+        let source = self.folder.join("KafkaAdmin.java");
+        let mut java = self.java(&source.to_string_lossy());
+        java.arg(&self.address);
+        java
+    }
+
     /// Kills the broker, as a crash would. Its records stay.
     pub fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
@@ -193,6 +230,44 @@ impl Broker {
     pub fn restart(&mut self) -> Result<(), HarnessError> {
         self.kill();
         if self.run()? { Ok(()) } else { Err(not_yet("Kafka does not start again")) }
+    }
+}
+
+/// A producer that writes transactions. It ends when it is dropped, and an open transaction stays
+/// open for ten minutes.
+pub struct Transactions {
+    child: Child,
+    commands: ChildStdin,
+    answers: BufReader<ChildStdout>,
+}
+
+impl Drop for Transactions {
+    fn drop(&mut self) {
+        // It may have exited already.
+        let _ended = self.child.kill();
+        let _waited = self.child.wait();
+    }
+}
+
+impl Transactions {
+    /// Writes records. One with a tab has its key before it.
+    ///
+    /// # Errors
+    /// The producer has ended.
+    pub fn write(&mut self, values: &[String]) -> Result<(), HarnessError> {
+        let text: String = values.iter().flat_map(|value| [value, "\n"]).collect();
+        self.commands.write_all(text.as_bytes()).map_err(HarnessError::io("write to", "the producer"))
+    }
+
+    /// Obeys `begin`, `flush`, `commit` or `abort`. The broker has done it when this returns.
+    ///
+    /// # Errors
+    /// The producer has ended.
+    pub fn order(&mut self, command: &str) -> Result<(), HarnessError> {
+        self.write(&[command.to_owned()])?;
+        let mut answer = String::new();
+        self.answers.read_line(&mut answer).map_err(HarnessError::io("read from", "the producer"))?;
+        if answer.trim() == command { Ok(()) } else { Err(not_yet(format!("the producer could not {command}"))) }
     }
 }
 
@@ -221,6 +296,7 @@ transaction.state.log.replication.factor=1
 transaction.state.log.min.isr=1
 message.max.bytes=33554432
 log.retention.ms=-1
+log.cleaner.backoff.ms=200
 "
     );
     let security = "org.apache.kafka.common.security";

@@ -37,6 +37,6 @@ pub use lease::{Acquired, Claim, EXPIRY_INTERVALS, LEASE, Lease};
 pub use manifest::{FORMAT_VERSION, FileContent, FileEntry, Hash64, MANIFEST, Manifest, SlotSet};
 pub use name::{Base, CheckpointId, Kind, Ticket, directory_name, parse_directory_name};
 pub use reader::{Checkpoint, Depth, RestoredRows, Verified};
-pub use retention::{Retained, retain};
+pub use retention::{Retained, retain, withdraw};
 pub use rows::{IndexEntry, RowsFooter, RowsHeader, decode_index, encode_index};
 pub use writer::{Begin, CheckpointWriter, RowsWriter, find_manifest, save_dense, save_rows, save_state};

@@ -71,6 +71,26 @@ pub async fn retain(
     Ok(retained)
 }
 
+/// Deletes the finished checkpoints with these ids, the newest first, so that no delta outlives its
+/// base. Nothing may resume from them. Returns their names. Ids of deleted ones do not matter.
+///
+/// A job has one coordinator, and only it may call this.
+///
+/// # Errors
+/// Errors of the storage. Deleted files stay deleted; call it again.
+pub async fn withdraw(directory: &Directory, ids: &[CheckpointId]) -> Result<Vec<String>, CheckpointError> {
+    let mut withdrawn = Vec::new();
+    for listed in list(directory).await?.into_iter().rev() {
+        if let ListedState::Complete(manifest) = &listed.state
+            && ids.contains(&manifest.id)
+        {
+            directory.delete_folder(&listed.name, MANIFEST).await?;
+            withdrawn.push(listed.name);
+        }
+    }
+    Ok(withdrawn)
+}
+
 /// Files in a checkpoint's directory that the manifest does not name.
 async fn strays(directory: &Directory, name: &str, manifest: &Manifest) -> Result<Vec<String>, CheckpointError> {
     let named: BTreeSet<String> = manifest.files.iter().map(|file| format!("{name}/{}", file.name)).collect();

@@ -26,7 +26,8 @@ use crate::{browser, data, job, outlook, output, processes, signal, slow};
 pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
     let Job { text, in_use, plan, notes, doubts } = job::read(&args.job)?;
     // The text is read once: the user may edit the manifest for the next experiment meanwhile.
-    let manifest = args.processes.then(|| processes::frozen(&text)).transpose()?;
+    let has_processes = args.processes || plan.rolls_back();
+    let manifest = has_processes.then(|| processes::frozen(&text)).transpose()?;
     output::check().map_err(|error| {
         Failure::Failed(format!("the summary cannot be written to standard output: {error}: write it to another place"))
     })?;
@@ -35,6 +36,11 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
     let mut display = Display::new(args.json, outlook, doubts.into_iter().chain(outlook.doubt()).collect());
     for note in &notes {
         display.note(&format!("note: {note}"));
+    }
+    if has_processes && !args.processes {
+        display.note(
+            "note: the members are processes, because a rollback (spec.training.quality.onRegression) restarts them",
+        );
     }
     let history = History::of(&args.history, &plan, in_use.as_deref());
     let tensorboard = TensorBoard::of(args.history.tensorboard.as_deref(), &plan.name);

@@ -2,7 +2,7 @@
 
 use rectrain_crds::TableSummary;
 use rectrain_kinds::Role;
-use rectrain_protocol::events::{JobEvent, Summary, TestMetrics};
+use rectrain_protocol::events::{JobEvent, LostRecords, Summary, TestMetrics};
 
 use crate::human::{bytes, list, number, percent, rate, thousands, time_of_seconds};
 
@@ -23,6 +23,9 @@ pub(crate) fn sentence(event: &JobEvent) -> Option<String> {
         JobEvent::ModeChosen { mode, reason } => format!("switching to mode {mode}: {reason}"),
         JobEvent::Resumed { checkpoint, step, rows, .. } => {
             format!("resuming at step {step} from checkpoint {checkpoint} ({} rows)", thousands(*rows))
+        }
+        JobEvent::RolledBack { checkpoint, step, from_step, lost_rows, lost, .. } => {
+            rolled_back(checkpoint, (*from_step, *step), *lost_rows, lost)
         }
         JobEvent::WarmStarted { .. } => warm_start(event),
         JobEvent::CheckpointSaved { step, checkpoint, bytes: size, seconds, .. } => {
@@ -82,6 +85,22 @@ fn share_changed(event: &JobEvent) -> String {
     let share = percent(*share);
     format!(
         "{role} {index} takes {factor:.1} times as long for a {unit} as the others: it gets {share} of the usual {work}"
+    )
+}
+
+/// Training goes on with an earlier checkpoint, from one step to an earlier one.
+fn rolled_back(checkpoint: &str, steps: (u64, u64), rows: u64, lost: &[LostRecords]) -> String {
+    let named = |lost: &LostRecords| {
+        let LostRecords { topic, partition, from, until } = lost;
+        format!("{topic} {partition}: offsets {from} to {}", until.saturating_sub(1))
+    };
+    let parts: Vec<String> = lost.iter().map(named).collect();
+    let parts = if parts.is_empty() { String::new() } else { format!(" ({})", parts.join(", ")) };
+    format!(
+        "the quality had fallen at step {}: training goes on from checkpoint {checkpoint} of step {}, without the {} rows trained since{parts}",
+        steps.0,
+        steps.1,
+        thousands(rows)
     )
 }
 
@@ -264,6 +283,24 @@ mod tests {
         assert!(trained.contains("samples/s") && trained.contains("450") && trained.contains("2.0 s"), "{trained}");
         let resumed = summary_table(&summary, false);
         assert!(!resumed.contains("samples/s") && !resumed.contains("2.0 s") && resumed.contains("900"), "{resumed}");
+    }
+
+    #[test]
+    fn a_rollback_names_the_records_that_are_left_out() {
+        let lost = vec![LostRecords { topic: "clicks".to_owned(), partition: 3, from: 100, until: 1_300 }];
+        let event = |lost| JobEvent::RolledBack {
+            checkpoint: "step-20".to_owned(),
+            step: 20,
+            from_step: 40,
+            lost_rows: 1_200,
+            lost,
+            rollbacks: 1,
+        };
+        let told = sentence(&event(lost)).unwrap_or_default();
+        assert!(told.contains("step-20 of step 20, without the 1,200 rows"), "{told}");
+        assert!(told.ends_with("trained since (clicks 3: offsets 100 to 1299)"), "{told}");
+        let of_files = sentence(&event(Vec::new())).unwrap_or_default();
+        assert!(of_files.ends_with("trained since"), "{of_files}");
     }
 
     #[test]

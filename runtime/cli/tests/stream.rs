@@ -7,123 +7,26 @@
 mod binary;
 mod children;
 mod common;
+mod topic;
 
 use std::collections::HashSet;
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Write as _};
 use std::net::TcpListener;
-use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use binary::{folder_with, training};
 use children::children_of;
-use common::{events, refusal_of_job, run_job, summary};
+use common::{refusal_of_job, summary};
 use rectrain_harness::kafka::Broker;
-use rectrain_kafka::{Client, FetchFrom, KafkaError, NewRecord, Record, Security};
+use rectrain_kafka::{Client, FetchFrom, NewRecord, Record, Security};
 use serde_json::{Value, json};
-
-const PARTITIONS: usize = 8;
-/// Rows of a global batch.
-const BATCH: usize = 16;
-/// How long a run without an end may take for the rows of a test.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-const JOB: &str = "
-apiVersion: rectrain.dev/v1alpha1
-kind: RecTrainingJob
-metadata: {name: clicks}
-spec:
-  model: {kind: deepfm, embeddingDim: 4, hidden: [8]}
-  features:
-    sparse: [{name: user}, {name: item}]
-    dense: [{name: age}]
-  data: {train: {paths: [rows.csv]}, format: csv}
-  training: {globalBatchSize: 16}
-";
-
-/// A click: its label, user, item and age.
-type Row = (u32, String, String, u32);
-
-fn row(number: usize) -> Row {
-    let number = number as u32;
-    let (user, item, age) = (number * 7 % 23, number * 5 % 17, number % 9);
-    (u32::from((user % 3 + item % 2 + number % 4) > 3), format!("u{user}"), format!("i{item}"), age)
-}
-
-fn json((label, user, item, age): &Row) -> String {
-    format!(r#"{{"user":"{user}","age":{age},"other":[null],"label":{label},"item":"{item}"}}"#)
-}
-
-/// A topic with these values in each partition.
-fn produce(address: &str, topic: &str, partitions: &[Vec<String>]) {
-    let records = |values: &Vec<String>| values.iter().map(|value| record(value)).collect::<Vec<_>>();
-    produce_records(address, topic, &partitions.iter().map(records).collect::<Vec<_>>());
-}
-
-/// A topic with these records in each partition.
-fn produce_records(address: &str, topic: &str, partitions: &[Vec<NewRecord>]) {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async {
-        let client = Client::new(vec![address.to_owned()], Security::default());
-        match client.create_topic(topic, partitions.len() as i32).await {
-            Ok(()) | Err(KafkaError::Broker { .. }) => {}
-            Err(error) => panic!("{error}"),
-        }
-        for (partition, records) in (0..).zip(partitions) {
-            for records in records.chunks(1_000) {
-                while let Err(error) = client.produce(topic, partition, records).await {
-                    assert!(error.is_transient(), "{error}");
-                    tokio::time::sleep(Duration::from_millis(100)).await;
-                }
-            }
-        }
-    });
-}
-
-fn record(value: &str) -> NewRecord {
-    NewRecord { timestamp: 1_700_000_000_000, value: Some(value.to_owned().into()), ..NewRecord::default() }
-}
-
-/// Partitions of different lengths, each of whole batches.
-fn rows(batches: usize) -> Vec<Vec<Row>> {
-    let mut next = 0;
-    let mut rows = |count: usize| {
-        next += count;
-        (next - count..next).map(row).collect()
-    };
-    (0..PARTITIONS).map(|partition| rows((batches + partition % 3) * BATCH)).collect()
-}
-
-fn values(rows: &[Vec<Row>]) -> Vec<Vec<String>> {
-    rows.iter().map(|rows| rows.iter().map(json).collect()).collect()
-}
-
-/// A file with the rows in the order in which the partitions take turns.
-fn write_rows(folder: &Path, partitions: &[Vec<Row>]) {
-    let mut left: Vec<_> = partitions.iter().map(|rows| rows.chunks(BATCH)).collect();
-    let mut text = "label,user,item,age\n".to_owned();
-    while left.iter().any(|chunks| chunks.len() > 0) {
-        for (label, user, item, age) in left.iter_mut().filter_map(Iterator::next).flatten() {
-            writeln!(text, "{label},{user},{item},{age}").unwrap();
-        }
-    }
-    std::fs::write(folder.join("rows.csv"), text).unwrap();
-}
-
-/// The overrides that train from a topic up to its present end.
-fn from_topic(broker: &Broker, topic: &str) -> String {
-    format!(
-        "spec.data.format=null,spec.data.train.paths=null,spec.data.train.kafka.bootstrapServers={{{}}},\
-         spec.data.train.kafka.topics={{{topic}}},spec.data.train.kafka.format=json,spec.data.train.kafka.until=latest",
-        broker.address
-    )
-}
-
-fn run(folder: &Path, sets: &[&str]) -> Vec<Value> {
-    events(&run_job(folder, sets))
-}
+use topic::{
+    BATCH, JOB, PARTITIONS, PATIENCE, Row, from_topic, json, produce, produce_records, record, row, rows, run, values,
+    write_rows,
+};
 
 #[test]
 fn the_same_rows_from_kafka_and_from_files_give_the_same_model() {
@@ -471,4 +374,96 @@ fn train_what_arrives(broker: &Broker, mode: &str) {
     let _killed = child.kill();
     child.wait().unwrap();
     assert!(seen.contains(&wanted), "{mode}: {seen:?}");
+}
+
+/// Rows of a stage of the job that goes back, a multiple of its global batch.
+const STAGE: usize = 2_048;
+/// Rows whose labels are the wrong way round: more than the window, so that nothing hides them.
+const WRONG: usize = 80 * BATCH;
+const ROLLBACK: &str = "\
+    spec.training.optimizer.dense.learningRate=0.01,spec.training.optimizer.sparse.learningRate=0.05,\
+    spec.training.quality.windowRows=1000,spec.training.quality.onRegression.tolerance=0.1,\
+    spec.training.quality.onRegression.action=rollback,spec.data.train.kafka.lingerMillis=600000,\
+    spec.checkpoint.path=model,spec.checkpoint.everySteps=16,spec.checkpoint.keep=1,\
+    spec.checkpoint.resume=latest,spec.faultTolerance.backoffSeconds=1";
+
+/// A click whose label its user and item determine. `is_wrong`: the label is the other one.
+fn clear_row(number: usize, is_wrong: bool) -> Row {
+    let (_, user, item, age) = row(number);
+    let (of_user, of_item) = (number * 7 % 23 % 3, number * 5 % 17 % 2);
+    (u32::from((of_user + of_item >= 2) != is_wrong), user, item, age)
+}
+
+/// The rows with wrong labels are left out, with all rows since the last good checkpoint. The model
+/// is the one of a run without these rows, to the bit.
+#[test]
+fn a_rollback_gives_the_model_of_a_run_without_the_lost_rows() {
+    let Some(broker) = Broker::shared_for_test() else { return };
+    let folder = folder_with(JOB);
+    let (begin, end) = (4 * STAGE, 4 * STAGE + WRONG);
+    let rows: Vec<Row> = (0..end + STAGE).map(|number| clear_row(number, (begin..end).contains(&number))).collect();
+    let send = |range: std::ops::Range<usize>| {
+        produce(&broker.address, "rollback", &[rows[range].iter().map(json).collect()]);
+    };
+    let topic = from_topic(&broker, "rollback");
+    let endless = topic.replace("kafka.until=latest", "kafka.until=null");
+    send(0..STAGE);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_rectrain"));
+    let command =
+        command.args(["run", "job.yaml", "--json", "--set", &endless, "--set", ROLLBACK]).current_dir(folder.path());
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn().unwrap();
+    let (pid, (done, ended)) = (child.id(), channel::<()>());
+    let watchdog = std::thread::spawn(move || {
+        if ended.recv_timeout(2 * PATIENCE) == Err(RecvTimeoutError::Timeout) {
+            Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap();
+        }
+    });
+    let (mut sent, mut told) = (STAGE, Vec::new());
+    // It lives as long as the run, which would fail with a closed output.
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    for line in lines.by_ref() {
+        let event: Value = serde_json::from_str(&line.unwrap()).unwrap();
+        // The next rows come when the ones before are trained. So the windows are small.
+        if event["event"] == "progress" && event["samples"] == sent && sent < end {
+            let next = if sent < begin { sent + STAGE } else { end };
+            send(sent..next);
+            sent = next;
+        }
+        let is_back = event["event"] == "rolledBack";
+        told.push(event);
+        if is_back {
+            break;
+        }
+    }
+    assert!(Command::new("kill").args(["-TERM", &pid.to_string()]).status().unwrap().success());
+    child.wait().unwrap();
+    drop(done);
+    watchdog.join().unwrap();
+    let find = |name: &str| told.iter().rfind(|event| event["event"] == name).unwrap_or_else(|| panic!("{told:?}"));
+    assert!(find("restarting")["message"].as_str().unwrap().contains("training goes back to checkpoint"), "{told:?}");
+    let back = find("rolledBack");
+    let lost = &back["lost"][0];
+    let figures = [&lost["from"], &lost["until"], &back["step"], &back["fromStep"]];
+    let [from, until, step, from_step] = figures.map(|figure| figure.as_u64().unwrap() as usize);
+    assert_eq!((lost["topic"].as_str(), lost["partition"].as_u64()), (Some("rollback"), Some(0)));
+    assert_eq!((from, back["lostRows"].as_u64()), (step * BATCH, Some((until - from) as u64)), "{back}");
+    // The last good window had 1,000 rows at least, and few of them were wrong.
+    assert!(from + 500 <= begin && from > 0 && until > begin + 100 && until <= end, "{back}");
+    let steps = std::fs::read_dir(folder.path().join("model")).unwrap();
+    let steps: Vec<String> = steps.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    let step_of = |name: &String| name.strip_prefix("step-")?.split('-').next()?.parse::<usize>().ok();
+    let newest = steps.iter().filter_map(step_of).max().unwrap();
+    // The last batches of a stream at rest are not settled. They are trained again.
+    assert!(newest < step + 32 && step + 32 < from_step, "newer ones are deleted: {steps:?}, {back}");
+    send(end..rows.len());
+    let rest = run(folder.path(), &[&topic, ROLLBACK]);
+    let kept: Vec<Row> = rows[..from].iter().chain(&rows[until..]).cloned().collect();
+    assert_eq!(summary(&rest)["samples"], kept.len(), "a checkpoint since the rollback is behind the lost rows");
+    assert!(!rest.iter().any(|event| event["event"] == "rolledBack"), "{rest:?}");
+    let window = &summary(&rest)["window"];
+    assert!(window["auc"].as_f64() > Some(0.8), "it predicts the rows after the wrong ones as before: {window}");
+    write_rows(folder.path(), &[kept]);
+    let rates = ROLLBACK.split(',').take(2).collect::<Vec<_>>().join(",");
+    let alone = run(folder.path(), &[&rates]);
+    assert_eq!(summary(&rest)["parametersSha256"], summary(&alone)["parametersSha256"]);
 }

@@ -21,6 +21,7 @@ use tokio::task::{JoinError, JoinSet};
 use super::checkpoints::{self, Checkpoints, PendingCheckpoint, ResumePoint, RowsRestored, WrittenCheckpoint};
 use super::free_space::FreeSpace;
 use super::refused::SaveRefused;
+use super::rollback::NOT_SAVED;
 use super::warm_start::{self, WarmStart};
 use super::{Coordinator, warn_all};
 
@@ -100,7 +101,7 @@ pub(super) struct Checkpointer {
 impl Checkpointer {
     /// A checkpoint that was written or aborted. With `wait`, waits for the one that is being
     /// written.
-    async fn ended(&mut self, wait: bool) -> Option<Result<FinishedSave, JoinError>> {
+    pub(super) async fn ended(&mut self, wait: bool) -> Option<Result<FinishedSave, JoinError>> {
         if wait { self.writing.join_next().await } else { self.writing.try_join_next() }
     }
 }
@@ -233,6 +234,10 @@ impl Coordinator {
     fn rows_restored(&self, from: ResumePoint, rows: u64) -> Result<(), RoleError> {
         let (step, batches) = (from.state.training.step, from.state.training.batch);
         self.events.push(JobEvent::Resumed { checkpoint: from.name.clone(), step, batches, rows });
+        if let Some(rolled_back) = &from.state.rolled_back {
+            self.events.push(rolled_back.event(&from.name, step));
+            self.metrics.set_rollback(rolled_back.number, rolled_back.lost_rows, &rolled_back.lost());
+        }
         if from.state.is_all_trained(&self.plan) {
             let name = &from.name;
             let message = format!(
@@ -264,6 +269,11 @@ impl Coordinator {
         while let Some(ended) = checkpointer.ended(last).await {
             self.finish_save(servers, ended, checkpointer).await?;
         }
+        if !self.may_save(last, checkpointer).await? {
+            self.lock_requests().begin();
+            self.lock_requests().resolve(&Err(SaveRefused::Failed(NOT_SAVED.to_owned())));
+            return self.change(|state| state.training().frozen(None));
+        }
         let Some(checkpoints) = &mut checkpointer.checkpoints else { return Err(RoleError::Stopped) };
         let server_restarts = self.lock().server_restarts();
         if std::mem::replace(&mut checkpointer.server_restarts, server_restarts) != server_restarts {
@@ -286,7 +296,7 @@ impl Coordinator {
         match frozen {
             Ok((pending, state, dense)) => {
                 let ticket = ticket::write(&pending.ticket);
-                let writing = checkpoints.write(pending, state, dense, servers);
+                let writing = checkpoints.write(pending, self.lock().good_before(), state, dense, servers);
                 let own = ticket.clone();
                 let (directory, full_checkpoint) = (checkpoints.directory().clone(), checkpoints.full_bytes());
                 let free_space = Arc::clone(&checkpointer.free_space);
@@ -305,6 +315,30 @@ impl Coordinator {
                 self.finish_save(servers, Ok(ended), checkpointer).await
             }
         }
+    }
+
+    /// Whether the model may be saved. One whose quality has fallen is not, if training goes back.
+    ///
+    /// # Errors
+    /// [`RoleError::RolledBack`] if the data ends with such a model: the next attempt ends with an
+    /// earlier one.
+    async fn may_save(&self, last: bool, checkpointer: &mut Checkpointer) -> Result<bool, RoleError> {
+        let fall = self.lock().fall_to_undo();
+        if let Some(fall) = fall.filter(|_| last) {
+            Box::pin(self.go_back(&fall, checkpointer)).await?;
+        }
+        match self.lock().is_going_back() {
+            true if last => Err(RoleError::RolledBack(NOT_SAVED.to_owned())),
+            is_going_back => Ok(!is_going_back),
+        }
+    }
+
+    /// Waits until no checkpoint is being written.
+    pub(super) async fn finish_saves(&self, checkpointer: &mut Checkpointer) -> Result<(), RoleError> {
+        while let Some(ended) = checkpointer.ended(true).await {
+            self.finish_save(&self.placement()?.servers, ended, checkpointer).await?;
+        }
+        Ok(())
     }
 
     /// Requests a checkpoint again whose request came while another one was being written. So a
@@ -353,12 +387,15 @@ impl Coordinator {
         checkpoints: &Checkpoints,
     ) -> Result<(PendingCheckpoint, Vec<u8>, Option<checkpoints::DenseFile>), (v1::Ticket, RoleError)> {
         let mode = self.lock().training().mode();
-        let pending = checkpoints.begin(at, mode.name());
-        let failed = |error| (ticket::write(&pending.ticket), error);
+        let mut pending = checkpoints.begin(at, mode.name());
+        let ticket = ticket::write(&pending.ticket);
+        let failed = |error| (ticket.clone(), error);
         let partition = mode.dense_home() == DenseHome::Servers;
         let dense_since = self.lock().training().dense_since();
         let applied = checkpoints::freeze(&pending.ticket, partition, dense_since, servers).await.map_err(failed)?;
-        let state = self.lock().save(&self.plan, &applied).and_then(|saved| saved.encode()).map_err(failed)?;
+        let saved = self.lock().save(&self.plan, &applied).map_err(failed)?;
+        pending.samples = saved.samples;
+        let state = saved.encode().map_err(failed)?;
         let dense = (!partition).then(|| {
             let (written, file) = oneshot::channel();
             self.lock_requests().dense = Some((pending.ticket.id.to_string(), written));
@@ -443,6 +480,9 @@ impl Coordinator {
     pub async fn save_now(&self) -> Result<String, SaveRefused> {
         if self.plan.checkpoint.is_none() {
             return Err(SaveRefused::NoPath);
+        }
+        if self.lock().is_going_back() {
+            return Err(SaveRefused::Failed(NOT_SAVED.to_owned()));
         }
         let saved = self.lock_requests().request();
         if let Some(last) = self.lock().final_checkpoint() {

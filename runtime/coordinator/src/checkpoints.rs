@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use futures::future::try_join_all;
 use rectrain_checkpoint::{
     Base, Begin, Checkpoint, CheckpointError, CheckpointId, CheckpointWriter, Depth, FileEntry, Identity, Kind,
-    ListedState, Manifest, Skipped, Ticket, directory_name, latest_good, list, retain, save_state,
+    ListedState, Manifest, Skipped, Ticket, directory_name, latest_good, list, retain, save_state, withdraw,
 };
 use rectrain_modes::switch::Boundary;
 use rectrain_proto::v1;
@@ -19,6 +19,7 @@ use rectrain_wire::Channel;
 use tokio::sync::oneshot;
 
 use super::lease::PathLease;
+use super::rollback::{Fall, Good, Record, from_the_last_good};
 use super::snapshot::{self, Snapshot};
 use rectrain_protocol::deadline::WHOLE_JOB;
 use rectrain_protocol::error::RoleError;
@@ -59,6 +60,8 @@ pub(super) struct Checkpoints {
     full_bytes: u64,
     /// The last checkpoint written: its boundary and its name.
     last: Option<(PausePoint, String)>,
+    /// Checkpoints that training may go back to, with their trained rows, the oldest first.
+    known: Vec<(String, u64)>,
     /// Counts the times that servers lost track of their changes. A checkpoint can be the base of a
     /// delta only if this has not increased since it began.
     invalidations: u64,
@@ -89,6 +92,8 @@ pub(super) struct PendingCheckpoint {
     pub(super) ticket: Ticket,
     started: Instant,
     pause: PausePoint,
+    /// Trained rows.
+    pub(super) samples: u64,
     invalidations: u64,
 }
 
@@ -101,6 +106,7 @@ pub(super) struct WrittenCheckpoint {
     /// Why some old checkpoints could not be deleted.
     pub(super) not_deleted: Option<CheckpointError>,
     pause: PausePoint,
+    samples: u64,
     invalidations: u64,
 }
 
@@ -123,6 +129,7 @@ impl Checkpoints {
             deltas: 0,
             full_bytes: 0,
             last: None,
+            known: Vec::new(),
             invalidations: 0,
             is_tidy: false,
         }))
@@ -168,6 +175,11 @@ impl Checkpoints {
         if !self.settings.resume_latest {
             self.refuse_another_runs().await?;
         }
+        let rollback = Record::read(&self.directory).await?;
+        if let Some(record) = &rollback {
+            // The coordinator that went back may have died before it had deleted them.
+            withdraw(&self.directory, record.withdrawn()).await?;
+        }
         let mut warnings = Vec::new();
         loop {
             let latest = latest_good(&self.directory, Some(&self.identity), Depth::Sizes, &self.damaged).await?;
@@ -176,7 +188,12 @@ impl Checkpoints {
                 return if self.faults.is_empty() { Ok((None, warnings)) } else { Err(self.none_usable()) };
             };
             match self.resumed(&checkpoint).await {
-                Ok(resumed) => return Ok((Some(resumed), warnings)),
+                Ok(mut resumed) => {
+                    if let Some(record) = &rollback {
+                        resumed.state = record.apply(resumed.state);
+                    }
+                    return Ok((Some(resumed), warnings));
+                }
                 Err(RoleError::Checkpoint(reason)) if reason.is_checkpoints_fault() => {
                     warnings.push(self.exclude(&checkpoint.manifest().directory(), reason.to_string()));
                 }
@@ -245,6 +262,64 @@ impl Checkpoints {
         self.base = Some(resumed.base.clone());
         self.deltas = resumed.deltas;
         self.full_bytes = resumed.full_bytes;
+        self.known = vec![(resumed.name.clone(), resumed.state.samples)];
+    }
+
+    /// Prepares the next attempt to go back after a fall: writes the record, and deletes the
+    /// checkpoints that are newer than the good one. `None` if no checkpoint is good. A second call
+    /// of an attempt does not go back again.
+    ///
+    /// # Errors
+    /// Errors of the storage and of the lease on the path. Call it again.
+    pub(super) async fn go_back(
+        &self,
+        fall: &Fall,
+        attempt: u64,
+        now_millis: u64,
+    ) -> Result<Option<Record>, RoleError> {
+        let before = Record::read(&self.directory).await?;
+        self.lease.confirm().await?;
+        let record = match before {
+            Some(own) if own.is_of(attempt) => own,
+            before => {
+                let Some(good) = self.newest_good(fall.good_before).await? else { return Ok(None) };
+                let record = Record::new(before.as_ref(), good, fall, attempt, now_millis);
+                record.write(&self.directory).await?;
+                record
+            }
+        };
+        withdraw(&self.directory, record.withdrawn()).await?;
+        Ok(Some(record))
+    }
+
+    /// The newest checkpoint of at most `good_before` trained rows.
+    async fn newest_good(&self, good_before: u64) -> Result<Option<Good>, RoleError> {
+        let mut passed_over = self.damaged.clone();
+        loop {
+            let latest = latest_good(&self.directory, Some(&self.identity), Depth::Sizes, &passed_over).await?;
+            let Some(checkpoint) = latest.checkpoint else { return Ok(None) };
+            let manifest = checkpoint.manifest();
+            match self.resumed(&checkpoint).await {
+                Ok(found) if found.state.samples <= good_before && found.state.stream.is_some() => {
+                    let (name, step) = (found.name, manifest.step);
+                    return Ok(Some(Good { name, step, newer: self.newer_than(step).await? }));
+                }
+                Ok(_) => {}
+                Err(RoleError::Checkpoint(reason)) if reason.is_checkpoints_fault() => {}
+                Err(error) => return Err(error),
+            }
+            passed_over.push(manifest.directory());
+        }
+    }
+
+    /// The finished checkpoints of the job after a step.
+    async fn newer_than(&self, step: u64) -> Result<Vec<CheckpointId>, RoleError> {
+        let listed = list(&self.directory).await?.into_iter().filter(|listed| listed.step > step);
+        let own = listed.filter_map(|listed| match listed.state {
+            ListedState::Complete(manifest) => Some(*manifest),
+            _ => None,
+        });
+        Ok(own.filter(|own| own.identity.difference(&self.identity).is_none()).map(|own| own.id).collect())
     }
 
     async fn resumed(&self, checkpoint: &Checkpoint) -> Result<ResumePoint, RoleError> {
@@ -308,6 +383,7 @@ impl Checkpoints {
             writer,
             started: Instant::now(),
             pause: (at, mode),
+            samples: 0,
             invalidations: self.invalidations,
         }
     }
@@ -320,10 +396,13 @@ impl Checkpoints {
     /// Writes a checkpoint: waits for all parts, then commits or aborts it. The parts are written
     /// while the path is checked: they have names of their own. Afterwards deletes old
     /// checkpoints, which may take as long as the write. A delta in a tidy path makes no other
-    /// checkpoint old, so nothing is listed after it. The future does not borrow `self`.
+    /// checkpoint old, so nothing is listed after it. `good_before` is given if training may go back:
+    /// the last checkpoint of at most so many rows is not old, nor a newer one. The future does not
+    /// borrow `self`.
     pub(super) fn write(
-        &self,
+        &mut self,
         begun: PendingCheckpoint,
+        good_before: Option<u64>,
         state: Vec<u8>,
         dense: Option<DenseFile>,
         servers: &[Channel],
@@ -331,9 +410,12 @@ impl Checkpoints {
         let (directory, servers) = (self.directory.clone(), servers.to_vec());
         let (identity, keep) = (self.identity.clone(), self.settings.keep);
         let (lease, exclude) = (self.lease(), self.damaged_but(&begun.ticket.directory));
+        let kept = good_before.map_or(&[][..], |before| from_the_last_good(&self.known, before)).to_vec();
+        let names: Vec<String> = kept.iter().map(|(name, _)| name.clone()).collect();
+        self.known = kept;
         let stays_tidy = self.is_tidy && self.damaged.is_empty() && begun.ticket.base.is_some();
         async move {
-            let PendingCheckpoint { writer, ticket, started, pause, invalidations } = begun;
+            let PendingCheckpoint { writer, ticket, started, pause, samples, invalidations } = begun;
             let checks = async {
                 lease.confirm().await?;
                 Ok::<_, RoleError>(writer.check().await?)
@@ -345,7 +427,7 @@ impl Checkpoints {
                     let seconds = started.elapsed().as_secs_f64();
                     let not_deleted = match stays_tidy {
                         true => None,
-                        false => retain(&directory, &identity, keep, &exclude, &[]).await.err(),
+                        false => retain(&directory, &identity, keep, &exclude, &names).await.err(),
                     };
                     Ok(WrittenCheckpoint {
                         name: ticket.directory,
@@ -353,6 +435,7 @@ impl Checkpoints {
                         seconds,
                         not_deleted,
                         pause,
+                        samples,
                         invalidations,
                     })
                 }
@@ -377,6 +460,8 @@ impl Checkpoints {
         let base = Base { directory: written.name.clone(), id: written.manifest.id };
         self.base = (written.invalidations == self.invalidations).then_some(base);
         self.last = Some((written.pause, written.name.clone()));
+        self.known.retain(|(name, _)| *name != written.name);
+        self.known.push((written.name.clone(), written.samples));
         self.damaged = self.damaged_but(&written.name);
         self.is_tidy = written.not_deleted.is_none();
     }
@@ -487,7 +572,7 @@ mod tests {
     /// Writes a checkpoint without rows, and returns the names of those that are there.
     async fn write(checkpoints: &mut Checkpoints, step: u64) -> Vec<String> {
         let begun = checkpoints.begin(Boundary { step: GlobalStep(step), next_row: 0 }, "sync");
-        let written = checkpoints.write(begun, b"state".to_vec(), None, &[]).await.unwrap();
+        let written = checkpoints.write(begun, None, b"state".to_vec(), None, &[]).await.unwrap();
         assert!(written.not_deleted.is_none());
         checkpoints.written(&written);
         list(&checkpoints.directory).await.unwrap().into_iter().map(|listed| listed.name).collect()
@@ -524,7 +609,7 @@ mod tests {
         checkpoints.mark_damaged(&directory_name(2, Kind::Full));
         for step in 1..=3 {
             let begun = checkpoints.begin(Boundary { step: GlobalStep(step), next_row: 0 }, "sync");
-            let written = checkpoints.write(begun, b"state".to_vec(), None, &[]).await.unwrap();
+            let written = checkpoints.write(begun, None, b"state".to_vec(), None, &[]).await.unwrap();
             assert!(written.not_deleted.is_none());
             let there = list(&checkpoints.directory).await.unwrap();
             let there: Vec<&str> = there.iter().map(|listed| &*listed.name).collect();
@@ -533,5 +618,36 @@ mod tests {
             assert_eq!(checkpoints.full_bytes(), written.manifest.bytes());
         }
         assert!(checkpoints.damaged().is_empty());
+    }
+
+    /// Writes a full checkpoint of so many rows, without rows and without dense parameters.
+    async fn write_of(checkpoints: &mut Checkpoints, step: u64, samples: u64, good_before: u64) -> CheckpointId {
+        let mut begun = checkpoints.begin(Boundary { step: GlobalStep(step), next_row: 0 }, "sync");
+        begun.samples = samples;
+        let written = checkpoints.write(begun, Some(good_before), b"state".to_vec(), None, &[]).await.unwrap();
+        assert!(written.not_deleted.is_none());
+        checkpoints.written(&written);
+        written.manifest.id
+    }
+
+    #[tokio::test]
+    async fn the_last_good_checkpoint_stays_and_newer_ones_are_withdrawn() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut checkpoints = checkpoints(folder.path(), 1);
+        let mut ids = Vec::new();
+        // The latest good window began after 250 rows: the checkpoint of 200 rows is the last good one.
+        for (step, good_before) in [(1, 0), (2, 0), (3, 150), (4, 250)] {
+            ids.push(write_of(&mut checkpoints, step, 100 * step, good_before).await);
+        }
+        let there = async |directory: &Directory| -> Vec<u64> {
+            list(directory).await.unwrap().into_iter().map(|listed| listed.step).collect()
+        };
+        assert_eq!(there(&checkpoints.directory).await, [2, 3, 4], "the manifest keeps one");
+        let newer = checkpoints.newer_than(2).await.unwrap();
+        assert_eq!(newer, ids[2..]);
+        let withdrawn = withdraw(&checkpoints.directory, &newer).await.unwrap();
+        assert_eq!(withdrawn, [4, 3].map(|step| directory_name(step, Kind::Full)), "the newest first");
+        assert_eq!(there(&checkpoints.directory).await, [2]);
+        assert!(withdraw(&checkpoints.directory, &newer).await.unwrap().is_empty(), "a second call does no harm");
     }
 }

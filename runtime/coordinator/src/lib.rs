@@ -39,6 +39,7 @@ mod reply_cache;
 #[cfg(test)]
 mod resumed_data;
 mod ring;
+mod rollback;
 mod server_calls;
 mod server_progress;
 mod server_speeds;

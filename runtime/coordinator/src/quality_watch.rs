@@ -13,7 +13,11 @@ const LEAST_WINDOWS: u64 = 2;
 #[derive(Debug, Default)]
 pub(crate) struct QualityWatch {
     usual: QualityWindow,
+    /// The usual measure until there are windows enough, because training went back.
+    before_rollback: Option<f64>,
     has_fallen: bool,
+    /// Trained rows before the latest window that was good; `None` before the first one.
+    good_before: Option<u64>,
 }
 
 /// The quality has fallen, or is back.
@@ -27,6 +31,12 @@ pub(crate) struct QualityChange {
 }
 
 impl QualityWatch {
+    /// The watch of a run that went back to a checkpoint of `trained` rows. Without `usual` it
+    /// compares new windows only.
+    pub(crate) fn after_rollback(usual: Option<f64>, trained: u64) -> Self {
+        Self { before_rollback: usual, good_before: Some(trained), ..Self::default() }
+    }
+
     /// Adds predictions. While the quality is low, the usual one stays as it was.
     pub(crate) fn push(&mut self, part: WindowPart, window_rows: u64) {
         if !self.has_fallen {
@@ -34,22 +44,37 @@ impl QualityWatch {
         }
     }
 
-    /// Compares the latest window. The quality has fallen if it is worse than usual by more than
-    /// the tolerance. It is back once it is worse by at most half of it.
+    /// Compares the latest window, after `trained` rows. The quality has fallen if it is worse than
+    /// usual by more than the tolerance. It is back once it is worse by at most half of it.
     pub(crate) fn look(
         &mut self,
         rule: &RegressionRule,
         latest: &WindowMetrics,
         window_rows: u64,
+        trained: u64,
     ) -> Option<QualityChange> {
-        if latest.samples < window_rows || self.usual.samples() < LEAST_WINDOWS * window_rows {
+        if latest.samples < window_rows {
             return None;
         }
-        let (now, usual) = (measure(rule.metric, latest)?, measure(rule.metric, &self.usual.metrics()?)?);
+        let usual = match self.usual.samples() < LEAST_WINDOWS * window_rows {
+            true => self.before_rollback,
+            false => measure(rule.metric, &self.usual.metrics()?),
+        };
+        let (now, usual) = (measure(rule.metric, latest)?, usual?);
         let most = if self.has_fallen { rule.tolerance / 2.0 } else { rule.tolerance };
         let has_fallen = rule.metric.worse_by(now, usual) > most;
+        if !has_fallen {
+            self.good_before = Some(trained.saturating_sub(latest.samples));
+        }
         let is_news = std::mem::replace(&mut self.has_fallen, has_fallen) != has_fallen;
         is_news.then_some(QualityChange { has_fallen, now, usual })
+    }
+
+    /// The trained rows before the latest window that was good. A checkpoint of at most so many
+    /// rows has none of a window that may be worse. The rows that made it fall may have begun within
+    /// the last good window, too few to be seen.
+    pub(crate) fn good_before(&self) -> Option<u64> {
+        self.good_before
     }
 
     /// Whether the quality has fallen and is not back.
@@ -90,7 +115,7 @@ mod tests {
 
     /// A watch and its latest window.
     #[derive(Default)]
-    struct Watched(QualityWatch, QualityWindow);
+    struct Watched(QualityWatch, QualityWindow, u64);
 
     impl Watched {
         /// Makes predictions one window at a time. Returns the changes.
@@ -99,7 +124,9 @@ mod tests {
             for _ in 0..windows * 10 {
                 self.0.push(part(wrong), ROWS);
                 self.1.push(part(wrong), ROWS);
-                changes.extend(self.0.look(&RULE, &self.1.metrics().unwrap(), ROWS).map(|change| change.has_fallen));
+                self.2 += 100;
+                let change = self.0.look(&RULE, &self.1.metrics().unwrap(), ROWS, self.2);
+                changes.extend(change.map(|change| change.has_fallen));
             }
             changes
         }
@@ -124,6 +151,34 @@ mod tests {
         let mut steady = Watched::default();
         assert_eq!(steady.predict(5, 5), [false; 0]);
         assert_eq!(steady.predict(5, 7), [false; 0], "worse by .04");
+    }
+
+    #[test]
+    fn a_checkpoint_is_good_up_to_the_latest_good_window() {
+        let mut watched = Watched::default();
+        watched.predict(1, 5);
+        assert_eq!(watched.0.good_before(), None, "nothing is compared yet");
+        watched.predict(4, 5);
+        assert_eq!(watched.0.good_before(), Some(4 * ROWS));
+        // Half of the window is bad before the fall is seen. A part of the good one was bad already.
+        assert_eq!(watched.predict(1, 20), [true]);
+        let good_before = watched.0.good_before().unwrap();
+        assert!((4 * ROWS..5 * ROWS).contains(&good_before), "{good_before}");
+        watched.predict(5, 20);
+        assert_eq!(watched.0.good_before(), Some(good_before), "bad windows do not count");
+    }
+
+    #[test]
+    fn after_a_rollback_the_first_window_is_compared_with_the_ones_before() {
+        let mut watched =
+            Watched(QualityWatch::after_rollback(Some(0.9), 7 * ROWS), QualityWindow::default(), 7 * ROWS);
+        assert_eq!(watched.predict(1, 20), [true], "the stream is still bad");
+        assert_eq!(watched.0.good_before(), Some(7 * ROWS), "the same checkpoint is good");
+        let mut good = Watched(QualityWatch::after_rollback(Some(0.9), 7 * ROWS), QualityWindow::default(), 7 * ROWS);
+        assert_eq!(good.predict(3, 5), [false; 0]);
+        assert_eq!(good.0.good_before(), Some(9 * ROWS));
+        let mut anew = Watched(QualityWatch::after_rollback(None, 0), QualityWindow::default(), 0);
+        assert_eq!(anew.predict(5, 20), [false; 0], "new windows are compared with each other");
     }
 
     #[test]

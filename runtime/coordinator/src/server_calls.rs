@@ -64,6 +64,7 @@ impl Coordinator {
             Ok((!calls.is_empty()).then_some(calls))
         });
         let resize = self.wait_until(WHOLE_JOB, State::resize_to_begin);
+        let fall = self.wait_until(WHOLE_JOB, |state| Ok(state.fall_to_undo()));
         tokio::select! {
             calls = calls => for call in calls? {
                 self.call_servers(call, checkpointer, migrations).await?;
@@ -75,6 +76,7 @@ impl Coordinator {
             resize = resize => {
                 self.begin_migration(resize?, transport, migrations).await?;
             }
+            fall = fall => Box::pin(self.go_back(&fall?, checkpointer)).await?,
             Some(answer) = migrations.answer() => self.migration_answered(answer, migrations)?,
         }
         // A server must stay until the checkpoint of its rows is written.

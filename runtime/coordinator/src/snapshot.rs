@@ -9,6 +9,7 @@ use rectrain_proto::v1;
 use serde::{Deserialize, Serialize};
 
 use crate::files::FileList;
+use crate::rollback::RolledBack;
 use crate::stream_snapshot::StreamSnapshot;
 use rectrain_protocol::error::RoleError;
 use rectrain_protocol::events::TestMetrics;
@@ -46,6 +47,12 @@ pub(super) struct Snapshot {
     /// `first_pass`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) stream: Option<StreamSnapshot>,
+    /// Rollbacks in the checkpoint path before it.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(super) rollbacks: u64,
+    /// The rollback to this checkpoint. It is not in the file: `stream` differs from it.
+    #[serde(skip)]
+    pub(super) rolled_back: Option<Box<RolledBack>>,
 }
 
 fn is_first(pass: &FirstPass) -> bool {
@@ -146,6 +153,8 @@ impl Snapshot {
             files: None,
             first_pass: FirstPass::default(),
             stream: None,
+            rollbacks: 0,
+            rolled_back: None,
         }
     }
 

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use rectrain_modes::StreamPlace;
+use rectrain_kinds::PartId;
+use rectrain_modes::{PartitionPlace, StreamPlace};
 use serde::{Deserialize, Serialize};
 
 use crate::followed::FileLedger;
@@ -28,4 +29,14 @@ pub(crate) struct Topic {
     pub(crate) name: String,
     /// A topic that is deleted and made again has another one.
     pub(crate) id: String,
+}
+
+/// The first offset of each partition that is not trained at a place: behind it, chunks may have
+/// been read that are trained later.
+pub(crate) fn untrained(place: &StreamPlace) -> Vec<(PartId, u64)> {
+    let first = |part: &PartitionPlace| {
+        let begun = place.begun.iter().filter(|chunk| chunk.segment.part == part.part);
+        (part.part, begun.map(|chunk| chunk.segment.from).fold(part.next, u64::min))
+    };
+    place.partitions.iter().map(first).collect()
 }

@@ -501,6 +501,12 @@ impl StreamChunks {
         self.lost_records
     }
 
+    /// Counts records as lost that no chunk has and no broker has deleted: training went back, and
+    /// leaves them out.
+    pub const fn count_lost(&mut self, records: u64) {
+        self.lost_records += records;
+    }
+
     /// The state of the partitions: the next offset to read, and the end.
     pub fn positions(&self) -> impl Iterator<Item = (Position, u64)> {
         self.partitions.iter().map(|(part, of)| (Position::new(part.0, of.next), of.end))

@@ -85,6 +85,9 @@ pub enum RoleError {
         "dense workers 0 and {rank} ended with different parameters: they must be equal in this mode, so the result is not trustworthy"
     )]
     Diverged { rank: u32 },
+    /// The quality of predictions has fallen. The next attempt goes on from an earlier checkpoint.
+    #[error("{0}")]
+    RolledBack(String),
     /// A replacement of this coordinator leads the job, or its journal is outdated. Parameter
     /// servers refuse copies of the journal from this one.
     #[error(

@@ -149,6 +149,22 @@ pub enum JobEvent {
         /// Embedding rows restored.
         rows: u64,
     },
+    /// The quality of predictions had fallen, so training goes on with an earlier checkpoint. The
+    /// rows that were trained after it are left out.
+    RolledBack {
+        /// The name of the checkpoint in the checkpoint path.
+        checkpoint: String,
+        /// The global step before which it was taken.
+        step: u64,
+        /// The global step at which the quality had fallen.
+        from_step: u64,
+        /// Rows that were trained between the two. The model does not have them any more.
+        lost_rows: u64,
+        /// The records of a topic that are left out, by partition. Empty for followed files.
+        lost: Vec<LostRecords>,
+        /// Times that training went back in this checkpoint path so far.
+        rollbacks: u64,
+    },
     /// A new job begins with the model of another job's checkpoint.
     WarmStarted {
         /// The checkpoint.
@@ -235,6 +251,20 @@ pub enum JobEvent {
         #[serde(skip_serializing_if = "Option::is_none", default)]
         divergence: Option<Divergence>,
     },
+}
+
+/// Records of a partition that are left out.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LostRecords {
+    /// The topic.
+    pub topic: String,
+    /// The number of the partition in the topic.
+    pub partition: u32,
+    /// The offset of the first of them.
+    pub from: u64,
+    /// The offset behind the last of them. Training goes on here.
+    pub until: u64,
 }
 
 /// The checkpoint of another job that a job begins with.

@@ -11,7 +11,7 @@ use rectrain_kinds::Role;
 use rectrain_proto::metric_names;
 
 use crate::error::RoleError;
-use crate::events::{FollowedFiles, StreamLag, WindowQuality};
+use crate::events::{FollowedFiles, LostRecords, StreamLag, WindowQuality};
 use crate::token_counts::TokenCounts;
 
 /// Buckets of times: 10 µs to 10 s, three a decade.
@@ -49,6 +49,20 @@ impl TableCounters {
     /// Adds to the counter of a row group, which its tables name.
     pub fn inc_by(&self, table: &str, count: u64) {
         self.family.with_label_values(&[self.replica.as_str(), table]).inc_by(count);
+    }
+}
+
+/// Gauges of one replica, one for each partition, with the labels `topic` and `partition`.
+#[derive(Clone)]
+pub struct PartitionGauges {
+    family: IntGaugeVec,
+    replica: String,
+}
+
+impl PartitionGauges {
+    /// Sets the gauge of a partition.
+    pub fn set(&self, topic: &str, partition: u32, value: i64) {
+        self.family.with_label_values(&[self.replica.as_str(), topic, &partition.to_string()]).set(value);
     }
 }
 
@@ -112,6 +126,7 @@ macro_rules! metrics {
     (@single shares) => { FeatureShares };
     (@single table_counter) => { TableCounters };
     (@single table_gauge) => { TableGauges };
+    (@single partition_gauge) => { PartitionGauges };
     (@family seconds) => { HistogramVec };
     (@family steps) => { HistogramVec };
     (@family counter) => { IntCounterVec };
@@ -121,9 +136,11 @@ macro_rules! metrics {
     (@family shares) => { GaugeVec };
     (@family table_counter) => { IntCounterVec };
     (@family table_gauge) => { IntGaugeVec };
+    (@family partition_gauge) => { IntGaugeVec };
     (@of shares, $family:expr, $replica:expr) => { FeatureShares { family: $family.clone(), replica: $replica.clone() } };
     (@of table_counter, $family:expr, $replica:expr) => { TableCounters { family: $family.clone(), replica: $replica.clone() } };
     (@of table_gauge, $family:expr, $replica:expr) => { TableGauges { family: $family.clone(), replica: $replica.clone() } };
+    (@of partition_gauge, $family:expr, $replica:expr) => { PartitionGauges { family: $family.clone(), replica: $replica.clone() } };
     (@of $kind:ident, $family:expr, $replica:expr) => { $family.with_label_values(&[$replica.as_str()]) };
     (@new seconds, $name:expr, $help:literal) => {
         HistogramVec::new(HistogramOpts::new($name, $help).buckets(SECONDS.to_vec()), &["replica"])
@@ -139,6 +156,9 @@ macro_rules! metrics {
         IntCounterVec::new(Opts::new($name, $help), &["replica", "table"])
     };
     (@new table_gauge, $name:expr, $help:literal) => { IntGaugeVec::new(Opts::new($name, $help), &["replica", "table"]) };
+    (@new partition_gauge, $name:expr, $help:literal) => {
+        IntGaugeVec::new(Opts::new($name, $help), &["replica", "topic", "partition"])
+    };
     (@new shares, $name:expr, $help:literal) => { GaugeVec::new(Opts::new($name, $help), &["replica", "feature"]) };
 }
 
@@ -254,7 +274,7 @@ metrics! {
         stream_lag_records: gauge = "rectrain_coordinator_stream_lag_records", "Records of the stream that wait at the brokers, and rows of followed files that wait. Gaps between offsets count, too.";
         stream_lag: age = "rectrain_coordinator_stream_lag_seconds", "Age of the latest record of the stream that was read; 0 if no record waits.";
         stream_event_time: gauge = "rectrain_coordinator_stream_event_time", "Time of that record, in seconds since 1970 (UTC).";
-        stream_lost_records: gauge = "rectrain_coordinator_stream_lost_records", "Records of the stream, or rows of followed files, that were gone before they were trained.";
+        stream_lost_records: gauge = "rectrain_coordinator_stream_lost_records", "Records of the stream, or rows of followed files, that were gone before they were trained, or that a rollback left out.";
         followed_files: gauge = "rectrain_coordinator_followed_files", "Files of the followed paths that were taken for training.";
         followed_files_waiting: gauge = "rectrain_coordinator_followed_files_waiting", "Files of the followed paths that were noticed and have untrained rows.";
         followed_files_late: gauge = "rectrain_coordinator_followed_files_late", "Files that came late: they sort before a file that was taken already.";
@@ -267,6 +287,9 @@ metrics! {
         baseline_normalized_entropy: ratio = "rectrain_coordinator_baseline_normalized_entropy", "Log loss of the frozen model's predictions over the entropy of their base rate.";
         baseline_calibration: ratio = "rectrain_coordinator_baseline_calibration", "Mean of the frozen model's predictions over the mean of their labels.";
         quality_fallen: gauge = "rectrain_coordinator_quality_fallen", "1 if the quality of the latest predictions has fallen (spec.training.quality.onRegression) and is not back, otherwise 0.";
+        rollbacks: gauge = "rectrain_coordinator_rollbacks", "Times that training went back to an earlier checkpoint because the quality had fallen, over the life of the checkpoint path. Set when training goes back, until the process ends.";
+        rolled_back_rows: gauge = "rectrain_coordinator_rolled_back_rows", "Trained rows that the last of these rollbacks left out.";
+        rolled_back_records: partition_gauge = "rectrain_coordinator_rolled_back_records", "Records of a partition that it left out, by the labels `topic` and `partition`. Gaps between offsets count, too.";
         training_held: gauge = "rectrain_coordinator_training_held", "1 if training waits because the quality has fallen, otherwise 0.";
         unseen_share: shares = "rectrain_evaluation_unseen_share", "Share of a feature's look-ups in the last evaluation that found no row, by the label `feature`. High values mean that no training row had the ids, for instance because the test files write them in another form.";
     }
@@ -334,6 +357,16 @@ impl CoordinatorMetrics {
         self.stream_lost_records.set(i64::try_from(lag.lost_records).unwrap_or(i64::MAX));
     }
 
+    /// Sets the times that training went back, and the rows and records that the last one left out.
+    pub fn set_rollback(&self, rollbacks: u64, rows: u64, lost: &[LostRecords]) {
+        let whole = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
+        self.rollbacks.set(whole(rollbacks));
+        self.rolled_back_rows.set(whole(rows));
+        for LostRecords { topic, partition, from, until } in lost {
+            self.rolled_back_records.set(topic, *partition, whole(until.saturating_sub(*from)));
+        }
+    }
+
     /// Sets the counts of followed files.
     pub fn set_followed(&self, files: &FollowedFiles) {
         let FollowedFiles { taken, waiting, late, changed, lost } = *files;
@@ -398,7 +431,7 @@ fn tabulate(text: &mut String, metrics: &[(&str, &str, &str)]) {
     for (name, kind, help) in metrics {
         let kind = match *kind {
             "seconds" | "steps" => "histogram",
-            "shares" | "ratio" | "age" | "table_gauge" => "gauge",
+            "shares" | "ratio" | "age" | "table_gauge" | "partition_gauge" => "gauge",
             "table_counter" => "counter",
             kind => kind,
         };

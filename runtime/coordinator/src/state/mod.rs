@@ -24,6 +24,7 @@ use self::members::Members;
 use self::progress::Progress;
 use super::as_bytes;
 use super::reply_cache::ReplyCache;
+use super::rollback::Fall;
 use super::snapshot::{AppliedGradients, Before, Snapshot};
 use super::training::Training;
 use rectrain_protocol::error::RoleError;
@@ -53,6 +54,12 @@ pub(super) struct State {
     /// Whether training waits because the quality of its predictions has fallen.
     #[serde(default)]
     is_held: bool,
+    /// The fall of the quality for which training goes back.
+    #[serde(default)]
+    fall: Option<Box<Fall>>,
+    /// Rollbacks in the checkpoint path so far.
+    #[serde(default)]
+    rollbacks: u64,
     /// Events that have not been pushed yet.
     pending_events: Vec<JobEvent>,
 }
@@ -156,6 +163,8 @@ impl State {
             end: End::default(),
             budget: None,
             is_held: false,
+            fall: None,
+            rollbacks: saved.map_or(0, |saved| saved.rollbacks),
             pending_events: Vec::new(),
         })
     }
@@ -190,6 +199,7 @@ impl State {
         });
         saved.skipped_rows = self.data.skipped_rows - again.map(|read| read.skipped_rows).sum::<u64>();
         saved.samples = self.progress.samples;
+        saved.rollbacks = self.rollbacks;
         saved.training_seconds = self.training_seconds();
         saved.last_test = self.evaluation.last_test.as_ref().map(|(step, test)| (step.0, test.clone()));
         saved.applied = AppliedGradients::mean_of(applied).plus(self.progress.applied_before);

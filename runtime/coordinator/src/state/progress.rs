@@ -96,7 +96,7 @@ impl Progress {
             throughput: Throughput::default(),
             window: QualityWindow::default(),
             baseline: QualityWindow::default(),
-            watch: QualityWatch::default(),
+            watch: watch(saved),
             slowest: Slowest::default(),
             progressed: Instant::now(),
             speeds: Speeds::default(),
@@ -215,14 +215,32 @@ impl State {
         self.progress.baseline.push(window_part::read(part), self.job.window_rows);
     }
 
-    /// Tells when the quality falls and when it is back. Training may stop for it.
+    /// Tells when the quality falls and when it is back. Training may stop for it, or go back.
     fn watch_quality(&mut self) {
         let rows = self.job.window_rows;
         let Some((rule, latest)) = self.job.on_regression.zip(self.progress.window.metrics()) else { return };
-        let Some(change) = self.progress.watch.look(&rule, &latest, rows) else { return };
+        let trained = self.progress.samples;
+        let Some(change) = self.progress.watch.look(&rule, &latest, rows, trained) else { return };
         let frozen = self.progress.baseline.metrics().and_then(|frozen| measure(rule.metric, &frozen));
         self.pending_events.push(JobEvent::Warning { message: quality_message(&rule, change, frozen) });
-        self.is_held |= change.has_fallen && rule.action == RegressionAction::Pause;
+        if !change.has_fallen || self.is_held {
+            return;
+        }
+        match rule.action {
+            RegressionAction::Alert => {}
+            RegressionAction::Pause => self.is_held = true,
+            RegressionAction::Rollback => {
+                let begin = trained.saturating_sub(latest.samples);
+                self.note_fall(self.progress.watch.good_before().unwrap_or(begin), change.usual);
+            }
+        }
+    }
+
+    /// The rows of the last checkpoint that training may go back to, at most; `None` if it never
+    /// goes back. Before the first good window, no checkpoint is known to be good.
+    pub(crate) fn good_before(&self) -> Option<u64> {
+        let rule = self.job.on_regression.filter(|rule| rule.action == RegressionAction::Rollback);
+        rule.map(|_| self.progress.watch.good_before().unwrap_or(0))
     }
 
     /// Whether the quality has fallen and is not back.
@@ -523,6 +541,15 @@ impl State {
     }
 }
 
+/// The watch of a run. After a rollback, it compares with the quality before the fall at first.
+fn watch(saved: Option<&Snapshot>) -> QualityWatch {
+    let Some(saved) = saved else { return QualityWatch::default() };
+    match &saved.rolled_back {
+        Some(rolled_back) => QualityWatch::after_rollback(rolled_back.usual, saved.samples),
+        None => QualityWatch::default(),
+    }
+}
+
 fn write_lag(lag: StreamLag, partitions: u32) -> v1::StreamLag {
     let StreamLag { rows, seconds, event_time, lost_records, .. } = lag;
     v1::StreamLag { rows, seconds, event_time, lost_records, partitions }
@@ -546,6 +573,7 @@ fn quality_message(rule: &RegressionRule, change: QualityChange, frozen: Option<
     let facts = format!("the {title} of the latest predictions is {now:.4}, and it was {usual:.4} before{beside}");
     match (has_fallen, rule.action) {
         (true, RegressionAction::Alert) => format!("the quality has fallen: {facts}"),
+        (true, RegressionAction::Rollback) => format!("the quality has fallen, so training goes back: {facts}"),
         (true, RegressionAction::Pause) => {
             format!(
                 "the quality has fallen, so training waits: {facts}; restart the job to go on from its last checkpoint"

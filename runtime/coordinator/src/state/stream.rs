@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use rectrain_kinds::{PartId, PartitionState, Segment, SegmentRead};
-use rectrain_modes::{DataLedger, FirstPass, JobChunks, Lost, PartitionPlace, StreamChunks, StreamError, StreamPlace};
+use rectrain_modes::{DataLedger, FirstPass, JobChunks, Lost, StreamChunks, StreamError};
 use rectrain_proto::v1;
 use rectrain_protocol::error::RoleError;
 use rectrain_protocol::events::{JobEvent, StreamLag};
@@ -15,8 +15,9 @@ use serde::{Deserialize, Serialize};
 use super::State;
 use crate::followed::Followed;
 use crate::hexadecimal::hexadecimal;
+use crate::rollback::Fall;
 use crate::snapshot::Snapshot;
-use crate::stream_snapshot::{StreamSnapshot, Topic};
+use crate::stream_snapshot::{StreamSnapshot, Topic, untrained};
 
 /// Batches before the first unsettled one whose rows are still known one by one.
 const REMEMBERED_BATCHES: u64 = 1_024;
@@ -56,16 +57,6 @@ impl Commits {
         let offsets = self.offsets.iter().map(offset).collect();
         (self.number > committed).then_some(v1::Commit { number: self.number, offsets })
     }
-}
-
-/// The first offset of each partition that is not trained at a place: behind it, chunks may have
-/// been read that are trained later.
-fn untrained(place: &StreamPlace) -> Vec<(PartId, u64)> {
-    let first = |part: &PartitionPlace| {
-        let begun = place.begun.iter().filter(|chunk| chunk.segment.part == part.part);
-        (part.part, begun.map(|chunk| chunk.segment.from).fold(part.next, u64::min))
-    };
-    place.partitions.iter().map(first).collect()
 }
 
 impl Stream {
@@ -247,17 +238,55 @@ impl State {
         self.training.data_mut().forget_before(settled.saturating_sub(REMEMBERED_BATCHES));
     }
 
+    /// The stream, with the place before `chunk`; `None` for a job on files.
+    fn stream_at(&self, chunk: u64) -> Option<StreamSnapshot> {
+        let place = self.data.ledger.chunks().stream()?.place(chunk);
+        let Stream { topics, event_millis, followed, .. } = &self.data.stream;
+        let files = followed.as_ref().map(|followed| followed.ledger().clone());
+        Some(StreamSnapshot { place, topics: topics.clone(), event_millis: *event_millis, files })
+    }
+
+    /// Leases no more data, because training goes back. `good_before` as in [`Fall`].
+    pub(super) fn note_fall(&mut self, good_before: u64, usual: f64) {
+        let settled = self.settled_batches();
+        let first = self.data.ledger.first_pass().batch;
+        let Some(stream) = self.stream_at(settled.saturating_sub(first)) else { return };
+        let (step, rows) = (self.step(), self.training.data_mut().row_of(settled));
+        self.is_held = true;
+        self.fall = Some(Box::new(Fall { good_before, step, rows, usual, stream, is_held: false }));
+    }
+
+    /// The fall of the quality for which training has to go back.
+    pub(crate) fn fall_to_undo(&self) -> Option<Fall> {
+        self.fall.as_deref().filter(|fall| !fall.is_held).cloned()
+    }
+
+    /// Whether the model is one that the job goes on without.
+    pub(crate) fn is_going_back(&self) -> bool {
+        self.fall.is_some()
+    }
+
+    /// Training went back too often, and waits. A restart of the job goes back.
+    pub(crate) fn hold_after_fall(&mut self) {
+        if let Some(fall) = &mut self.fall {
+            fall.is_held = true;
+        }
+    }
+
+    /// There is no checkpoint to go back to. Training waits, and a restart of the job goes on from
+    /// the last one.
+    pub(crate) fn forget_fall(&mut self) {
+        self.fall = None;
+    }
+
     /// Adds the stream's place to the snapshot at a pause.
     pub(super) fn save_stream(&mut self, saved: &mut Snapshot) {
         let (batch, first) = (saved.training.batch, self.data.ledger.first_pass().batch);
-        let Some(chunks) = self.data.ledger.chunks().stream() else { return };
-        let place = chunks.place(batch.saturating_sub(first));
+        let Some(stream) = self.stream_at(batch.saturating_sub(first)) else { return };
         if let Some(commits) = &mut self.data.stream.commits {
-            commits.writing = untrained(&place);
+            commits.writing = untrained(&stream.place);
         }
-        let Stream { topics, event_millis, followed, .. } = &self.data.stream;
-        let files = followed.as_ref().map(|followed| followed.ledger().clone());
-        saved.stream = Some(StreamSnapshot { place, topics: topics.clone(), event_millis: *event_millis, files });
+        saved.stream = Some(stream);
         // A later run counts its chunks from here.
         saved.first_pass = FirstPass { epoch: 0, batch, rows: self.training.data_mut().row_of(batch) };
     }
@@ -286,10 +315,12 @@ impl State {
 
 /// The chunks of a job on a stream, and the batches trained before them.
 pub(super) fn chunks(plan: rectrain_modes::StreamPlan, saved: Option<&Snapshot>) -> StreamChunks {
-    match saved.and_then(|saved| saved.stream.as_ref()) {
-        Some(stream) => StreamChunks::resume(plan, &stream.place),
-        None => StreamChunks::new(plan),
+    let Some(stream) = saved.and_then(|saved| saved.stream.as_ref()) else { return StreamChunks::new(plan) };
+    let mut chunks = StreamChunks::resume(plan, &stream.place);
+    if let Some(rolled_back) = saved.and_then(|saved| saved.rolled_back.as_ref()) {
+        chunks.count_lost(rolled_back.lost_records());
     }
+    chunks
 }
 
 fn state(found: &v1::PartitionFound) -> PartitionState {
@@ -313,11 +344,12 @@ fn write_segment(segment: Segment) -> v1::Segment {
 #[cfg(test)]
 mod tests {
     use rectrain_dense::metrics::WindowPart;
-    use rectrain_modes::{BegunChunk, Lease};
+    use rectrain_modes::{BegunChunk, Lease, PartitionPlace, StreamPlace};
     use rectrain_protocol::plan::small_plan;
     use rectrain_protocol::window_part;
 
     use super::*;
+    use crate::rollback::{Good, Record};
 
     /// Global batches of 24 rows.
     fn plan(settings: &[&str]) -> JobPlan {
@@ -520,7 +552,8 @@ mod tests {
     fn watched(action: &str) -> State {
         let rule = "spec.training.quality.onRegression";
         let rule = format!("{rule}.tolerance=0.1,{rule}.action={action}");
-        let mut state = running(&plan(&["spec.training.quality.windowRows=1000", &rule]));
+        let saved = "spec.checkpoint.path=/nowhere,spec.checkpoint.everySteps=5";
+        let mut state = running(&plan(&["spec.training.quality.windowRows=1000", &rule, saved]));
         tell(&mut state, 100);
         for _ in 0..3 {
             state.apply_progress(&progress(true)).unwrap();
@@ -543,6 +576,55 @@ mod tests {
         let before = state.progress.progressed;
         (0..100).for_each(|_| tell(&mut state, 100));
         assert!(state.progress.progressed > before);
+    }
+
+    #[test]
+    fn training_goes_back_behind_the_rows_that_are_trained() {
+        let mut state = watched("rollback");
+        let (Lease::Chunk(first), _) = state.lease(0) else { panic!("there are rows") };
+        read(&mut state, &first, 24, true);
+        assert_eq!(state.fall_to_undo(), None);
+        state.apply_progress(&progress(false)).unwrap();
+        let fall = state.fall_to_undo().unwrap();
+        assert!(state.is_held() && state.is_going_back() && state.has_quality_fallen());
+        assert_eq!(state.lease(0).0, Lease::Wait);
+        // No step is settled: training goes on at the first row.
+        assert_eq!(untrained(&fall.stream.place), [(PartId(0), 0)]);
+        assert_eq!((fall.rows, fall.stream.topics[&0].name.as_str()), (0, "clicks"));
+        // The first look that was good came after 2,000 predictions, and the last one after 3,000.
+        assert_eq!(fall.good_before, 2_000);
+        let told = format!("{:?}", state.pending_events);
+        assert!(told.contains("so training goes back: the AUC of the latest predictions is 0.0000"), "{told}");
+        // A second report of the same fall changes nothing.
+        state.apply_progress(&progress(false)).unwrap();
+        assert_eq!(state.fall_to_undo(), Some(fall));
+        state.hold_after_fall();
+        assert!(state.fall_to_undo().is_none() && state.is_going_back() && state.is_held());
+        state.forget_fall();
+        assert!(!state.is_going_back() && state.is_held());
+    }
+
+    #[test]
+    fn a_run_that_went_back_counts_the_lost_records_and_the_old_quality() {
+        let rule = "spec.training.quality.onRegression";
+        let plan = plan(&[
+            "spec.training.quality.windowRows=1000",
+            &format!("{rule}.tolerance=0.1,{rule}.action=rollback"),
+            "spec.checkpoint.path=/nowhere,spec.checkpoint.everySteps=5",
+        ]);
+        let mut before = watched("rollback");
+        before.apply_progress(&progress(false)).unwrap();
+        let mut fall = before.fall_to_undo().unwrap();
+        fall.stream.place.partitions[0].next = 72;
+        let good = Good { name: "step-0".to_owned(), step: 0, newer: Vec::new() };
+        let record = Record::new(None, good, &fall, 1, 1_000);
+        let saved = record.apply(Snapshot::before_first_row(&plan, 0, 0));
+        let mut state = State::new(&plan, Some(&saved)).unwrap();
+        state.training.take_calls();
+        assert_eq!(state.stream_lag().map(|lag| lag.lost_records), Some(72));
+        // The first window after the rollback is compared with the quality before it.
+        state.apply_progress(&progress(false)).unwrap();
+        assert!(state.has_quality_fallen() && state.is_going_back());
     }
 
     #[test]

@@ -19,7 +19,7 @@ use rectrain_dense::{
     ComputeDevice, DenseError, DenseOptimizer, GPU_SUPPORT, ModelConfig, Precision, Task, Tasks, Tower, TowerOptions,
 };
 use rectrain_embedding::StoreConfig;
-use rectrain_kinds::{Compression, FollowConfig, KafkaConfig, KeyDivisor};
+use rectrain_kinds::{Compression, FollowConfig, KafkaConfig, KeyDivisor, RegressionAction};
 use rectrain_modes::des::SubOperators;
 use rectrain_modes::migration::SlotMap;
 use rectrain_modes::{EvaluationPoints, Rank, StreamParts, StreamPlan, TrainingLength, TrainingMode, share_of_batch};
@@ -145,6 +145,13 @@ impl JobPlan {
             _ => return None,
         };
         Some(StreamPlan { chunk_rows: self.global_batch_rows, until, lost_records, parts })
+    }
+
+    /// Whether training goes back when the quality of its predictions falls. Then the job's members
+    /// restart, so they cannot be threads of one process.
+    #[must_use]
+    pub fn rolls_back(&self) -> bool {
+        self.quality.on_regression.is_some_and(|rule| rule.action == RegressionAction::Rollback)
     }
 
     /// The consumer group for which offsets are committed; `None` if there is none.
