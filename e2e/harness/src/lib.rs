@@ -15,6 +15,7 @@ pub mod kubectl;
 pub mod manifests;
 pub mod markdown;
 pub mod notebook;
+pub mod pace;
 pub mod processes;
 pub mod rectrain;
 pub mod run_processes;

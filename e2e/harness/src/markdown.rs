@@ -1,4 +1,4 @@
-//! Tables and numbers in Markdown.
+//! Tables, numbers and claims in Markdown.
 
 use std::fmt::Write as _;
 
@@ -25,6 +25,12 @@ pub fn thousands(number: u64) -> String {
         text.push(digit);
     }
     text
+}
+
+/// Whether a claim is true.
+#[must_use]
+pub fn verdict(is_true: bool) -> &'static str {
+    if is_true { "holds" } else { "does not hold" }
 }
 
 #[cfg(test)]

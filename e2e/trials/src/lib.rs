@@ -10,6 +10,7 @@ mod error;
 pub mod freshness;
 pub mod gpu;
 pub mod kraken;
+pub mod look_ahead;
 pub mod migration;
 pub mod movielens;
 pub mod page;

@@ -16,8 +16,8 @@ use rectrain_harness::workspace::workspace;
 use rectrain_harness::{HarnessError, say, skips};
 use rectrain_lint::{architecture, prose};
 use rectrain_trials::{
-    chaos, continual, des, freshness, gpu, kraken, migration, page, peers, placement, quality, serve_soak, shadow,
-    stragglers, stream, workers,
+    chaos, continual, des, freshness, gpu, kraken, look_ahead, migration, page, peers, placement, quality, serve_soak,
+    shadow, stragglers, stream, workers,
 };
 
 use error::XtaskError;
@@ -38,7 +38,8 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   continual [ARGS]  trains slice by slice, switches the mode in between, and prints the AUC by slice
   stragglers [ARGS] trains in every mode with dense workers of unequal CPU time; prints throughput and staleness
   shadow [ARGS]     measures throughput, sync gap and normalized entropy in `shadow`; `shadow --help` lists ARGS
-  des [ARGS]        measures the bytes on the wire in `des`, against their formula, `sync` and the mesh
+  des [ARGS]        measures bytes in `des` against formulas and `sync`, or with --links throughput over slow links
+  look-ahead [ARGS] measures throughput of `sync` with and without its look-ahead, against `hybrid`
   freshness [ARGS]  measures the time from a gradient to a changed answer; `freshness --help` lists ARGS
   serve-soak [ARGS] puts servers under load for minutes while a job publishes, kills some, and checks the answers
   chaos [ARGS]      kills processes of a job at random and compares its model with an undisturbed run's
@@ -84,6 +85,7 @@ fn dispatch(arguments: &[&str]) -> Result<(), XtaskError> {
         ["stragglers", rest @ ..] => Ok(stragglers::run(rest)?),
         ["shadow", rest @ ..] => Ok(shadow::run(rest)?),
         ["des", rest @ ..] => Ok(des::run(rest)?),
+        ["look-ahead", rest @ ..] => Ok(look_ahead::run(rest)?),
         ["freshness", rest @ ..] => Ok(freshness::run(rest)?),
         ["serve-soak", rest @ ..] => Ok(serve_soak::run(rest)?),
         ["chaos", rest @ ..] => Ok(chaos::run(rest)?),

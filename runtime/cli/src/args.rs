@@ -15,6 +15,7 @@ use rectrain_wire::Address;
 
 pub(crate) use self::plan::{PlanArgs, ServingPlanArgs, TableArgs, TrainingPlanArgs};
 use crate::history::HistoryArgs;
+use crate::link::Link;
 use crate::runs::RunsCommand;
 use crate::serve::args::ServeArgs;
 use crate::slow::{Cpus, Slow};
@@ -209,6 +210,10 @@ pub(crate) struct RunArgs {
     /// root)
     #[arg(long, value_name = "WORKER=CORES", requires = "processes")]
     pub(crate) cpus: Vec<Cpus>,
+    /// Limit the rate of each process in each direction, and delay its messages: `--link 1Gbit,5ms`
+    /// (with --processes)
+    #[arg(long, value_name = "RATE[,DELAY]", requires = "processes")]
+    pub(crate) link: Option<Link>,
     #[command(flatten)]
     pub(crate) history: HistoryArgs,
 }
@@ -613,7 +618,7 @@ pub(crate) struct CoordinatorArgs {
     pub(crate) stay: bool,
 }
 
-/// The time limits of a process of a job.
+/// The time limits of a process of a job, and what its launcher imposes on it.
 #[derive(Debug, Args)]
 pub(crate) struct PatienceArgs {
     /// Seconds from SIGTERM until this process is killed; it saves a checkpoint within all but the
@@ -628,6 +633,9 @@ pub(crate) struct PatienceArgs {
     /// its parent is another one, so that it does not outlive a launcher that was killed
     #[arg(long, value_name = "PID", hide = true)]
     pub(crate) parent: Option<u32>,
+    /// As in `rectrain run`. Only a process that it started can have it
+    #[arg(long, value_name = "RATE[,DELAY]", requires = "parent", conflicts_with = "tls", hide = true)]
+    pub(crate) link: Option<Link>,
 }
 
 /// The credentials of a process of a job.

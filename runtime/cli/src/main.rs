@@ -17,6 +17,7 @@ mod history;
 mod human;
 mod input;
 mod job;
+mod link;
 mod local;
 mod manual;
 mod mode;

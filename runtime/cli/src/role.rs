@@ -24,6 +24,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::args::{CoordinatorArgs, JobArgs, MemberArgs, PatienceArgs, TlsArgs};
 use crate::failure::Failure;
+use crate::link::Link;
 use crate::outlook::Outlook;
 use crate::publishing::Publishing;
 use crate::saving::{interrupted, save_while};
@@ -70,7 +71,7 @@ fn plan_of_process(args: &JobArgs, patience: &PatienceArgs) -> Result<Arc<JobPla
 pub(crate) fn coordinate(args: &CoordinatorArgs) -> Result<(), Failure> {
     let plan = plan_of_process(&args.job, &args.patience)?;
     crate::failure::runtime()?.block_on(async {
-        let Network { metrics, counters, transport, credentials } = Network::new(&args.tls, &plan)?;
+        let Network { metrics, counters, transport, credentials } = Network::new(&args.tls, &args.patience, &plan)?;
         let (page, readiness) = (LivePage::default(), Readiness::default());
         page.describe(RunFacts { manifest: job::manifest_in_use(&args.job), ..RunFacts::default() });
         let (metrics_address, _metrics) =
@@ -234,7 +235,7 @@ pub(crate) fn run_member(role: Role, args: &MemberArgs) -> Result<(), Failure> {
     let plan = plan_of_process(&args.job, &args.patience)?;
     crate::failure::runtime()?.block_on(async {
         let (stall, watchdog) = (plan.stall, Watchdog::default());
-        let Network { metrics, counters, transport, .. } = Network::new(&args.tls, &plan)?;
+        let Network { metrics, counters, transport, .. } = Network::new(&args.tls, &args.patience, &plan)?;
         let readiness = Readiness::default();
         let (address, _metrics) = serve_metrics(args.metrics, metrics.clone(), readiness.clone()).await?;
         tracing::info!(role = role.name(), index = args.index, metrics = %address, "joining");
@@ -296,7 +297,7 @@ struct Network {
 }
 
 impl Network {
-    fn new(tls: &TlsArgs, plan: &JobPlan) -> Result<Self, Failure> {
+    fn new(tls: &TlsArgs, patience: &PatienceArgs, plan: &JobPlan) -> Result<Self, Failure> {
         let metrics = RoleMetrics::new(Registry::new())?;
         let counters = WireCounters::register(metrics.registry(), kind_name).map_err(RoleError::from)?;
         let credentials = tls.tls.as_deref().map(Credentials::read).transpose();
@@ -306,6 +307,7 @@ impl Network {
             credentials: credentials.clone(),
             max_in_flight: max_calls,
             max_concurrent: max_calls,
+            link: patience.link.as_ref().map(Link::paced).transpose()?,
             ..TcpConfig::default()
         };
         let transport = TcpTransport::new(config, Arc::clone(&counters));

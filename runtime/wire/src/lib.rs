@@ -51,6 +51,6 @@ pub use codec::{
 pub use error::{Refusal, RefusalCode, WireError};
 pub use local::{InProcess, InProcessConfig};
 pub use metrics::{KindTraffic, REFERENCE as METRICS_REFERENCE, WireCounters};
-pub use tcp::{TcpConfig, TcpTransport};
+pub use tcp::{PacedLink, TcpConfig, TcpTransport};
 pub use tensor::{DType, MAX_RANK, Shape, Tensor, TensorData};
 pub use transport::{BoxFuture, Channel, Peer, Service, Serving, Transport};

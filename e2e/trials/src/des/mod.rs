@@ -1,5 +1,5 @@
 //! `cargo xtask des`: the bytes on the wire in the mode `des`, as table 2 of DES (Rong et al. 2020)
-//! compares them.
+//! compares them. `cargo xtask des --links RATES` measures throughput instead.
 //!
 //! Jobs train in many processes, in `des` and in `sync` without a look-ahead. The bytes of each
 //! link and step are compared with their formulas, and with the paper's formulas of DES and mesh.
@@ -12,6 +12,7 @@
 mod formula;
 mod lists;
 mod measure;
+mod speed;
 
 use std::path::Path;
 
@@ -31,7 +32,8 @@ const USAGE: &str = "usage: cargo xtask des [--quick] [--rows criteo,wide,lists]
   Trains STEPS steps in `des` and in `sync`, and prints the bytes of a step by link, measured and by formula, as JSON.
   Then a table of the shares saved. Fails if a link deviates from its formula by more than 3 %.
   DATA has 65,536 rows or more in Criteo's layout, for `criteo`; its path is relative to the workspace. Without it,
-  these rows are synthetic. --quick: batches of 512, and 3 steps.";
+  these rows are synthetic. --quick: batches of 512, and 3 steps.
+  `cargo xtask des --links RATES` measures throughput over limited links; `--links --help` lists its arguments.";
 
 /// Columns of an embedding, as in the paper.
 const DIM: u32 = 8;
@@ -87,6 +89,9 @@ struct Compared {
 /// # Errors
 /// Wrong arguments; a run that fails; bytes that deviate from their formula.
 pub fn run(arguments: &[&str]) -> Result<(), TrialError> {
+    if arguments.contains(&"--links") {
+        return speed::run(arguments);
+    }
     let plan = parse(arguments)?;
     build_programs()?;
     let folder = temporary_folder("des");

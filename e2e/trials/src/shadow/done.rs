@@ -36,11 +36,6 @@ pub(super) fn optional_numbers(done: &[Done], is_wanted: impl Fn(&Run) -> bool, 
     done.iter().filter(|done| is_wanted(&done.run)).filter_map(|done| done.line[field].as_f64()).collect()
 }
 
-/// Whether a claim is true.
-pub(super) fn verdict(is_true: bool) -> &'static str {
-    if is_true { "holds" } else { "does not hold" }
-}
-
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;

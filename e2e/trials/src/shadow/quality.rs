@@ -6,12 +6,12 @@
 
 use rectrain_harness::HarnessError;
 use rectrain_harness::events::missing;
-use rectrain_harness::markdown::table;
+use rectrain_harness::markdown::{table, verdict};
 use rectrain_harness::statistics::mean;
 use serde_json::{Value, json};
 
 use super::dataset::DataSet;
-use super::done::{Done, numbers, optional_numbers, verdict};
+use super::done::{Done, numbers, optional_numbers};
 use super::eps::mean_or_dash;
 use super::plan::{FOUR, Plan};
 use super::run::{Figures, Rows, Run};

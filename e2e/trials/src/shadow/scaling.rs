@@ -1,8 +1,7 @@
 //! The growth of the speed with the number of dense workers, as a table. Pure.
 
-use rectrain_harness::markdown::{table, thousands};
+use rectrain_harness::markdown::{table, thousands, verdict};
 
-use super::done::verdict;
 use super::way::Way;
 
 /// The most that the speed of a background form may be below linear growth.

@@ -2,10 +2,10 @@
 //! Pure.
 
 use rectrain_harness::HarnessError;
-use rectrain_harness::markdown::{table, thousands};
+use rectrain_harness::markdown::{table, thousands, verdict};
 use rectrain_harness::statistics::median;
 
-use super::done::{Done, numbers, verdict};
+use super::done::{Done, numbers};
 use super::plan::{FOUR, Plan};
 use super::run::{Figures, Rows, Run};
 use super::way::{ALGORITHMS, Algorithm, FASTEST_GAP, Way};

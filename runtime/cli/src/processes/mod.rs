@@ -423,6 +423,9 @@ impl Job<'_> {
         let mut command = Command::new(program);
         command.arg(role).args(self.args.job.repeat(self.manifest.path()));
         command.arg("--parent").arg(std::process::id().to_string());
+        if let Some(link) = &self.args.link {
+            command.arg("--link").arg(link.to_string());
+        }
         for role in Role::MEMBERS {
             let replicas = self.replicas.get().count(role);
             if replicas != self.plan.replicas.count(role) {

@@ -157,7 +157,7 @@ impl TcpChannel {
             Some(credentials) => Stream::Tls(Box::new(credentials.connect(stream).await?.into())),
             None => Stream::Plain(stream),
         };
-        let (source, mut sink) = stream.into_halves();
+        let (source, mut sink) = stream.into_halves(self.config.link.as_ref());
         let mut replies = FrameReader::new(source, self.config.limits);
         if let Some(process) = process(&self.address) {
             greet(process, &mut replies, &mut sink).await?;

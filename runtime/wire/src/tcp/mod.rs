@@ -1,7 +1,8 @@
 //! Frames over TCP, between processes: the sockets around `codec`. `client` connects and calls,
-//! `server` accepts and answers, `stream` reads and writes frames.
+//! `server` accepts and answers, `stream` reads and writes frames, `link` paces them in tests.
 
 mod client;
+mod link;
 mod server;
 mod stream;
 
@@ -16,6 +17,8 @@ use crate::error::WireError;
 use crate::metrics::WireCounters;
 use crate::tls::Credentials;
 use crate::transport::{Channel, Service, Serving, Transport};
+
+pub use link::PacedLink;
 
 use client::TcpChannel;
 use server::TcpServing;
@@ -44,6 +47,9 @@ pub struct TcpConfig {
     /// The certificate that both sides show. By default neither side authenticates and nothing is
     /// encrypted, which suits the processes of one machine.
     pub credentials: Option<Credentials>,
+    /// For tests: limits the rate of the connections and delays their bytes. `None` by default.
+    /// Connections with TLS are not paced.
+    pub link: Option<PacedLink>,
 }
 
 impl Default for TcpConfig {
@@ -56,6 +62,7 @@ impl Default for TcpConfig {
             connect_timeout: Duration::from_secs(5),
             keepalive: Duration::from_secs(30),
             credentials: None,
+            link: None,
         }
     }
 }

@@ -168,7 +168,7 @@ async fn serve_connection(stream: TcpStream, peer: Peer, shared: Arc<Shared>) {
         tracing::debug!(%peer, "cannot set the socket options of a connection: {error}");
     }
     let Some(stream) = known(stream, &peer, &shared).await else { return };
-    let (read, write) = stream.into_halves();
+    let (read, write) = stream.into_halves(shared.config.link.as_ref());
     // One more than the permits, for the goodbye: so sending into the queue never waits.
     let most = shared.config.max_concurrent.clamp(1, Semaphore::MAX_PERMITS - 1);
     let (queue, replies) = mpsc::channel(most + 1);

@@ -15,6 +15,7 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::mpsc;
 use tokio_rustls::TlsStream;
 
+use super::link::{PacedLink, PacedSink, PacedSource};
 use crate::codec::{DecodedFrame, FrameDecoder, FrameRole, Limits, Malformed, Outgoing};
 use crate::metrics::WireCounters;
 
@@ -37,12 +38,15 @@ pub(super) enum Stream {
 }
 
 impl Stream {
-    /// The reading half and the writing half.
-    pub(super) fn into_halves(self) -> (Source, Sink) {
+    /// The reading half and the writing half. A link paces them, unless there is TLS.
+    pub(super) fn into_halves(self, link: Option<&PacedLink>) -> (Source, Sink) {
         match self {
             Self::Plain(stream) => {
                 let (read, write) = stream.into_split();
-                (Source::Plain(read), Sink::Plain(write))
+                match link {
+                    None => (Source::Plain(read), Sink::Plain(write)),
+                    Some(link) => (Source::Paced(link.source(read).into()), Sink::Paced(link.sink(write).into())),
+                }
             }
             Self::Tls(stream) => {
                 let (read, write) = tokio::io::split(*stream);
@@ -55,6 +59,7 @@ impl Stream {
 /// The reading half of a [`Stream`].
 pub(super) enum Source {
     Plain(OwnedReadHalf),
+    Paced(Box<PacedSource>),
     Tls(ReadHalf<TlsStream<TcpStream>>),
 }
 
@@ -62,6 +67,7 @@ impl AsyncRead for Source {
     fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         match self.get_mut() {
             Self::Plain(half) => Pin::new(half).poll_read(context, buffer),
+            Self::Paced(half) => half.poll_read(context, buffer),
             Self::Tls(half) => Pin::new(half).poll_read(context, buffer),
         }
     }
@@ -70,6 +76,7 @@ impl AsyncRead for Source {
 /// The writing half of a [`Stream`].
 pub(super) enum Sink {
     Plain(OwnedWriteHalf),
+    Paced(Box<PacedSink>),
     Tls(WriteHalf<TlsStream<TcpStream>>),
 }
 
@@ -77,6 +84,7 @@ impl AsyncWrite for Sink {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         match self.get_mut() {
             Self::Plain(half) => Pin::new(half).poll_write(context, bytes),
+            Self::Paced(half) => half.poll_write(context, &[IoSlice::new(bytes)]),
             Self::Tls(half) => Pin::new(half).poll_write(context, bytes),
         }
     }
@@ -88,6 +96,7 @@ impl AsyncWrite for Sink {
     ) -> Poll<io::Result<usize>> {
         match self.get_mut() {
             Self::Plain(half) => Pin::new(half).poll_write_vectored(context, slices),
+            Self::Paced(half) => half.poll_write(context, slices),
             Self::Tls(half) => Pin::new(half).poll_write_vectored(context, slices),
         }
     }
@@ -99,6 +108,7 @@ impl AsyncWrite for Sink {
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self.get_mut() {
             Self::Plain(half) => Pin::new(half).poll_flush(context),
+            Self::Paced(half) => half.half().poll_flush(context),
             Self::Tls(half) => Pin::new(half).poll_flush(context),
         }
     }
@@ -106,6 +116,7 @@ impl AsyncWrite for Sink {
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self.get_mut() {
             Self::Plain(half) => Pin::new(half).poll_shutdown(context),
+            Self::Paced(half) => half.half().poll_shutdown(context),
             Self::Tls(half) => Pin::new(half).poll_shutdown(context),
         }
     }
