@@ -6,6 +6,7 @@
 //! rest ─► protocol ─┐
 //!  HTTP    JSON      ├─► service ─► queue ─► batcher ─► Predict
 //! grpc ─────────────┘    limits     rows     thread     rectrain-serving
+//!                                                          └─► rows: a cache, and shards
 //! ```
 //!
 //! [`protocol`] and [`queue`] are pure. [`batcher`] owns the one thread that predicts, and merges
@@ -26,16 +27,18 @@ mod protocol;
 mod queue;
 mod refusal;
 mod rest;
+mod rows;
 mod server;
 mod service;
 mod updates;
 mod version;
 
-pub use batcher::Predict;
+pub use batcher::{Arrived, BatchRows, Patience, Predict, predict_now};
 pub use error::InferenceError;
 pub use limits::Limits;
 pub use metrics::reference_markdown;
+pub use rows::{RowClient, RowOptions, ShardedPredictor};
 pub use server::{Server, listen};
 pub use service::ServedModel;
 pub use updates::Updates;
-pub use version::Publication;
+pub use version::{NextModel, Publication};
