@@ -90,6 +90,15 @@ impl PublishingJob {
         integer("latest.json", &parse("latest.json", &latest)?, "step")
     }
 
+    /// The sequence number of the newest published model.
+    ///
+    /// # Errors
+    /// Nothing is published yet.
+    pub fn latest_sequence(&self) -> Result<u64, HarnessError> {
+        let latest = parse("latest.json", &files::read(&self.published.join("latest.json"))?)?;
+        integer("latest.json", &latest["model"], "sequence")
+    }
+
     /// The checkpoint with the newest published model.
     ///
     /// # Errors
@@ -236,6 +245,119 @@ impl InferenceServer {
     }
 }
 
+/// A replica of a shard of a published model's rows, which ends with this value.
+#[derive(Debug)]
+pub struct RowsReplica {
+    process: Running,
+    shard: usize,
+    shards: usize,
+    /// The addresses of look-ups and of HTTP.
+    addresses: [SocketAddr; 2],
+    starts: u32,
+}
+
+impl RowsReplica {
+    /// Starts `rectrain serving-ps` at free addresses. Its log goes to `folder`.
+    ///
+    /// # Errors
+    /// A server that ends before it listens.
+    fn start(model: &Path, shard: usize, shards: usize, folder: &Path) -> Result<Self, HarnessError> {
+        let addresses = [http::free_address()?, http::free_address()?];
+        let log = folder.join(format!("rows-{shard}-{}-1.log", addresses[0].port()));
+        let process = rows_process(model, shard, shards, addresses, &log)?;
+        Ok(Self { process, shard, shards, addresses, starts: 1 })
+    }
+
+    /// Kills it with SIGKILL, and starts it again at its addresses.
+    ///
+    /// # Errors
+    /// A server that ends before it listens.
+    pub fn kill_and_start(&mut self, model: &Path, folder: &Path) -> Result<(), HarnessError> {
+        let killed = self.process.0.kill().and_then(|()| self.process.0.wait());
+        killed.map_err(HarnessError::io("kill", "a prediction parameter server"))?;
+        self.starts += 1;
+        let log = folder.join(format!("rows-{}-{}-{}.log", self.shard, self.addresses[0].port(), self.starts));
+        self.process = rows_process(model, self.shard, self.shards, self.addresses, &log)?;
+        Ok(())
+    }
+
+    /// The id of its process.
+    #[must_use]
+    pub fn process(&self) -> u32 {
+        self.process.0.id()
+    }
+
+    /// Waits until it holds the published model with this sequence number or a later one.
+    ///
+    /// # Errors
+    /// [`HarnessError::TimedOut`].
+    pub fn until_sequence(&self, sequence: u64) -> Result<(), HarnessError> {
+        let metric = "rectrain_serving_ps_model_sequence";
+        eventually(CATCH_UP, &format!("a replica of shard {} with the model {sequence}", self.shard), || {
+            let found = http::sum_of(&http::get(self.addresses[1], "/metrics")?, metric).unwrap_or(0.0);
+            if found >= sequence as f64 { Ok(()) } else { Err(not_yet(format!("it holds the model {found}"))) }
+        })
+    }
+}
+
+fn rows_process(
+    model: &Path,
+    shard: usize,
+    shards: usize,
+    [rows, http]: [SocketAddr; 2],
+    log: &Path,
+) -> Result<Running, HarnessError> {
+    let words = [shard.to_string(), shards.to_string(), rows.to_string(), http.to_string()];
+    let mut serve = command(built("rectrain")?, ["serving-ps"]);
+    for (option, word) in ["--shard", "--shards", "--listen", "--http"].into_iter().zip(&words) {
+        serve.args([option, word]);
+    }
+    serve.arg(model).stdout(Stdio::piped()).stderr(files::log_file(log)?);
+    let mut process = Running::start(&mut serve)?;
+    let output = process.0.stdout.take();
+    let output = output.ok_or(HarnessError::NoPipe { program: "rectrain", stream: "output" })?;
+    let mut line = String::new();
+    BufReader::new(output)
+        .read_line(&mut line)
+        .map_err(HarnessError::io("read", "the output of rectrain serving-ps"))?;
+    if line.is_empty() {
+        return Err(HarnessError::NoOutput { program: "rectrain serving-ps", expected: "its addresses" });
+    }
+    Ok(process)
+}
+
+/// The rows of a published model, on replicas of shards.
+#[derive(Debug)]
+pub struct Shards {
+    /// The replicas of all shards, shard by shard.
+    pub replicas: Vec<RowsReplica>,
+    /// The addresses of the replicas of each shard, with commas.
+    addresses: Vec<String>,
+}
+
+impl Shards {
+    /// Starts `replicas` replicas of each of `shards` shards. None of either starts none.
+    ///
+    /// # Errors
+    /// A replica that does not start.
+    pub fn start(model: &Path, shards: usize, replicas: usize, folder: &Path) -> Result<Self, HarnessError> {
+        let mut all = Self { replicas: Vec::new(), addresses: Vec::new() };
+        for shard in 0..shards {
+            let start = |_| RowsReplica::start(model, shard, shards, folder);
+            let own = (0..replicas).map(start).collect::<Result<Vec<_>, _>>()?;
+            let addresses: Vec<String> = own.iter().map(|replica| replica.addresses[0].to_string()).collect();
+            all.addresses.push(addresses.join(","));
+            all.replicas.extend(own);
+        }
+        Ok(all)
+    }
+
+    /// The arguments of an inference server with these shards.
+    pub fn arguments(&self) -> impl Iterator<Item = &str> {
+        self.addresses.iter().flat_map(|addresses| ["--rows-from", addresses])
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -246,6 +368,14 @@ mod tests {
         let expected = Endpoint { address: "127.0.0.1:80".parse().unwrap(), path: "/v2/models/model".to_owned() };
         assert_eq!(Endpoint::of_line(line), Some(expected));
         assert_eq!(Endpoint::of_line(""), None);
+    }
+
+    #[test]
+    fn a_server_gets_an_argument_for_each_shard() {
+        let addresses = vec!["127.0.0.1:1,127.0.0.1:2".to_owned(), "127.0.0.1:3".to_owned()];
+        let shards = Shards { replicas: Vec::new(), addresses };
+        let expected = ["--rows-from", "127.0.0.1:1,127.0.0.1:2", "--rows-from", "127.0.0.1:3"];
+        assert!(shards.arguments().eq(expected));
     }
 
     #[test]

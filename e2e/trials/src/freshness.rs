@@ -7,6 +7,9 @@
 //!
 //! Then one server is stopped for a while (SIGSTOP), as by a partition, and continues. It must
 //! catch up. At the end all servers must answer with the last published model.
+//!
+//! With shards, the rows are on replicas of prediction parameter servers. A replica is then stopped
+//! as well. Meanwhile all servers must answer, and follow the publications.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,7 +21,7 @@ use rectrain_harness::cargo::build_programs;
 use rectrain_harness::files::{remove_folder, temporary_folder};
 use rectrain_harness::http::free_address;
 use rectrain_harness::processes::signal;
-use rectrain_harness::serving::{self, Endpoint, InferenceServer, PublishingJob};
+use rectrain_harness::serving::{self, Endpoint, InferenceServer, PublishingJob, Shards};
 use rectrain_harness::statistics::quantile;
 use serde_json::{Value, json};
 
@@ -26,12 +29,14 @@ use crate::TrialError;
 use crate::error::unmet;
 
 const USAGE: &str = "usage: cargo xtask freshness [--manifest FILE] [--servers 3] [--seconds 60] [--every 1] \
-[--poll 20ms] [--stopped 20] [--set PATH=VALUE]
+[--poll 20ms] [--stopped 20] [--shards 0] [--replicas 2] [--set PATH=VALUE]
   Trains FILE (by default synthetic rows) with a publication every EVERY seconds, such as 0.2, and SERVERS inference
   servers that look for a newer one every POLL. Prints one line of JSON: the p50, p99 and the longest time in seconds
   from a global step until an answer shows it, and the time in which a server catches up after STOPPED seconds of
-  SIGSTOP.
-  Fails if no answer changes, or if a server is stale after it was stopped, or at the end.";
+  SIGSTOP. With SHARDS, the rows are on REPLICAS prediction parameter servers for each shard, and one of these is
+  stopped as well.
+  Fails if no answer changes, if a request has no answer while such a server is stopped, or if a server is stale after
+  it was stopped, or at the end.";
 
 /// The time between two looks at the step, and between two requests to a server.
 const LOOK: Duration = Duration::from_millis(10);
@@ -47,6 +52,8 @@ struct Plan {
     every: f64,
     poll: String,
     stopped: u64,
+    shards: usize,
+    replicas: usize,
     sets: Vec<String>,
 }
 
@@ -73,6 +80,8 @@ fn parse(arguments: &[&str]) -> Result<Plan, HarnessError> {
         every: 1.0,
         poll: "20ms".to_owned(),
         stopped: 20,
+        shards: 0,
+        replicas: 2,
         sets: Vec::new(),
     };
     for pair in arguments.chunks(2) {
@@ -83,11 +92,15 @@ fn parse(arguments: &[&str]) -> Result<Plan, HarnessError> {
             ["--every", every] => plan.every = number(every, USAGE)?,
             ["--poll", poll] => plan.poll = (*poll).to_owned(),
             ["--stopped", stopped] => plan.stopped = number(stopped, USAGE)?,
+            ["--shards", shards] => plan.shards = number(shards, USAGE)?,
+            ["--replicas", replicas] => plan.replicas = number(replicas, USAGE)?,
             ["--set", set] => plan.sets.push((*set).to_owned()),
             _ => return Err(HarnessError::Usage(USAGE)),
         }
     }
-    if plan.servers == 0 { Err(HarnessError::Usage(USAGE)) } else { Ok(plan) }
+    // A replica that is stopped needs another one.
+    let has_replicas = plan.shards == 0 || plan.replicas >= 2;
+    if plan.servers == 0 || !has_replicas { Err(HarnessError::Usage(USAGE)) } else { Ok(plan) }
 }
 
 /// The first moment at which a server answered with a version, in seconds.
@@ -107,21 +120,28 @@ struct Look {
 
 fn measure(plan: &Plan, folder: &Path) -> Result<Value, TrialError> {
     let mut job = PublishingJob::start(&plan.manifest, &plan.sets, plan.every, folder)?;
-    let servers = servers(plan, &job, folder)?;
+    let shards = Shards::start(job.published(), plan.shards, plan.replicas, folder)?;
+    let servers = servers(plan, &job, &shards, folder)?;
     let (looks, seen) = watch(&job, &servers, Duration::from_secs(plan.seconds))?;
     let ages = seen.iter().flat_map(|seen| ages(&looks, seen)).collect();
     let caught_up = stop_and_continue(plan, &job, &servers)?;
+    let lost = stop_a_replica(plan, &job, &servers, &shards)?;
     job.end()?;
     let last = job.latest_step()?;
     for server in &servers {
         server.endpoint.until_version(last)?;
     }
-    report(plan, &looks, &seen, ages, caught_up)
+    report(plan, &looks, &seen, ages, caught_up, lost)
 }
 
-fn servers(plan: &Plan, job: &PublishingJob, folder: &Path) -> Result<Vec<InferenceServer>, HarnessError> {
+fn servers(
+    plan: &Plan,
+    job: &PublishingJob,
+    shards: &Shards,
+    folder: &Path,
+) -> Result<Vec<InferenceServer>, HarnessError> {
     let log = |server: usize| -> PathBuf { folder.join(format!("serve-{server}.log")) };
-    let arguments = ["--poll", &plan.poll, "--threads", "1"];
+    let arguments: Vec<&str> = ["--poll", &plan.poll, "--threads", "1"].into_iter().chain(shards.arguments()).collect();
     let start = |server| InferenceServer::start(job.published(), free_address()?, &arguments, &log(server));
     (0..plan.servers).map(start).collect()
 }
@@ -204,12 +224,75 @@ fn stop_and_continue(plan: &Plan, job: &PublishingJob, servers: &[InferenceServe
     Ok(returned.elapsed().as_secs_f64())
 }
 
+/// A time in which a replica of a shard was stopped.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Lost {
+    /// Answers meanwhile, and the longest time of one in seconds.
+    answers: u64,
+    longest: f64,
+    /// Seconds until the replica holds a model as new as the newest one at its return.
+    caught_up: f64,
+}
+
+/// Stops the first replica of the first shard for a time. Meanwhile each server answers, and goes
+/// to newer models. `None` without shards.
+fn stop_a_replica(
+    plan: &Plan,
+    job: &PublishingJob,
+    servers: &[InferenceServer],
+    shards: &Shards,
+) -> Result<Option<Lost>, TrialError> {
+    let Some(replica) = shards.replicas.first() else { return Ok(None) };
+    let requests: Result<Vec<String>, _> = servers.iter().map(|server| server.endpoint.request(ROWS, 0)).collect();
+    let requests = requests?;
+    signal(replica.process(), "STOP")?;
+    // The replica continues also if an answer is missing.
+    let answered = answers_meanwhile(plan, job, servers, &requests);
+    let newest = job.latest_sequence();
+    signal(replica.process(), "CONT")?;
+    let (returned, (answers, longest)) = (Instant::now(), answered?);
+    replica.until_sequence(newest?)?;
+    Ok(Some(Lost { answers, longest, caught_up: returned.elapsed().as_secs_f64() }))
+}
+
+/// Sends requests for the time in which a replica is stopped. Returns the number of answers, and
+/// the longest time of one. All servers must have a model of the second half of the time.
+fn answers_meanwhile(
+    plan: &Plan,
+    job: &PublishingJob,
+    servers: &[InferenceServer],
+    requests: &[String],
+) -> Result<(u64, f64), TrialError> {
+    let (started, time) = (Instant::now(), Duration::from_secs(plan.stopped));
+    let (mut answers, mut longest, mut half) = (0, 0.0_f64, None);
+    let mut versions = vec![0; servers.len()];
+    while started.elapsed() < time {
+        if half.is_none() && started.elapsed() >= time / 2 {
+            half = Some(job.latest_step()?);
+        }
+        for ((server, request), version) in servers.iter().zip(requests).zip(&mut versions) {
+            let sent = Instant::now();
+            *version = server.endpoint.infer(request)?.version;
+            longest = longest.max(sent.elapsed().as_secs_f64());
+            answers += 1;
+        }
+        std::thread::sleep(LOOK);
+    }
+    match half {
+        Some(half) if versions.iter().any(|version| *version < half) => {
+            Err(unmet("newer models while a replica is stopped", format!("versions {versions:?}, and {half} before")))
+        }
+        _ => Ok((answers, longest)),
+    }
+}
+
 fn report(
     plan: &Plan,
     looks: &[Look],
     seen: &[Vec<Seen>],
     mut ages: Vec<f64>,
     caught_up: f64,
+    lost: Option<Lost>,
 ) -> Result<Value, TrialError> {
     ages.sort_by(f64::total_cmp);
     let changed: usize = seen.iter().map(|seen| changed_answers(seen)).sum();
@@ -229,6 +312,11 @@ fn report(
         "longestSeconds": ages.last(),
         "stoppedSeconds": plan.stopped,
         "caughtUpSeconds": caught_up,
+        "shards": plan.shards,
+        "replicas": lost.map(|_| plan.replicas),
+        "answersWithoutAReplica": lost.map(|lost| lost.answers),
+        "longestAnswerSeconds": lost.map(|lost| lost.longest),
+        "replicaCaughtUpSeconds": lost.map(|lost| lost.caught_up),
     }))
 }
 
@@ -274,7 +362,15 @@ mod tests {
         assert_eq!((plan.servers, plan.stopped, plan.seconds), (2, 5, 60));
         assert_eq!(parse(&["--every", "0.2"]).expect("valid").every, 0.2);
         assert_eq!((plan.manifest.as_str(), plan.sets), (serving::MANIFEST, vec!["a=1".to_owned()]));
-        for wrong in [&["--servers", "0"][..], &["--servers"], &["--slow", "1"], &["--every", "often"]] {
+        let plan = parse(&["--shards", "2", "--replicas", "3"]).expect("valid");
+        assert_eq!((plan.shards, plan.replicas), (2, 3));
+        for wrong in [
+            &["--shards", "2", "--replicas", "1"][..],
+            &["--servers", "0"],
+            &["--servers"],
+            &["--slow", "1"],
+            &["--every", "often"],
+        ] {
             assert!(matches!(parse(wrong), Err(HarnessError::Usage(_))), "{wrong:?}");
         }
     }

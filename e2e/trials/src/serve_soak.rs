@@ -4,8 +4,9 @@
 //! - **Load.** Clients first find the rate that saturates the servers. Then requests arrive as a
 //!   Poisson process at a share of it, and latencies count from the arrival. A client repeats a
 //!   failed request once, at the next server, as a load balancer would.
-//! - **Kills.** Every few seconds a server gets SIGKILL and starts again at its address. The first
-//!   server is never killed, so that its memory shows a leak.
+//! - **Kills.** Every few seconds a server gets SIGKILL and starts again at its address. With
+//!   shards, inference servers and prediction parameter servers are killed in turn. The first one
+//!   of each role is never killed, so that its memory shows a leak.
 //! - **Answers.** All answers of one version to one request must be equal, from any server. At the
 //!   end the servers must answer as one that has loaded the last checkpoint itself.
 
@@ -22,7 +23,7 @@ use rectrain_harness::cargo::build_programs;
 use rectrain_harness::files::{remove_folder, temporary_folder};
 use rectrain_harness::http::free_address;
 use rectrain_harness::processes::resident_bytes;
-use rectrain_harness::serving::{self, Answer, Endpoint, InferenceServer, PublishingJob};
+use rectrain_harness::serving::{self, Answer, Endpoint, InferenceServer, PublishingJob, Shards};
 use rectrain_harness::statistics::quantile;
 use rectrain_random::SplitMix64;
 use serde_json::{Value, json};
@@ -31,11 +32,12 @@ use crate::TrialError;
 use crate::error::unmet;
 
 const USAGE: &str = "usage: cargo xtask serve-soak [--manifest FILE] [--servers 3] [--clients 16] [--seconds 600] \
-[--load 0.8] [--every 2] [--kill 20] [--seed 7] [--set PATH=VALUE]
+[--load 0.8] [--every 2] [--kill 20] [--seed 7] [--shards 0] [--replicas 2] [--set PATH=VALUE]
   Trains FILE (by default synthetic rows) with a publication every EVERY seconds. SERVERS inference servers follow it
   under LOAD times their saturating rate, from CLIENTS connections. Every KILL seconds one of them is killed; 0 kills
-  none. Prints one line of JSON: rates, latencies in milliseconds from the arrival, the share of requests without an
-  answer, and the memory of the job and of a server that is never killed.
+  none. With SHARDS, the rows are on REPLICAS prediction parameter servers for each shard, and these are killed in turn
+  with the others. Prints one line of JSON: rates, latencies in milliseconds from the arrival, the share of requests
+  without an answer, and the memory of the job and of a server that is never killed.
   Fails if an answer is wrong, or if one request in a thousand has no answer.";
 
 /// The servers' arguments.
@@ -63,6 +65,8 @@ struct Plan {
     every: f64,
     kill: u64,
     seed: u64,
+    shards: usize,
+    replicas: usize,
     sets: Vec<String>,
 }
 
@@ -91,6 +95,8 @@ fn parse(arguments: &[&str]) -> Result<Plan, HarnessError> {
         every: 2.0,
         kill: 20,
         seed: 7,
+        shards: 0,
+        replicas: 2,
         sets: Vec::new(),
     };
     for pair in arguments.chunks(2) {
@@ -103,14 +109,18 @@ fn parse(arguments: &[&str]) -> Result<Plan, HarnessError> {
             ["--every", every] => plan.every = number(every, USAGE)?,
             ["--kill", kill] => plan.kill = number(kill, USAGE)?,
             ["--seed", seed] => plan.seed = number(seed, USAGE)?,
+            ["--shards", shards] => plan.shards = number(shards, USAGE)?,
+            ["--replicas", replicas] => plan.replicas = number(replicas, USAGE)?,
             ["--set", set] => plan.sets.push((*set).to_owned()),
             _ => return Err(HarnessError::Usage(USAGE)),
         }
     }
     let is_load = plan.load > 0.0 && plan.load <= 1.0;
     let is_time = (1..=MOST_SECONDS).contains(&plan.seconds);
+    // A replica that is killed needs another one.
+    let has_replicas = plan.shards == 0 || plan.replicas >= 2;
     // A client needs another server for its second attempt.
-    if plan.servers < 2 || plan.clients == 0 || !is_load || !is_time {
+    if plan.servers < 2 || !has_replicas || plan.clients == 0 || !is_load || !is_time {
         return Err(HarnessError::Usage(USAGE));
     }
     Ok(plan)
@@ -124,19 +134,32 @@ struct Replica {
 }
 
 impl Replica {
-    fn start(job: &PublishingJob, folder: &Path, index: usize) -> Result<Self, HarnessError> {
+    fn start(site: &Site<'_>, index: usize) -> Result<Self, HarnessError> {
         let listen = free_address()?;
-        let log = folder.join(format!("serve-{index}-1.log"));
-        let server = InferenceServer::start(job.published(), listen, &ARGUMENTS, &log)?;
+        let server = site.start_server(listen, &format!("serve-{index}-1.log"))?;
         Ok(Self { listen, server, starts: 1 })
     }
 
-    fn kill_and_start(&mut self, job: &PublishingJob, folder: &Path, index: usize) -> Result<(), HarnessError> {
+    fn kill_and_start(&mut self, site: &Site<'_>, index: usize) -> Result<(), HarnessError> {
         self.server.kill()?;
         self.starts += 1;
-        let log = folder.join(format!("serve-{index}-{}.log", self.starts));
-        self.server = InferenceServer::start(job.published(), self.listen, &ARGUMENTS, &log)?;
+        self.server = site.start_server(self.listen, &format!("serve-{index}-{}.log", self.starts))?;
         Ok(())
+    }
+}
+
+/// The ground on which servers start.
+struct Site<'s> {
+    job: &'s PublishingJob,
+    folder: &'s Path,
+    /// The servers' arguments.
+    arguments: Vec<String>,
+}
+
+impl Site<'_> {
+    fn start_server(&self, listen: SocketAddr, log: &str) -> Result<InferenceServer, HarnessError> {
+        let arguments: Vec<&str> = self.arguments.iter().map(String::as_str).collect();
+        InferenceServer::start(self.job.published(), listen, &arguments, &self.folder.join(log))
     }
 }
 
@@ -270,8 +293,11 @@ fn poisson(rate: f64, seconds: u64, seed: u64) -> Vec<Duration> {
 
 fn soak(plan: &Plan, folder: &Path) -> Result<Value, TrialError> {
     let mut job = PublishingJob::start(&plan.manifest, &plan.sets, plan.every, folder)?;
+    let mut shards = Shards::start(job.published(), plan.shards, plan.replicas, folder)?;
+    let arguments = ARGUMENTS.into_iter().chain(shards.arguments()).map(str::to_owned).collect();
+    let site = Site { job: &job, folder, arguments };
     let replicas: Result<Vec<Replica>, HarnessError> =
-        (0..plan.servers).map(|index| Replica::start(&job, folder, index)).collect();
+        (0..plan.servers).map(|index| Replica::start(&site, index)).collect();
     let mut replicas = replicas?;
     let endpoints: Vec<Endpoint> = replicas.iter().map(|replica| replica.server.endpoint.clone()).collect();
     let requests: Result<Vec<String>, HarnessError> =
@@ -283,7 +309,7 @@ fn soak(plan: &Plan, folder: &Path) -> Result<Value, TrialError> {
     let (next, started) = (AtomicUsize::new(0), Instant::now());
     let (outcomes, disturbed) = std::thread::scope(|scope| {
         let clients = scope.spawn(|| in_threads(plan.clients, || load.client(&arrivals, &next, started)));
-        let disturbed = disturb(plan, &job, &mut replicas, folder, started);
+        let disturbed = disturb(plan, &site, &mut replicas, &mut shards, started);
         (clients.join().unwrap_or(Err(HarnessError::Panicked)), disturbed)
     });
     let (outcomes, disturbed) = (outcomes?, disturbed?);
@@ -297,31 +323,58 @@ fn soak(plan: &Plan, folder: &Path) -> Result<Value, TrialError> {
 struct Disturbed {
     kills: u64,
     server: Vec<u64>,
+    rows: Vec<u64>,
     job: Vec<u64>,
 }
 
 /// Kills servers in turn and looks at the memory, until the time is over.
 fn disturb(
     plan: &Plan,
-    job: &PublishingJob,
+    site: &Site<'_>,
     replicas: &mut [Replica],
-    folder: &Path,
+    shards: &mut Shards,
     started: Instant,
 ) -> Result<Disturbed, HarnessError> {
-    let (first, process) = (replicas.first().map(|replica| replica.server.process()), job.process());
+    let first = replicas.first().map(|replica| replica.server.process());
+    let (first_rows, process) = (shards.replicas.first().map(|rows| rows.process()), site.job.process());
     let mut disturbed = Disturbed::default();
     while started.elapsed() < Duration::from_secs(plan.seconds) {
         std::thread::sleep(LOOK);
         disturbed.server.extend(first.and_then(resident_bytes));
+        disturbed.rows.extend(first_rows.and_then(resident_bytes));
         disturbed.job.extend(resident_bytes(process));
         let due = started.elapsed().as_secs().checked_div(plan.kill).unwrap_or(0);
         if due > disturbed.kills {
-            let victim = 1 + disturbed.kills as usize % (replicas.len() - 1);
-            replicas[victim].kill_and_start(job, folder, victim)?;
+            match victim(disturbed.kills as usize, replicas.len(), shards.replicas.len()) {
+                Victim::Server(index) => replicas[index].kill_and_start(site, index)?,
+                Victim::Rows(index) => shards.replicas[index].kill_and_start(site.job.published(), site.folder)?,
+            }
             disturbed.kills += 1;
         }
     }
     Ok(disturbed)
+}
+
+/// A server that is killed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Victim {
+    /// An inference server.
+    Server(usize),
+    /// A prediction parameter server.
+    Rows(usize),
+}
+
+/// The server that is killed after so many kills: the roles in turn, and never the first of one.
+fn victim(kills: usize, servers: usize, rows: usize) -> Victim {
+    if rows == 0 {
+        return Victim::Server(1 + kills % (servers - 1));
+    }
+    let round = kills / 2;
+    if kills.is_multiple_of(2) {
+        Victim::Server(1 + round % (servers - 1))
+    } else {
+        Victim::Rows(1 + round % (rows - 1))
+    }
 }
 
 impl Load {
@@ -379,8 +432,10 @@ fn report(
         "wrong": outcomes.wrong,
         "differFromTheCheckpoint": differing,
         "versions": versions,
+        "shards": plan.shards,
         "kills": disturbed.kills,
         "serverBytes": memory(&disturbed.server),
+        "rowsBytes": memory(&disturbed.rows),
         "jobBytes": memory(&disturbed.job),
     })
 }
@@ -448,6 +503,14 @@ mod tests {
     }
 
     #[test]
+    fn roles_are_killed_in_turn_and_never_the_first_of_one() {
+        let victims = |rows| (0..5).map(|kills| victim(kills, 3, rows)).collect::<Vec<_>>();
+        assert_eq!(victims(0), [1, 2, 1, 2, 1].map(Victim::Server));
+        let expected = [Victim::Server(1), Victim::Rows(1), Victim::Server(2), Victim::Rows(2), Victim::Server(1)];
+        assert_eq!(victims(4), expected);
+    }
+
+    #[test]
     fn arrivals_rise_at_their_rate() {
         let arrivals = poisson(500.0, 20, 7);
         assert!(arrivals.is_sorted() && (arrivals.len() as f64 - 10_000.0).abs() < 500.0, "{}", arrivals.len());
@@ -457,7 +520,13 @@ mod tests {
     fn arguments_replace_the_defaults() {
         let plan = parse(&["--servers", "2", "--load", "0.5", "--kill", "0"]).expect("valid");
         assert_eq!((plan.servers, plan.kill, plan.seconds), (2, 0, 600));
-        for wrong in [&["--servers", "1"][..], &["--load", "1.5"], &["--seconds", "0"], &["--clients"]] {
+        for wrong in [
+            &["--servers", "1"][..],
+            &["--shards", "2", "--replicas", "1"],
+            &["--load", "1.5"],
+            &["--seconds", "0"],
+            &["--clients"],
+        ] {
             assert!(matches!(parse(wrong), Err(HarnessError::Usage(_))), "{wrong:?}");
         }
     }

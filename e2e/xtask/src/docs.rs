@@ -12,6 +12,7 @@ pub(crate) fn docs() -> Result<(), HarnessError> {
     generate("generate")?;
     write(&workspace().join("docs/reference/metrics.md"), generate("metrics_reference")?)?;
     write(&workspace().join("docs/reference/serving-metrics.md"), generate("serving_metrics")?)?;
+    write(&workspace().join("docs/reference/serving-ps-metrics.md"), generate("serving_ps_metrics")?)?;
     write(&workspace().join("docs/reference/operator-metrics.md"), generate("operator_metrics")?)?;
     write(&workspace().join("charts/rectrain/README.md"), generate("chart_values")?)
 }

@@ -18,6 +18,7 @@ use crate::history::HistoryArgs;
 use crate::link::Link;
 use crate::runs::RunsCommand;
 use crate::serve::args::ServeArgs;
+use crate::serving_ps::args::ServingPsArgs;
 use crate::slow::{Cpus, Slow};
 
 /// Trains recommender models whose embedding tables are too large for one machine.
@@ -105,6 +106,9 @@ pub(crate) enum Command {
     /// Run the coordinator of a job that runs in several processes
     #[command(hide = true)]
     Coordinator(CoordinatorArgs),
+    /// Run one replica of a shard of a served model's rows
+    #[command(hide = true)]
+    ServingPs(ServingPsArgs),
     /// Run one member of a job
     #[command(flatten)]
     Member(MemberCommand),
@@ -739,7 +743,7 @@ mod tests {
         use clap::CommandFactory;
         let help = Cli::command().render_help().to_string();
         let listed: Vec<&str> = help.lines().filter_map(|line| line.strip_prefix("  ")?.split(' ').next()).collect();
-        for role in [&["coordinator"][..], &Role::MEMBERS.map(Role::name)].concat() {
+        for role in [&["coordinator", "serving-ps"][..], &Role::MEMBERS.map(Role::name)].concat() {
             assert!(!listed.contains(&role), "{role}: {help}");
         }
         assert!(listed.contains(&"run") && listed.contains(&"completion"), "{help}");

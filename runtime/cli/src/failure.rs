@@ -94,6 +94,15 @@ impl From<rectrain_inference::InferenceError> for Failure {
     }
 }
 
+impl From<rectrain_serving_ps::RowsServerError> for Failure {
+    fn from(error: rectrain_serving_ps::RowsServerError) -> Self {
+        match error {
+            rectrain_serving_ps::RowsServerError::Model(error) => error.into(),
+            error => Self::Failed(error.to_string()),
+        }
+    }
+}
+
 /// The exit code of a command whose input is wrong.
 pub(crate) const USER: u8 = 2;
 /// The exit code of a command whose training diverged.

@@ -48,6 +48,7 @@ mod saving;
 mod scale;
 mod sentences;
 mod serve;
+mod serving_ps;
 mod show;
 mod signal;
 mod simulate;
@@ -97,6 +98,7 @@ fn execute(command: Command) -> Result<(), Failure> {
         Command::Checkpoint { command } => checkpoint::run(&command),
         Command::Predict(args) => predict::run(&args),
         Command::Serve(args) => serve::run(&args),
+        Command::ServingPs(args) => serving_ps::run(&args),
         Command::Devices { json } => devices::show(json),
         Command::Coordinator(args) => role::coordinate(&args),
         Command::Member(member) => role::run_member(member.role, &member.args),

@@ -60,6 +60,14 @@ pub enum InferenceError {
         /// The reason.
         source: std::io::Error,
     },
+    /// An address of a shard cannot be used.
+    #[error("`{address}` is no address of a shard: {problem}; expected HOST:PORT")]
+    Address {
+        /// The address.
+        address: String,
+        /// The finding.
+        problem: String,
+    },
     /// The thread of the model ended before the server: a defect.
     #[error("the thread that predicts ended unexpectedly; this is a defect of rectrain")]
     ModelEnded,

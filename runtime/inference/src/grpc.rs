@@ -215,7 +215,7 @@ fn status(refusal: &Refusal) -> Status {
     let mut status = match refusal {
         Refusal::Bad(_) | Refusal::TooLarge(_) => Status::invalid_argument(message),
         Refusal::NotFound(_) => Status::not_found(message),
-        Refusal::Shed(_) | Refusal::Ending => Status::unavailable(message),
+        Refusal::Shed(_) | Refusal::Unavailable(_) | Refusal::Ending => Status::unavailable(message),
         Refusal::Late(_) => Status::deadline_exceeded(message),
         Refusal::Failed(_) => Status::internal(message),
     };

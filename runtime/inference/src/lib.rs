@@ -6,6 +6,7 @@
 //! rest ─► protocol ─┐
 //!  HTTP    JSON      ├─► service ─► queue ─► batcher ─► Predict
 //! grpc ─────────────┘    limits     rows     thread     rectrain-serving
+//!                                                          └─► rows: a cache, and shards
 //! ```
 //!
 //! [`protocol`] and [`queue`] are pure. [`batcher`] owns the one thread that predicts, and merges
@@ -28,6 +29,7 @@ mod queue;
 mod record;
 mod refusal;
 mod rest;
+mod rows;
 mod server;
 mod service;
 mod tls;
@@ -35,14 +37,15 @@ mod updates;
 mod version;
 mod warm_up;
 
-pub use batcher::Predict;
+pub use batcher::{Arrived, BatchRows, Patience, Predict, predict_now};
 pub use error::InferenceError;
 pub use limits::Limits;
 pub use metrics::reference_markdown;
 pub use record::RecordOptions;
+pub use rows::{RowClient, RowOptions, ShardedPredictor};
 pub use server::{Server, listen};
 pub use service::ServedModel;
 pub use tls::{Tls, TlsError, TlsFiles};
 pub use updates::Updates;
-pub use version::Publication;
+pub use version::{NextModel, Publication};
 pub use warm_up::{WarmedUp, warm_up};

@@ -1,7 +1,8 @@
 //! The metrics of the server. Each process has one server, so they have no label for it.
 
 use prometheus::{
-    Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry, TextEncoder, core::Collector,
+    Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
+    core::Collector,
 };
 use rectrain_serving::LookUps;
 
@@ -13,31 +14,33 @@ const SECONDS: &[f64] =
 const ROWS: &[f64] = &[1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0];
 
 macro_rules! metrics {
-    ($($field:ident: $kind:ident = $name:literal, $help:literal;)*) => {
-        /// All metrics of a server.
+    (
+        $(#[doc = $about:literal])* $all:ident {$($own:ident: $type:ty,)*}, $reference:ident:
+        $($field:ident: $kind:ident = $name:literal, $help:literal;)*
+    ) => {
+        $(#[doc = $about])*
         #[derive(Clone)]
-        pub(crate) struct Metrics {
-            registry: Registry,
-            /// The names of the sparse features, for their labels.
-            features: Vec<String>,
+        pub(crate) struct $all {
+            $($own: $type,)*
             $(#[doc = $help] pub(crate) $field: metrics!(@type $kind),)*
         }
 
-        impl Metrics {
-            /// Registers every metric. `features` are the names of the sparse features.
-            pub(crate) fn new(registry: Registry, features: Vec<String>) -> Result<Self, prometheus::Error> {
-                $(let $field = register(&registry, metrics!(@new $kind, $name, $help)?)?;)*
-                Ok(Self { registry, features, $($field,)* })
+        impl $all {
+            /// Registers every metric.
+            fn register_in(place: &Registry $(, $own: $type)*) -> Result<Self, prometheus::Error> {
+                $(let $field = register(place, metrics!(@new $kind, $name, $help)?)?;)*
+                Ok(Self { $($own,)* $($field,)* })
             }
         }
 
         /// Name, kind and meaning of every metric.
-        const REFERENCE: &[(&str, &str, &str)] = &[$(($name, metrics!(@kind $kind), $help),)*];
+        const $reference: &[(&str, &str, &str)] = &[$(($name, metrics!(@kind $kind), $help),)*];
     };
     (@type seconds) => { Histogram };
     (@type rows) => { Histogram };
     (@type counter) => { IntCounter };
     (@type gauge) => { IntGauge };
+    (@type gauge_of_shards) => { IntGaugeVec };
     (@type $label:ident) => { IntCounterVec };
     (@new seconds, $name:literal, $help:literal) => {
         Histogram::with_opts(HistogramOpts::new($name, $help).buckets(SECONDS.to_vec()))
@@ -47,16 +50,21 @@ macro_rules! metrics {
     };
     (@new counter, $name:literal, $help:literal) => { IntCounter::new($name, $help) };
     (@new gauge, $name:literal, $help:literal) => { IntGauge::new($name, $help) };
+    (@new gauge_of_shards, $name:literal, $help:literal) => { IntGaugeVec::new(Opts::new($name, $help), &["shard"]) };
     (@new $label:ident, $name:literal, $help:literal) => {
         IntCounterVec::new(Opts::new($name, $help), &[stringify!($label)])
     };
     (@kind seconds) => { "histogram" };
     (@kind rows) => { "histogram" };
     (@kind gauge) => { "gauge" };
+    (@kind gauge_of_shards) => { "gauge" };
     (@kind $counter:ident) => { "counter" };
 }
 
 metrics! {
+    /// The metrics of every server. It has the names of the sparse features, for
+    /// their labels.
+    Metrics { registry: Registry, features: Vec<String>, }, REFERENCE:
     requests: code = "rectrain_inference_requests_total", "Requests for predictions that were answered, by the status `code` of the response.";
     seconds: seconds = "rectrain_inference_request_seconds", "Time from the head of a request for predictions until its response, refused ones included.";
     in_progress: gauge = "rectrain_inference_requests_in_progress", "Requests for predictions that are being read, wait, or are being answered.";
@@ -82,6 +90,38 @@ metrics! {
     updates: kind = "rectrain_inference_model_updates_total", "Published models that were taken, by their `kind`: `full` or `delta`.";
     update_failures: counter = "rectrain_inference_model_update_failures_total", "Attempts to take a newer model that failed. The one before goes on serving, and the log has the reason.";
     freshness: seconds = "rectrain_inference_model_freshness_seconds", "Time from the publication of a model until it answers, by the clocks of both machines.";
+}
+
+metrics! {
+    /// The metrics of a server whose rows are on shards.
+    RowMetrics {}, ROW_REFERENCE:
+    cache_hits: counter = "rectrain_inference_row_cache_hits_total", "Keys of batches that were in the cache of rows, with or without a row. A key counts once a batch.";
+    cache_misses: counter = "rectrain_inference_row_cache_misses_total", "Keys of batches that were looked up in a shard.";
+    cache_rows: gauge = "rectrain_inference_row_cache_rows", "Keys in the cache of rows.";
+    cache_updates: counter = "rectrain_inference_row_cache_updates_total", "Keys in the cache that a newer model changed or evicted.";
+    cache_cleared: counter = "rectrain_inference_row_cache_cleared_total", "Newer models whose changes are not known, so that the cache was cleared.";
+    wait: seconds = "rectrain_inference_row_wait_seconds", "Time until a batch with keys outside of the cache had its rows.";
+    look_ups: shard = "rectrain_inference_look_ups_total", "Look-ups of batches, by `shard`. Several requests of one look-up count once.";
+    hedged: shard = "rectrain_inference_hedged_look_ups_total", "Look-ups that were sent to another replica because the first one did not reply within `--hedge`, by `shard`.";
+    refused: shard = "rectrain_inference_look_up_errors_total", "Requests to a replica that failed, or that it refused, by `shard`. Another replica was asked.";
+    failed: shard = "rectrain_inference_failed_look_ups_total", "Look-ups that no replica answered, by `shard`. Their requests got status 503.";
+    bytes: shard = "rectrain_inference_row_bytes_total", "Bytes of rows that came, by `shard`.";
+    replicas: gauge_of_shards = "rectrain_inference_shard_replicas", "Replicas of a shard that are connected and hold a version, by `shard`.";
+    held_sequence: gauge_of_shards = "rectrain_inference_shard_sequence", "Sequence number of the newest version that a replica of a shard holds, by `shard`.";
+}
+
+impl Metrics {
+    /// Registers every metric. `features` are the names of the sparse features.
+    pub(crate) fn new(registry: Registry, features: Vec<String>) -> Result<Self, prometheus::Error> {
+        Self::register_in(&registry.clone(), registry, features)
+    }
+}
+
+impl RowMetrics {
+    /// Registers every metric.
+    pub(crate) fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
+        Self::register_in(registry)
+    }
 }
 
 fn register<T: Collector + Clone + 'static>(registry: &Registry, metric: T) -> Result<T, prometheus::Error> {
@@ -116,6 +156,12 @@ pub fn reference_markdown() -> String {
     for (name, kind, help) in REFERENCE {
         text.push_str(&format!("| `{name}` | {kind} | {help} |\n"));
     }
+    text.push_str(
+        "\nA server with [shards](../guide/serving.md#shards) also has these:\n\n| metric | kind | meaning |\n|---|---|---|\n",
+    );
+    for (name, kind, help) in ROW_REFERENCE {
+        text.push_str(&format!("| `{name}` | {kind} | {help} |\n"));
+    }
     text
 }
 
@@ -131,7 +177,7 @@ mod tests {
 
     #[test]
     fn metrics_are_named_alike() {
-        for (name, kind, help) in REFERENCE {
+        for (name, kind, help) in REFERENCE.iter().chain(ROW_REFERENCE) {
             assert!(name.starts_with("rectrain_inference_") && help.ends_with('.'), "{name}");
             assert_eq!(*kind == "counter", name.ends_with("_total"), "{name}");
             assert_eq!(*kind == "histogram", name.ends_with("_seconds") || name.ends_with("batch_rows"), "{name}");

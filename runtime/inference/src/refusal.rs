@@ -25,6 +25,9 @@ pub(crate) enum Refusal {
     /// The model failed.
     #[error("the model failed: {0}")]
     Failed(String),
+    /// Rows that the request needs cannot be read at present.
+    #[error("{0}; repeat the request later")]
+    Unavailable(String),
     /// The server ends.
     #[error("the server ends; repeat the request at another replica")]
     Ending,
@@ -61,12 +64,12 @@ impl Refusal {
             Self::Shed(_) => StatusCode::TOO_MANY_REQUESTS,
             Self::Late(_) => StatusCode::GATEWAY_TIMEOUT,
             Self::Failed(_) => StatusCode::INTERNAL_SERVER_ERROR,
-            Self::Ending => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Unavailable(_) | Self::Ending => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
 
     /// Whether the same request may succeed later.
     pub(crate) const fn may_retry(&self) -> bool {
-        matches!(self, Self::Shed(_) | Self::Ending)
+        matches!(self, Self::Shed(_) | Self::Unavailable(_) | Self::Ending)
     }
 }

@@ -10,7 +10,7 @@ use rectrain_data::{Batch, Column, ColumnEncoder, Schema, Values};
 use rectrain_serving::Model;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::batcher::{Answer, Batcher, Predict, Predicted, Running};
+use crate::batcher::{Answer, Batcher, Patience, Predict, Predicted, Running, predict_now};
 use crate::error::InferenceError;
 use crate::limits::Limits;
 use crate::metrics::Metrics;
@@ -82,7 +82,7 @@ impl Service {
         let version = Version::new(step, rows, publication);
         version.show(&metrics);
         let encoder = ColumnEncoder::new(schema, &null_values)?;
-        predictor.predict(&row_of_missing_values(&encoder)?)?;
+        predict_now(&mut predictor, &row_of_missing_values(&encoder)?, Patience::Short)?;
         let (batcher, running) = Batcher::start(predictor, version, &limits, metrics.clone())?;
         let service = Self {
             name,

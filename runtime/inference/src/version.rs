@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
-use rectrain_serving::Model;
-use rectrain_serving::publication::{ServedVersion, unix_milliseconds};
+use rectrain_serving::publication::{Base, DenseVersion, RowChanges, ServedVersion, unix_milliseconds};
+use rectrain_serving::{GroupContent, Model, digest_of_content};
 
 use crate::metrics::Metrics;
 
@@ -26,6 +26,17 @@ impl Publication {
         Self {
             sequence: version.base.sequence,
             content_digest: version.content_digest.clone(),
+            published_at: version.published_at,
+        }
+    }
+
+    /// The publication of a model whose rows are on shards. `content` is the content of the rows of
+    /// all shards.
+    #[must_use]
+    pub fn of_dense(version: &DenseVersion, content: &[GroupContent]) -> Self {
+        Self {
+            sequence: version.base.sequence,
+            content_digest: digest_of_content(content, &version.model.parameters),
             published_at: version.published_at,
         }
     }
@@ -59,9 +70,19 @@ impl Version {
     }
 }
 
+/// A model that takes the place of another one.
+pub struct NextModel {
+    /// The model. Its tables may have no rows.
+    pub model: Arc<Model>,
+    /// Its sequence number and the digest of its publication.
+    pub base: Base,
+    /// The rows that differ from the model before, for a predictor that keeps rows of it.
+    pub changes: RowChanges,
+}
+
 /// A model that replaces the one before, and its version.
 pub(crate) struct Replacement {
-    pub(crate) model: Arc<Model>,
+    pub(crate) next: NextModel,
     pub(crate) version: Arc<Version>,
 }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rectrain_data::ColumnEncoder;
 
-use crate::batcher::Predict;
+use crate::batcher::{Patience, Predict, predict_now};
 use crate::error::InferenceError;
 use crate::limits::Limits;
 use crate::protocol::read_request;
@@ -59,7 +59,8 @@ pub fn warm_up(
         let request = read_request(&lines.line, limits.max_request_rows).map_err(|refusal| bad(refusal.to_string()))?;
         let batch = encoder.encode(&request.columns).map_err(|error| bad(error.to_string()))?;
         if batch.samples > 0 {
-            predictor.predict(&batch).map_err(|error| bad(format!("the model failed: {error}")))?;
+            predict_now(predictor, &batch, Patience::Short)
+                .map_err(|error| bad(format!("the model failed: {error}")))?;
         }
         (done.requests, done.rows) = (done.requests + 1, done.rows + batch.samples as u64);
     }

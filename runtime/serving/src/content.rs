@@ -11,7 +11,30 @@ use crate::versioned_table::VersionedTable;
 /// The sum of the SHA-256 of rows, as numbers of 256 bits, modulo 2²⁵⁶. The order of the rows does
 /// not matter. The least word comes first.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct RowSum([u64; 4]);
+pub struct RowSum([u64; 4]);
+
+/// The rows of a row group, or of a part of them, as the digest of the content counts them. The
+/// content of all shards together is the content of the model.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct GroupContent {
+    /// Their number.
+    pub rows: u64,
+    /// The sum of their numbers.
+    pub sum: RowSum,
+}
+
+impl GroupContent {
+    /// The content of a table and its sum.
+    pub(crate) fn of(table: &VersionedTable, sum: RowSum) -> Self {
+        Self { rows: table.len() as u64, sum }
+    }
+
+    /// Adds the rows of another part.
+    pub fn join(&mut self, other: &Self) {
+        self.rows += other.rows;
+        self.sum.add_words(other.sum.0);
+    }
+}
 
 impl RowSum {
     /// The sum over all rows of a table.
@@ -23,12 +46,30 @@ impl RowSum {
 
     /// Adds a row.
     pub(crate) fn add(&mut self, key: u64, values: &[f32]) {
+        self.add_words(words_of_row(key, values));
+    }
+
+    fn add_words(&mut self, words: [u64; 4]) {
         let mut carry = false;
-        for (word, other) in self.0.iter_mut().zip(words_of_row(key, values)) {
+        for (word, other) in self.0.iter_mut().zip(words) {
             let (sum, first) = word.overflowing_add(other);
             let (sum, second) = sum.overflowing_add(u64::from(carry));
             (*word, carry) = (sum, first || second);
         }
+    }
+
+    /// The number, little-endian.
+    #[must_use]
+    pub fn to_bytes(&self) -> [u8; 32] {
+        let mut bytes = [[0; 8]; 4];
+        bytes.iter_mut().zip(self.0).for_each(|(bytes, word)| *bytes = word.to_le_bytes());
+        *bytes.as_flattened().first_chunk().unwrap_or(&[0; 32])
+    }
+
+    /// The sum in [`Self::to_bytes`].
+    #[must_use]
+    pub fn of_bytes(bytes: &[u8; 32]) -> Self {
+        Self(words_of(bytes))
     }
 
     /// Takes a row away that was added.
@@ -55,21 +96,31 @@ fn words_of_row(key: u64, values: &[f32]) -> [u64; 4] {
         bytes.iter_mut().zip(values).for_each(|(bytes, value)| *bytes = value.to_le_bytes());
         hasher.update(&bytes.as_flattened()[..4 * values.len()]);
     }
-    let digest: [u8; 32] = hasher.finalize().into();
+    words_of(&hasher.finalize().into())
+}
+
+fn words_of(bytes: &[u8; 32]) -> [u64; 4] {
     let mut words = [0; 4];
-    for (word, bytes) in words.iter_mut().zip(digest.as_chunks::<8>().0) {
+    for (word, bytes) in words.iter_mut().zip(bytes.as_chunks::<8>().0) {
         *word = u64::from_le_bytes(*bytes);
     }
     words
 }
 
+/// The digest of a model, in hexadecimal digits.
+pub(crate) fn content_digest(tables: &[VersionedTable], sums: &[RowSum], parameters: &[f32]) -> String {
+    let groups = tables.iter().zip(sums).map(|(table, sum)| GroupContent::of(table, *sum));
+    digest_of_content(&groups.collect::<Vec<_>>(), parameters)
+}
+
 /// The digest of a model, in hexadecimal digits: SHA-256 over the number of rows (u64) and the sum
 /// of each row group, and then the dense parameters (f32), all little-endian.
-pub(crate) fn content_digest(tables: &[VersionedTable], sums: &[RowSum], parameters: &[f32]) -> String {
+#[must_use]
+pub fn digest_of_content(groups: &[GroupContent], parameters: &[f32]) -> String {
     let mut hasher = Sha256::new();
-    for (table, sum) in tables.iter().zip(sums) {
-        hasher.update((table.len() as u64).to_le_bytes());
-        sum.0.iter().for_each(|word| hasher.update(word.to_le_bytes()));
+    for group in groups {
+        hasher.update(group.rows.to_le_bytes());
+        hasher.update(group.sum.to_bytes());
     }
     parameters.iter().for_each(|value| hasher.update(value.to_le_bytes()));
     hexadecimal(&hasher.finalize())
@@ -106,6 +157,22 @@ mod tests {
             let found: Vec<u8> = words_of_row(9, &values).iter().flat_map(|word| word.to_le_bytes()).collect();
             assert_eq!(found, expected.to_vec(), "{dim} values");
         }
+    }
+
+    #[test]
+    fn the_contents_of_parts_join_to_the_content_of_the_whole() {
+        let all = table(1, (1..=200).map(|key| key << 56).collect(), (1..=200).map(|key| key as f32).collect());
+        let whole = GroupContent::of(&all, RowSum::of(&all));
+        let mut joined = GroupContent::default();
+        for part in 0..3 {
+            let rows: Vec<_> = all.rows().filter(|(key, _)| (*key >> 56) % 3 == part).collect();
+            let keys = rows.iter().map(|(key, _)| *key).collect();
+            let part = table(1, keys, rows.iter().map(|(_, row)| row[0]).collect());
+            let sum = RowSum::of_bytes(&RowSum::of(&part).to_bytes());
+            joined.join(&GroupContent::of(&part, sum));
+        }
+        assert_eq!(joined, whole);
+        assert_ne!(digest_of_content(&[joined], &[1.0]), digest_of_content(&[GroupContent::default()], &[1.0]));
     }
 
     #[test]

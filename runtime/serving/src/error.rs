@@ -71,6 +71,14 @@ pub enum ServingError {
         /// The name of the type.
         value_type: &'static str,
     },
+    /// The rows of a batch cannot be read at present.
+    #[error("the rows of shard {shard} cannot be read at present: {problem}")]
+    RowsUnavailable {
+        /// The shard, from 0.
+        shard: usize,
+        /// The finding.
+        problem: String,
+    },
     /// The operating system refused an action.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {

@@ -11,7 +11,8 @@
 //! export ──────┘                              └─► export: rows-G.bin, tower.onnx, model.json
 //! ```
 //!
-//! [`publication`] has models that change while they are served.
+//! [`publication`] has models that change while they are served, and [`shard`] the division of
+//! their rows among servers.
 //!
 //! This crate prints nothing. Its callers are the commands of `rectrain`.
 
@@ -23,15 +24,17 @@ mod hash;
 mod model;
 mod predictor;
 pub mod publication;
+pub mod shard;
 mod table;
 mod value;
 mod versioned_table;
 
+pub use content::{GroupContent, RowSum, digest_of_content};
 pub use description::Description;
 pub use error::ServingError;
 pub use export::{Exported, MODEL_FILE, export, is_export, load_export};
 pub use model::Model;
-pub use predictor::{Predictions, Predictor, PredictorOptions};
+pub use predictor::{GroupRows, Predictions, Predictor, PredictorOptions};
 pub use rectrain_protocol::unseen::{self, LookUps};
 pub use table::{KeyRange, Table};
 pub use value::ExportType;

@@ -81,6 +81,19 @@ impl Model {
         Ok(())
     }
 
+    /// The model at another step, with these rows and parameters.
+    pub(crate) fn with(&self, step: u64, tables: Vec<VersionedTable>, parameters: Vec<f32>) -> Self {
+        Self {
+            name: self.name.clone(),
+            job: self.job.clone(),
+            step,
+            identity: self.identity.clone(),
+            description: self.description.clone(),
+            tables,
+            parameters,
+        }
+    }
+
     /// Removes rows. By row group, `is_kept` has one value for each row, by rising key. Rows
     /// without a value go too.
     pub fn keep_rows(&mut self, is_kept: &[Vec<bool>]) {

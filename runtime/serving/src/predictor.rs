@@ -1,5 +1,6 @@
 //! Predicts batches of rows, on the code paths of training. Ids have no duplicates, as the loader
-//! sends them. Pooling is the embedding worker's, and the tower is the dense workers'.
+//! sends them. Pooling is the embedding worker's, and the tower is the dense workers'. Rows come
+//! from the model in memory, or from elsewhere.
 
 use std::sync::Arc;
 
@@ -43,11 +44,20 @@ pub struct Predictions {
 }
 
 /// The rows of the keys of one row group.
-struct GroupRows {
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct GroupRows {
     /// `[keys, dim]`.
-    values: Vec<f32>,
+    pub values: Vec<f32>,
     /// Whether each key has no row.
-    missing: Vec<bool>,
+    pub missing: Vec<bool>,
+}
+
+impl GroupRows {
+    /// Room for the rows of so many keys, each of `dim` values.
+    #[must_use]
+    pub fn new(keys: usize, dim: usize) -> Self {
+        Self { values: vec![0.0; keys * dim], missing: vec![false; keys] }
+    }
 }
 
 impl Predictor {
@@ -89,26 +99,55 @@ impl Predictor {
         Ok(())
     }
 
-    /// Predicts the rows of a batch, in their order.
+    /// Predicts the rows of a batch, in their order, with the rows of the model.
     ///
     /// # Errors
     /// Ids that contradict each other, a batch of another schema, a prediction that is not finite.
     pub fn predict(&mut self, batch: &Batch) -> Result<Predictions, ServingError> {
-        let layout = &self.model.description.layout;
+        let ids = self.prepare(batch)?;
+        let read = |(table, keys): (&VersionedTable, &Vec<u64>)| read(table, keys);
+        let rows = self.model.tables.iter().zip(ids.keys()).map(read).collect();
+        self.predict_with(batch, &ids, rows)
+    }
+
+    /// The keys of a batch by row group, and the rows that each of its samples pools.
+    ///
+    /// # Errors
+    /// Ids that contradict each other.
+    pub fn prepare(&mut self, batch: &Batch) -> Result<PreparedIds, ServingError> {
         let mut unique = Vec::with_capacity(batch.sparse.len());
         for column in &batch.sparse {
             let offsets = column.offsets.as_deref();
             unique.push(UniqueIds::from_column(&column.keys, offsets, batch.samples, &mut self.scratch)?);
         }
-        let prepared = PreparedIds::new(batch.samples, unique, layout);
-        let (mut rows, mut missing) = (Vec::new(), Vec::new());
-        for (group, (table, keys)) in self.model.tables.iter().zip(prepared.keys()).enumerate() {
-            let read = self.read(GroupId(group as u16), table, keys)?;
-            rows.push(read.values);
-            missing.push(read.missing);
+        Ok(PreparedIds::new(batch.samples, unique, &self.model.description.layout))
+    }
+
+    /// Predicts the rows of a batch, in their order, with these rows of its keys by row group. They
+    /// may come from another server. A key without a row reads as its initial values, whatever the
+    /// values in its place are.
+    ///
+    /// # Errors
+    /// A batch of another schema, a prediction that is not finite.
+    pub fn predict_with(
+        &mut self,
+        batch: &Batch,
+        ids: &PreparedIds,
+        rows: Vec<GroupRows>,
+    ) -> Result<Predictions, ServingError> {
+        let layout = &self.model.description.layout;
+        let (mut values, mut missing) = (Vec::with_capacity(rows.len()), Vec::with_capacity(rows.len()));
+        for ((group, mut rows), keys) in (0..).map(GroupId).zip(rows).zip(ids.keys()) {
+            let dim = layout.group_dims[usize::from(group.0)];
+            for (place, _) in rows.missing.iter().enumerate().filter(|(_, is_missing)| **is_missing) {
+                let out = &mut rows.values[place * dim..(place + 1) * dim];
+                self.initial.read(group, &[FeatureKey(keys[place])], out)?;
+            }
+            values.push(rows.values);
+            missing.push(rows.missing);
         }
-        let pooled = prepared.pool(&rows, layout);
-        let look_ups = prepared.count_unseen(&missing, layout);
+        let pooled = ids.pool(&values, layout);
+        let look_ups = ids.count_unseen(&missing, layout);
         let features = Features {
             samples: batch.samples,
             dense: &batch.dense,
@@ -117,21 +156,17 @@ impl Predictor {
         };
         Ok(Predictions { probabilities: self.tower.predict(features)?, look_ups })
     }
+}
 
-    /// Reads the rows of keys. A key without a row reads as its initial values.
-    fn read(&self, group: GroupId, table: &VersionedTable, keys: &[u64]) -> Result<GroupRows, ServingError> {
-        let mut values = vec![0.0; keys.len() * table.dim()];
-        let mut missing = vec![false; keys.len()];
-        for (place, key) in keys.iter().enumerate() {
-            let out = &mut values[place * table.dim()..(place + 1) * table.dim()];
-            match table.row(*key) {
-                Some(row) => out.copy_from_slice(row),
-                None => {
-                    missing[place] = true;
-                    self.initial.read(group, &[FeatureKey(*key)], out)?;
-                }
-            }
+/// Reads the rows of keys, as far as there are any.
+fn read(table: &VersionedTable, keys: &[u64]) -> GroupRows {
+    let dim = table.dim();
+    let mut rows = GroupRows::new(keys.len(), dim);
+    for (place, key) in keys.iter().enumerate() {
+        match table.row(*key) {
+            Some(row) => rows.values[place * dim..(place + 1) * dim].copy_from_slice(row),
+            None => rows.missing[place] = true,
         }
-        Ok(GroupRows { values, missing })
     }
+    rows
 }

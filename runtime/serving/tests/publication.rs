@@ -14,8 +14,12 @@ use rectrain_checkpoint::{
 };
 use rectrain_embedding::{FeatureKey, GroupId, LeastCount, Missing, SaveScope, Slot, Store};
 use rectrain_protocol::plan::JobPlan;
-use rectrain_serving::publication::{Follower, Published, Publisher};
-use rectrain_serving::{ExportType, Model, ServingError, export, load_export};
+use rectrain_serving::publication::{
+    Base as PublishedBase, DenseFollower, Follower, Published, Publisher, RowChanges, ServedVersion,
+};
+use rectrain_serving::{
+    ExportType, GroupContent, KeyRange, Model, ServingError, digest_of_content, export, load_export,
+};
 use rectrain_storage::Directory;
 use serde_json::json;
 
@@ -671,4 +675,93 @@ async fn a_model_with_other_features_needs_a_new_server() {
     let message = follower.poll().await.unwrap_err().to_string();
     assert!(message.contains("start the server anew"), "{message}");
     assert_eq!(follower.version().base.sequence, 1);
+}
+
+/// Servers of three shards, and one without rows, follow a job beside one that holds everything.
+#[tokio::test]
+async fn shards_hold_the_rows_of_each_of_their_last_versions() {
+    const SHARDS: u32 = 3;
+    const VERSIONS: usize = 4;
+    let mut job = Job::new();
+    job.train(0..300);
+    job.save(true).await;
+    let mut publisher = job.publisher().await;
+    published(&job, &mut publisher).await;
+    let mut whole = job.follower().await;
+    let mut shards = Vec::new();
+    for shard in 0..SHARDS {
+        let keys = KeyRange::of_part(shard, SHARDS);
+        let (follower, update) = Follower::open_part(job.directory("published"), keys, VERSIONS).await.unwrap();
+        assert!(update.stopped.is_none() && update.loaded);
+        shards.push(follower);
+    }
+    let (mut dense, stopped) = DenseFollower::open(job.directory("published")).await.unwrap();
+    assert!(stopped.is_none() && dense.version().base == whole.version().base);
+    assert!(dense.version().model.tables.iter().all(|table| table.is_empty()));
+    let mut expected = vec![whole.version().clone()];
+    for round in 0..9 {
+        job.train(13 * round..13 * round + 40);
+        job.evict(290 - round);
+        if round == 4 {
+            // A slot that moves is given whole.
+            job.store.clear_slot(rectrain_embedding::slot_of(key(7), job.plan.store.slots)).unwrap();
+            job.train(7..8);
+        }
+        // In round 6 no follower looks, and a full model is beside the deltas.
+        job.save(round == 6).await;
+        published(&job, &mut publisher).await;
+        whole.poll().await.unwrap().unwrap();
+        expected.push(whole.version().clone());
+        if round != 6 {
+            for shard in &mut shards {
+                shard.poll().await.unwrap().unwrap();
+            }
+        }
+        assert_shards_hold(&shards, &expected, if round == 6 { 1 } else { 0 });
+        dense.look().await.unwrap();
+        assert_eq!(dense.newest(), whole.version().base.sequence);
+    }
+    // The server without rows goes to the newest model that is to be had.
+    let has = |sequence: u64| move |base: &PublishedBase| base.sequence == sequence;
+    assert!(dense.advance(has(99)).is_none());
+    for (sequence, deltas) in [(4, 3), (10, 6)] {
+        let update = dense.advance(has(sequence)).unwrap();
+        let RowChanges::Known(changes) = update.changes else { panic!("the changes are known") };
+        assert_eq!((update.loaded, update.deltas, changes.len() as u64), (false, deltas, deltas));
+        let version = &expected[sequence as usize - 1];
+        assert_eq!(dense.version().base, version.base);
+        assert_eq!(dense.version().model.parameters, version.model.parameters);
+    }
+    // A server that starts has the versions since the full model.
+    let (late, _) =
+        Follower::open_part(job.directory("published"), KeyRange::of_part(1, SHARDS), VERSIONS).await.unwrap();
+    let sequences: Vec<u64> = late.versions().map(|version| version.base.sequence).collect();
+    assert_eq!(sequences, [8, 9, 10]);
+    // A damaged file of a full model is refused, although most of its rows belong to others.
+    let rows = job.file("full-000000000008/rows-0.bin");
+    let mut bytes = std::fs::read(&rows).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&rows, bytes).unwrap();
+    let error = Follower::open_part(job.directory("published"), KeyRange::of_part(0, SHARDS), 1).await.unwrap_err();
+    assert!(matches!(error, ServingError::Damaged { .. }), "{error}");
+}
+
+/// All shards together have the rows of each version that they hold, and its digest.
+fn assert_shards_hold(shards: &[Follower], expected: &[ServedVersion], late: usize) {
+    let held: Vec<Vec<&ServedVersion>> = shards.iter().map(|shard| shard.versions().collect()).collect();
+    assert_eq!(held[0].last().unwrap().base, expected[expected.len() - 1 - late].base);
+    for place in 0..held[0].len() {
+        let versions: Vec<&ServedVersion> = held.iter().map(|held| held[place]).collect();
+        let version = expected.iter().find(|version| version.base == versions[0].base).unwrap();
+        let mut content = vec![GroupContent::default(); version.model.tables.len()];
+        for (group, table) in version.model.tables.iter().enumerate() {
+            let rows = versions.iter().flat_map(|shard| shard.model.tables[group].rows());
+            assert!(rows.eq(table.rows()), "group {group} of version {}", version.base.sequence);
+        }
+        for shard in &versions {
+            assert_eq!((&shard.base, shard.model.step), (&version.base, version.model.step));
+            content.iter_mut().zip(shard.content()).for_each(|(all, part)| all.join(&part));
+        }
+        assert_eq!(digest_of_content(&content, &version.model.parameters), version.content_digest);
+    }
 }

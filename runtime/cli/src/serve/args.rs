@@ -99,6 +99,17 @@ pub(crate) struct ServeArgs {
     /// The least AUC of a model on --gate-rows, from 0 to 1
     #[arg(long, value_name = "AUC", requires = "gate_rows", value_parser = share)]
     pub(super) gate_min_auc: Option<f64>,
+    /// The replicas of a shard of the rows, each HOST:PORT of a `rectrain serving-ps`, with commas:
+    /// one such option for each shard, in their order. The server then holds the dense part and a
+    /// cache of rows. Needs a path of spec.serving.publish
+    #[arg(long, value_name = "HOST:PORT,HOST:PORT", value_parser = replicas)]
+    pub(super) rows_from: Vec<Replicas>,
+    /// Keys in the cache of rows
+    #[arg(long, value_name = "ROWS", default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(0..=1 << 30))]
+    pub(super) cache_rows: u32,
+    /// A look-up without a reply after this time goes to another replica of the shard as well
+    #[arg(long, value_name = "TIME", default_value = "5ms", value_parser = time_above_zero)]
+    pub(super) hedge: Duration,
     /// Threads that compute; 0 means one for each core
     #[arg(long, default_value_t = 0)]
     pub(super) threads: usize,
@@ -110,10 +121,29 @@ pub(crate) struct ServeArgs {
     pub(super) options: Vec<String>,
 }
 
+/// The addresses of the replicas of a shard.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Replicas(pub(super) Vec<String>);
+
+fn replicas(text: &str) -> Result<Replicas, String> {
+    let is_address =
+        |text: &&str| text.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok());
+    let addresses: Vec<&str> = text.split(',').map(str::trim).collect();
+    match addresses.iter().find(|address| !is_address(address)) {
+        Some(wrong) => Err(format!("found `{wrong}`, expected addresses such as HOST:8090, with commas")),
+        None => Ok(Replicas(addresses.into_iter().map(str::to_owned).collect())),
+    }
+}
+
+/// The time between two looks for a newer published model, if no argument says it.
+pub(crate) fn default_poll(path: &str) -> Duration {
+    if path.contains("://") { POLL_BUCKET } else { POLL_FOLDER }
+}
+
 impl ServeArgs {
     /// The time between two looks for a newer published model.
     pub(super) fn poll(&self) -> Duration {
-        self.poll.unwrap_or(if self.model.contains("://") { POLL_BUCKET } else { POLL_FOLDER })
+        self.poll.unwrap_or(default_poll(&self.model))
     }
 
     /// The files of the TLS certificate, if both addresses speak TLS.
@@ -145,7 +175,7 @@ impl ServeArgs {
 }
 
 /// Parses a time such as `500us`, `5ms` or `2s`.
-fn time(text: &str) -> Result<Duration, String> {
+pub(crate) fn time(text: &str) -> Result<Duration, String> {
     let found = text.parse::<SignedDuration>().ok().and_then(|time| Duration::try_from(time).ok());
     let found = found.filter(|time| *time <= LONGEST);
     found.ok_or_else(|| "expected a time such as 500us, 5ms or 2s, of at most 24h".to_owned())
@@ -156,7 +186,7 @@ fn share(text: &str) -> Result<f64, String> {
     found.ok_or_else(|| "expected a number from 0 to 1".to_owned())
 }
 
-fn time_above_zero(text: &str) -> Result<Duration, String> {
+pub(crate) fn time_above_zero(text: &str) -> Result<Duration, String> {
     time(text).and_then(|time| if time.is_zero() { Err("expected a time above 0".to_owned()) } else { Ok(time) })
 }
 
@@ -224,6 +254,19 @@ mod tests {
         assert_eq!(parse(&["model"]).unwrap().recording(), None);
         for wrong in [&["--record-every=7"][..], &["--warm-up-time=1s"], &["--record=a", "--record-every=0"]] {
             assert!(parse(&[&["model"], wrong].concat()).is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn each_shard_has_an_option_with_its_replicas() {
+        let args = parse(&["published", "--rows-from", "a0:8090,a1:8090", "--rows-from", "b0:8090", "--hedge", "2ms"]);
+        let args = args.unwrap();
+        let shards: Vec<Vec<String>> = args.rows_from.into_iter().map(|replicas| replicas.0).collect();
+        assert_eq!(shards, [vec!["a0:8090".to_owned(), "a1:8090".to_owned()], vec!["b0:8090".to_owned()]]);
+        assert_eq!((args.cache_rows, args.hedge.as_millis()), (100_000, 2));
+        for wrong in ["a0", "a0:8090,", ":8090", "a0:port"] {
+            let message = parse(&["published", "--rows-from", wrong]).unwrap_err().to_string();
+            assert!(message.contains("expected addresses such as HOST:8090"), "{message}");
         }
     }
 

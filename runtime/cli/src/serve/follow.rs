@@ -1,11 +1,12 @@
 //! Follows published models while a server runs, on a thread of its own.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
-use rectrain_inference::Updates;
-use rectrain_serving::ServingError;
-use rectrain_serving::publication::{Follower, ServedVersion, is_local_publication, is_publication};
+use rectrain_inference::{NextModel, Updates};
+use rectrain_serving::publication::{Follower, RowChanges, ServedVersion, is_local_publication, is_publication};
+use rectrain_serving::{Predictor, ServingError};
 use rectrain_storage::Directory;
 use tokio::runtime::Runtime;
 
@@ -27,23 +28,8 @@ pub(super) struct Following {
 impl Following {
     /// Loads the newest model of a path; `None` if no models are published there.
     pub(super) fn open(model: &str, options: &[String]) -> Result<Option<Self>, Failure> {
-        let is_url = model.contains("://");
-        if !is_url && !is_local_publication(Path::new(model)) {
-            return Ok(None);
-        }
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let runtime = runtime.map_err(|error| Failure::Failed(format!("cannot start the runtime: {error}")))?;
-        let options = store_options(options)?;
-        let opened = runtime.block_on(async {
-            let directory = Directory::open(model, &options, false).map_err(ServingError::from)?;
-            if is_url && !is_publication(&directory).await? {
-                return Ok(None);
-            }
-            Follower::open(directory).await.map(Some)
-        });
-        let Some((follower, update)) = opened? else {
-            return Ok(None);
-        };
+        let Some((runtime, directory)) = open_directory(model, options)? else { return Ok(None) };
+        let (follower, update) = runtime.block_on(Follower::open(directory))?;
         if let Some(error) = update.stopped {
             tracing::warn!(%error, "the newest model cannot be taken yet, so an earlier one is served");
         }
@@ -56,24 +42,78 @@ impl Following {
     }
 
     /// Follows until the process ends.
-    pub(super) fn start(self, every: Duration, gate: Option<Gate>, updates: Updates) -> Result<(), Failure> {
+    pub(super) fn start(self, every: Duration, gate: Option<Gate<Predictor>>, updates: Updates) -> Result<(), Failure> {
         let Self { runtime, follower } = self;
-        let work = move || runtime.block_on(follow(follower, every, gate, updates));
-        let thread = std::thread::Builder::new().name("rectrain-follow".into()).spawn(work);
-        thread.map(drop).map_err(|error| Failure::Failed(format!("cannot start the thread that follows: {error}")))
+        start_thread(move || runtime.block_on(follow(follower, every, gate, updates)))
     }
 }
 
-async fn follow(mut follower: Follower, every: Duration, mut gate: Option<Gate>, updates: Updates) {
-    // A reason that repeats is not logged again.
-    let (mut warned, mut wait) = (None, every);
+/// The directory of published models, and the runtime that its clients belong to; `None` if no
+/// models are published there.
+pub(super) fn open_directory(model: &str, options: &[String]) -> Result<Option<(Runtime, Directory)>, Failure> {
+    let is_url = model.contains("://");
+    if !is_url && !is_local_publication(Path::new(model)) {
+        return Ok(None);
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| Failure::Failed(format!("cannot start the runtime: {error}")))?;
+    let options = store_options(options)?;
+    let directory = runtime.block_on(async {
+        let directory = Directory::open(model, &options, false).map_err(ServingError::from)?;
+        let is_publication = !is_url || is_publication(&directory).await?;
+        Ok::<_, ServingError>(is_publication.then_some(directory))
+    });
+    Ok(directory?.map(|directory| (runtime, directory)))
+}
+
+/// Starts the thread that follows.
+pub(super) fn start_thread(work: impl FnOnce() + Send + 'static) -> Result<(), Failure> {
+    let thread = std::thread::Builder::new().name("rectrain-follow".into()).spawn(work);
+    thread.map(drop).map_err(|error| Failure::Failed(format!("cannot start the thread that follows: {error}")))
+}
+
+/// The present reason why the newest model cannot be taken.
+pub(super) struct Trouble {
+    every: Duration,
+    reason: Option<String>,
+    /// The time until the next look.
+    pub(super) wait: Duration,
+}
+
+impl Trouble {
+    pub(super) fn new(every: Duration) -> Self {
+        Self { every, reason: None, wait: every }
+    }
+
+    /// Counts a failure, and looks less often while there is one. A reason that repeats is not
+    /// logged again.
+    pub(super) fn note(&mut self, updates: &Updates, reason: Option<String>) {
+        let longest = LONGEST_BACKOFF.max(self.every);
+        self.wait = if reason.is_some() { (2 * self.wait).min(longest) } else { self.every };
+        if let Some(error) = &reason {
+            updates.failed();
+            if self.reason.as_ref() != Some(error) {
+                tracing::warn!(%error, "the newest model cannot be taken; the server looks again");
+            }
+        }
+        self.reason = reason;
+    }
+}
+
+/// The model of a version, as a predictor takes it.
+pub(super) fn next_model(version: &ServedVersion) -> NextModel {
+    NextModel { model: Arc::clone(&version.model), base: version.base.clone(), changes: RowChanges::Unknown }
+}
+
+async fn follow(mut follower: Follower, every: Duration, mut gate: Option<Gate<Predictor>>, updates: Updates) {
+    let mut trouble = Trouble::new(every);
     loop {
-        tokio::time::sleep(wait).await;
+        tokio::time::sleep(trouble.wait).await;
         let problem = match follower.poll().await {
             Ok(None) => None,
             Ok(Some(update)) => {
                 let version = follower.version();
-                let passed = gate.as_mut().map_or(Ok(()), |gate| gate.check(&version.model));
+                let passed = gate.as_mut().map_or(Ok(()), |gate| gate.check(next_model(version)));
                 if passed.is_ok() {
                     tracing::info!(sequence = version.base.sequence, step = version.model.step, "took a newer model");
                     updates.offer(version, &update);
@@ -82,13 +122,6 @@ async fn follow(mut follower: Follower, every: Duration, mut gate: Option<Gate>,
             }
             Err(error) => Some(error.to_string()),
         };
-        wait = if problem.is_some() { (2 * wait).min(LONGEST_BACKOFF.max(every)) } else { every };
-        if let Some(error) = &problem {
-            updates.failed();
-            if warned.as_ref() != Some(error) {
-                tracing::warn!(%error, "the newest model cannot be taken; the server looks again");
-            }
-        }
-        warned = problem;
+        trouble.note(&updates, problem);
     }
 }

@@ -1,10 +1,9 @@
 //! The gate of a server: a model with a low AUC on held-out rows is not taken.
 
-use std::sync::Arc;
-
 use rectrain_data::{Batch, Dataset, ReadPlan, SourceConfig};
 use rectrain_dense::metrics::Evaluation;
-use rectrain_serving::{Model, Predictor, PredictorOptions};
+use rectrain_inference::{NextModel, Patience, Predict, predict_now};
+use rectrain_serving::{Description, PredictorOptions, ServingError};
 
 use super::args::ServeArgs;
 use crate::checkpoint::store_options;
@@ -20,17 +19,20 @@ const READ_AHEAD: usize = 2;
 const MAX_ROWS: usize = 1 << 20;
 
 /// Held-out rows in memory, and a predictor of its own, so that requests do not wait for it.
-pub(super) struct Gate {
-    predictor: Predictor,
+pub(super) struct Gate<P> {
+    predictor: P,
     batches: Vec<Batch>,
     least_auc: f64,
 }
 
-impl Gate {
-    /// Reads the held-out rows; `None` if the server has no gate.
-    pub(super) fn open(args: &ServeArgs, model: &Arc<Model>) -> Result<Option<Self>, Failure> {
+impl<P: Predict> Gate<P> {
+    /// Reads the held-out rows; `None` if the server has no gate. `predictor` makes the predictor.
+    pub(super) fn open(
+        args: &ServeArgs,
+        description: &Description,
+        predictor: impl FnOnce(PredictorOptions) -> Result<P, ServingError>,
+    ) -> Result<Option<Self>, Failure> {
         let Some(least_auc) = args.gate_min_auc else { return Ok(None) };
-        let description = &model.description;
         let config = SourceConfig {
             paths: args.gate_rows.clone(),
             format: format(&args.gate_rows, description),
@@ -40,25 +42,24 @@ impl Gate {
         };
         let dataset = Dataset::open(config, description.schema.clone()).map_err(failure)?;
         let options = PredictorOptions { threads: 1, precision: args.precision };
-        let predictor = Predictor::new(Arc::clone(model), options)?;
-        Ok(Some(Self { predictor, batches: read(&dataset)?, least_auc }))
+        Ok(Some(Self { predictor: predictor(options)?, batches: read(&dataset)?, least_auc }))
     }
 
     /// Checks a model. The error is the reason why it is not taken.
-    pub(super) fn check(&mut self, model: &Arc<Model>) -> Result<(), String> {
-        let refused = |error: rectrain_serving::ServingError| error.to_string();
-        self.predictor.set_model(Arc::clone(model)).map_err(refused)?;
+    pub(super) fn check(&mut self, next: NextModel) -> Result<(), String> {
+        let refused = |error: ServingError| error.to_string();
+        let step = next.model.step;
+        self.predictor.set_model(next).map_err(refused)?;
         let mut evaluation = Evaluation::default();
         for batch in &self.batches {
-            let predictions = self.predictor.predict(batch).map_err(refused)?;
+            let predictions = predict_now(&mut self.predictor, batch, Patience::Short).map_err(refused)?;
             evaluation.push(&predictions.probabilities, &batch.labels);
         }
         let least = self.least_auc;
         match evaluation.finish().auc {
             Some(auc) if auc >= least => Ok(()),
             Some(auc) => Err(format!(
-                "the model of step {} has an AUC of {auc:.4} on --gate-rows, and --gate-min-auc is {least}",
-                model.step
+                "the model of step {step} has an AUC of {auc:.4} on --gate-rows, and --gate-min-auc is {least}"
             )),
             None => Err("the rows of --gate-rows have labels of one kind, so there is no AUC".to_owned()),
         }

@@ -37,15 +37,12 @@ impl Server {
 
     /// The status and the body of the response to a request.
     pub fn exchange(&self, head: &str, body: &str) -> (u16, String) {
-        let mut stream = TcpStream::connect(&self.address).unwrap();
-        let length = body.len();
-        let request =
-            format!("{head} HTTP/1.1\r\nHost: test\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}");
-        stream.write_all(request.as_bytes()).unwrap();
-        let mut response = String::new();
-        stream.read_to_string(&mut response).unwrap();
-        let (head, body) = response.split_once("\r\n\r\n").unwrap();
-        (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+        exchange_at(&self.address, head, body)
+    }
+
+    /// The status, the head and the body of the response to a request.
+    pub fn exchange_whole(&self, head: &str, body: &str) -> (u16, String, String) {
+        exchange_whole_at(&self.address, head, body)
     }
 
     pub fn get(&self, path: &str) -> String {
@@ -76,6 +73,24 @@ impl Server {
         assert!(sent.is_ok_and(|status| status.success()));
         self.process.wait().unwrap()
     }
+}
+
+/// The status and the body of the response to a request.
+pub fn exchange_at(address: &str, head: &str, body: &str) -> (u16, String) {
+    let (status, _, body) = exchange_whole_at(address, head, body);
+    (status, body)
+}
+
+fn exchange_whole_at(address: &str, head: &str, body: &str) -> (u16, String, String) {
+    let mut stream = TcpStream::connect(address).unwrap();
+    let length = body.len();
+    let request =
+        format!("{head} HTTP/1.1\r\nHost: test\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}");
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut response = String::new();
+    stream.read_to_string(&mut response).unwrap();
+    let (head, body) = response.split_once("\r\n\r\n").unwrap();
+    (head.split(' ').nth(1).unwrap().parse().unwrap(), head.to_owned(), body.to_owned())
 }
 
 impl Drop for Server {

@@ -8,8 +8,10 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 use prometheus::Registry;
 use rectrain_data::{Batch, DenseField, LabelField, MissingValue, Schema, SparseField, Transform};
-use rectrain_inference::{InferenceError, Limits, Predict, ServedModel, Server, WarmedUp, listen, warm_up};
-use rectrain_serving::{LookUps, Model, Predictions, ServingError};
+use rectrain_inference::{
+    Arrived, InferenceError, Limits, NextModel, Patience, Predict, ServedModel, Server, WarmedUp, listen, warm_up,
+};
+use rectrain_serving::{LookUps, Predictions, ServingError};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -78,7 +80,13 @@ impl Gate {
 }
 
 impl Predict for Fake {
-    fn predict(&mut self, batch: &Batch) -> Result<Predictions, ServingError> {
+    type Rows = ();
+
+    fn read(&mut self, _batch: &Batch, _patience: Patience, _arrived: &Arrived) -> Result<(), ServingError> {
+        Ok(())
+    }
+
+    fn predict(&mut self, batch: &Batch, (): ()) -> Result<Predictions, ServingError> {
         self.0.pass(batch.samples);
         if batch.dense.iter().any(|x| *x < 0.0) {
             let (model, problem) = ("clicks".to_owned(), "a negative number".to_owned());
@@ -91,7 +99,7 @@ impl Predict for Fake {
         Ok(Predictions { probabilities, look_ups })
     }
 
-    fn set_model(&mut self, _model: Arc<Model>) -> Result<(), ServingError> {
+    fn set_model(&mut self, _next: NextModel) -> Result<(), ServingError> {
         panic!("no test of this server offers another model");
     }
 }

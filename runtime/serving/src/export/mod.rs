@@ -20,8 +20,8 @@ use rectrain_dense::tasks::{BinaryCrossEntropy, Tasks};
 
 use self::folder::Folder;
 use self::manifest::{FileOfExport, ServedModel};
-pub use self::read::load_export;
 pub(crate) use self::read::{FoundExport, load_from};
+pub use self::read::{Part, load_export};
 use self::rows::RowsFile;
 use crate::error::ServingError;
 use crate::model::Model;

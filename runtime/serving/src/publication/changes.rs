@@ -91,11 +91,9 @@ impl Group {
     }
 }
 
-/// The keys of a slot: all `k` with ⌊k · slots / 2⁶⁴⌋ = slot.
+/// The keys of a slot.
 pub(super) fn keys_of(slot: Slot, slots: u32) -> KeyRange {
-    let first = |slot: u32| (u128::from(slot) << 64).div_ceil(u128::from(slots.max(1)));
-    // The last slot ends with the last key.
-    KeyRange { first: first(slot.0) as u64, last: (first(slot.0 + 1) - 1) as u64 }
+    KeyRange::of_part(slot.0, slots)
 }
 
 #[cfg(test)]

@@ -5,7 +5,8 @@
 //! checkpoints ─► Publisher ─► PATH/full-000000000001/   as an export for serving
 //!                             PATH/delta-000000000002.bin
 //!                             PATH/latest.json          written last
-//!                                      └─► Follower ─► ServedVersion: one model in memory
+//!                                      ├─► Follower ─► ServedVersion: one model in memory
+//!                                      └─► DenseFollower ─► DenseVersion: without its rows
 //! full checkpoint ─► Publisher ─► PATH/delta-000000000003.bin, and later
 //!                    FullModel ─► PATH/full-000000000003/, the same model
 //! ```
@@ -16,6 +17,7 @@
 
 mod changes;
 mod delta;
+mod dense_follower;
 mod follower;
 mod full;
 mod known_rows;
@@ -29,6 +31,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use rectrain_storage::Directory;
 
 pub use self::delta::{Base, Delta, DeltaError, GroupChanges};
+pub use self::dense_follower::{DenseFollower, DenseUpdate, DenseVersion, RowChanges};
 pub use self::follower::{Follower, ServedVersion, Update};
 pub use self::full::{FullModel, WrittenFull};
 pub use self::publisher::{Published, Publisher};
