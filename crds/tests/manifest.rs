@@ -897,7 +897,7 @@ fn an_unknown_kind_is_answered_with_every_kind() {
 
 /// Overrides of BASE, the field of the only error and a part of its sentence. No single field shows
 /// these errors.
-const BAD_JOBS: [(&[&str], &str, &str); 81] = [
+const BAD_JOBS: [(&[&str], &str, &str); 80] = [
     (
         &["spec.training.mode=bmuf"],
         "spec.training.mode",
@@ -1000,11 +1000,6 @@ const BAD_JOBS: [(&[&str], &str, &str); 81] = [
         &["spec.training.sync.pieces=pulled,spec.training.localBatchSize=32,spec.training.barrierWorkers=1"],
         "spec.training.barrierWorkers",
         "all dense workers pull pieces: remove `barrierWorkers`",
-    ),
-    (
-        &["spec.training.sync.pieces=pulled,spec.training.localBatchSize=32,spec.training.mode=auto"],
-        "spec.training.mode",
-        "auto predicts the speed of `sync` with fixed pieces",
     ),
     (
         &["spec.training.sync.pieces=pushed"],
@@ -1604,10 +1599,6 @@ const RULES: &[(&[&str], &[&str])] = &[
     (
         &["spec.training.sync.pieces=pulled", "spec.training.localBatchSize=32", "spec.training.barrierWorkers=1"],
         &["spec.training.sync.pieces=fixed", "spec.training.localBatchSize=32", "spec.training.barrierWorkers=1"],
-    ),
-    (
-        &["spec.training.sync.pieces=pulled", "spec.training.localBatchSize=32", "spec.training.mode=auto"],
-        &["spec.training.sync.pieces=fixed", "spec.training.localBatchSize=32", "spec.training.mode=auto"],
     ),
     (&["metadata.name=abcdefghi-abcdefghi-abcdefghi-abcdez"], &["metadata.name=abcdefghi-abcdefghi-abcdefghi-abcdz"]),
     (&["spec.model.bottom={64}"], &["spec.model.bottom={64},spec.model.kind=dlrm"]),

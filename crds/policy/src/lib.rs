@@ -29,6 +29,7 @@ mod observations;
 mod observe;
 mod policy;
 mod predict;
+mod pulled;
 mod replay;
 mod replicas;
 mod trial;

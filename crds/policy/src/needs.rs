@@ -5,10 +5,10 @@ use crate::loader_need;
 use crate::loaders::{self, Needed};
 use crate::look::Look;
 use crate::observations::SlowServer;
-use crate::predict::mean_of_the_slowest;
+use crate::predict::{mean_of_the_slowest, pieces};
 use crate::{
     AutoMode, DenseWorkerPolicy, EmbeddingWorkerPolicy, History, LoaderPolicy, Observations, Policy, PsLoad, PsPolicy,
-    ReplicaBounds, ReplicaCount, Subject,
+    ReplicaBounds, ReplicaCount, Subject, pulled,
 };
 
 /// A decision at most doubles or halves a role, so that the measurements still say something about
@@ -330,6 +330,11 @@ fn parts_of_a_step(observations: &Observations, history: &History, mode: AutoMod
     match mode {
         AutoMode::Sync => {
             let rows = f64::from(observations.global_batch_rows);
+            if let Some(pieces) = pieces(observations) {
+                let local = f64::from(observations.local_batch_rows);
+                let stays = history.exchange_seconds.unwrap_or(0.0) + wait;
+                return Step { shrinks: pulled::step_seconds(workers, local, pieces, 0.0), stays, rows };
+            }
             let share = rows / workers.len() as f64;
             let stays = history.all_reduce_seconds.or(history.exchange_seconds).unwrap_or(0.0) + wait;
             Step { shrinks: mean_of_the_slowest(workers, share), stays, rows }

@@ -149,8 +149,11 @@ pub struct Observations {
     pub mode: Option<AutoMode>,
     /// Rows of a global step.
     pub global_batch_rows: u32,
-    /// Rows of a worker's batch in `gba`.
+    /// Rows of a worker's batch in `gba`, and of a pulled piece in `sync`.
     pub local_batch_rows: u32,
+    /// Whether free workers pull the pieces of a step in `sync`. A piece is a local batch.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub pulls_pieces: bool,
     /// ι of `gba`: gradients that are staler than this many global steps are excluded.
     pub staleness_tolerance: u32,
     /// Dense workers, by rank.

@@ -9,12 +9,15 @@
 //! - `sync`: a step takes T = E[max_i c_i(G/N)] + r + w, so the speed is G/T: the slowest worker
 //!   sets it. The mean of the maximum is not the maximum of the means. So the maximum is taken over
 //!   the j-th measured batches of all workers, and then averaged over j.
+//! - `sync` with pulled pieces: a step takes T = P(c, w) + e. P is the time in which the workers
+//!   compute the G/B pieces of a step, as the queue hands them out ([`crate::pulled`]). For n equal
+//!   workers that is ⌈G/B / n⌉ · (c(B) + w). The workers read the parameters once a step.
 //! - `gba`: worker i takes t_i = c_i(B) + e + w for a batch and waits for no other worker, so the
 //!   speed is Σ B/t_i. During its batch t_i·Σ 1/t_j batches arrive, and M = G/B batches make a
 //!   step. A gradient staler than ι steps is excluded (GBA, §4.1, equation 1) and does not count as
 //!   trained.
 
-use crate::{AutoMode, Observations, Worker};
+use crate::{AutoMode, Observations, Worker, pulled};
 
 /// Predicted rows per second of all workers together.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -91,7 +94,10 @@ pub(crate) fn with_overheads(observations: &Observations, overheads: Overheads) 
     let sync_wait = overheads.sync_wait.unwrap_or(observations.wait_seconds);
     let gba_wait = overheads.gba_wait.unwrap_or(observations.wait_seconds);
     let global_rows = f64::from(observations.global_batch_rows);
-    let sync_step_seconds = computing_seconds(observations)? + all_reduce + sync_wait;
+    let sync_step_seconds = match pieces(observations) {
+        Some(pieces) => pulled::step_seconds(workers, rows, pieces, sync_wait) + overheads.exchange.unwrap_or(0.0),
+        None => computing_seconds(observations)? + all_reduce + sync_wait,
+    };
     let prediction = Prediction {
         sync: global_rows / sync_step_seconds,
         gba: without_barrier(observations, |worker| exchange(worker) + gba_wait),
@@ -100,6 +106,12 @@ pub(crate) fn with_overheads(observations: &Observations, overheads: Overheads) 
     };
     let is_speed = prediction.sync.is_normal() && prediction.gba.is_finite();
     is_speed.then_some(prediction)
+}
+
+/// The pieces of a step, if free workers pull them in `sync`.
+pub(crate) fn pieces(observations: &Observations) -> Option<usize> {
+    let pieces = observations.global_batch_rows.div_ceil(observations.local_batch_rows.max(1));
+    observations.pulls_pieces.then_some(pieces.max(1) as usize)
 }
 
 fn is_measured(workers: &[Worker]) -> bool {

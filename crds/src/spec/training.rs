@@ -146,8 +146,8 @@ pub struct SyncSpec {
     /// Which dense worker computes a piece (a local batch) of a global batch. With `pulled`, a slow
     /// dense worker delays no step. The model then has the same bits for any number of dense
     /// workers. It requires `localBatchSize`; three pieces or more for each dense worker are best.
-    /// It is possible neither with `barrierWorkers` nor in the mode `auto`. With `pulled`, a dense
-    /// worker sends its dense gradients for each piece instead of once a step.
+    /// It is not possible with `barrierWorkers`. With `pulled`, a dense worker sends its dense
+    /// gradients for each piece instead of once a step.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = SyncPieces::Fixed))]
     pub pieces: Option<SyncPieces>,
@@ -463,7 +463,6 @@ pub enum LateLabelsSpec {
     validation = Rule::new("!has(self.switchAt) || self.switchAt.size() < 2 || self.switchAt.all(later, self.switchAt.filter(other, other.step == later.step).size() == 1)").message("only one switch can happen at a step: expected every `step` of `switchAt` to be different").field_path(".switchAt"),
     validation = Rule::new("!(has(self.sync) && has(self.sync.pieces) && self.sync.pieces == 'pulled') || has(self.localBatchSize)").message("pulled pieces are local batches: expected a `localBatchSize` that divides `globalBatchSize`, best into three pieces or more for each dense worker").field_path(".localBatchSize"),
     validation = Rule::new("!(has(self.sync) && has(self.sync.pieces) && self.sync.pieces == 'pulled') || !has(self.barrierWorkers)").message("all dense workers pull pieces: remove `barrierWorkers`, or set sync.pieces: fixed").field_path(".barrierWorkers"),
-    validation = Rule::new("!(has(self.sync) && has(self.sync.pieces) && self.sync.pieces == 'pulled') || !(has(self.mode) && self.mode == 'auto')").message("auto predicts the speed of `sync` with fixed pieces: set sync.pieces: fixed, or choose another mode").field_path(".mode"),
     validation = Rule::new("!(has(self.mode) && self.mode == 'auto') || !has(self.switchAt) || self.switchAt.size() == 0").message("auto decides when to switch the mode: remove `switchAt`, or choose another mode").field_path(".switchAt")
 )]
 pub struct TrainingSpec {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
-use rectrain_crds::{DataSource, RecTrainingJob, ResolvedJob, Role};
+use rectrain_crds::{DataSource, RecTrainingJob, ResolvedJob, Role, SyncPieces};
 use rectrain_policy::{
     AutoMode, ClusterLoad, EmbeddingWorkerLoad, LoaderLoad, LoaderUse, Observations, PsLoad, ReplicaCount, Replicas,
     Worker,
@@ -49,20 +49,25 @@ impl<'a> JobLook<'a> {
         let workers = self.present(Role::DenseWorker) as usize;
         let local = training.local_batch_size.unwrap_or(training.global_batch_size / workers.max(1));
         let mode = self.report.mode.and_then(|mode| AutoMode::try_from(mode).ok());
+        let pulls_pieces = training.sync_pieces == SyncPieces::Pulled;
         let dense = self.dense_workers(mode, workers);
+        let counted = Some(self.report.samples_per_second).filter(|rate| *rate > 0.0);
+        let pulls_now = pulls_pieces && mode == Some(AutoMode::Sync);
         let pending = self.pods.iter().filter(|pod| pod.unschedulable.is_some()).count();
         Observations {
             at_seconds: u64::try_from(self.now.as_second()).unwrap_or(0),
             mode,
             global_batch_rows: u32::try_from(training.global_batch_size).unwrap_or(u32::MAX),
             local_batch_rows: u32::try_from(local).unwrap_or(u32::MAX),
+            pulls_pieces,
             staleness_tolerance: training.gba_staleness,
             workers: dense.workers,
             barrier_workers: training.barrier_workers.and_then(|workers| u32::try_from(workers).ok()),
-            all_reduce_seconds: dense.all_reduce_seconds,
+            all_reduce_seconds: dense.all_reduce_seconds.filter(|_| !pulls_pieces),
             exchange_seconds: dense.exchange_seconds,
             wait_seconds: dense.wait_seconds,
-            samples_per_second: dense.samples_per_second,
+            // Two workers may have computed the same piece. The coordinator counts its rows once.
+            samples_per_second: if pulls_now { counted } else { dense.samples_per_second },
             ps: self.parameter_servers(),
             embedding_workers: embedding_worker_load(self.of_role(Role::EmbeddingWorker)),
             loaders: self.loaders(),
@@ -336,9 +341,18 @@ mod tests {
     }
 
     fn observe(mode: Mode, deltas: &Deltas) -> Observations {
-        let rectrain_crds::Manifest { job, resolved, .. } = manifests::load(manifests::AUTOMATIC);
+        observe_job(manifests::load(manifests::AUTOMATIC), mode, deltas)
+    }
+
+    fn observe_job(manifest: rectrain_crds::Manifest, mode: Mode, deltas: &Deltas) -> Observations {
+        let rectrain_crds::Manifest { job, resolved, .. } = manifest;
         let stream = StreamStatus { lag_rows: 900, partitions: Some(8), ..StreamStatus::default() };
-        let report = Report { mode: Some(mode), stream: Some(Box::new(stream)), ..Report::default() };
+        let report = Report {
+            mode: Some(mode),
+            stream: Some(Box::new(stream)),
+            samples_per_second: 3000.0,
+            ..Report::default()
+        };
         let now = Timestamp::from_second(1000).expect("a time");
         let nodes = ClusterLoad::default();
         let lag_before = Some((10.0, 400));
@@ -378,6 +392,19 @@ mod tests {
         assert_eq!(seen.ps, [expected]);
         deltas.remove(&(Role::DenseWorker, 1));
         assert_eq!(observe(Mode::Gba, &deltas).workers, [], "the missing worker may be the slow one");
+    }
+
+    #[test]
+    fn pulled_pieces_have_no_all_reduce_and_count_once() {
+        let deltas = Deltas::from([((Role::DenseWorker, 0), worker(0.25)), ((Role::DenseWorker, 1), worker(0.5))]);
+        let mut manifest = manifests::load(manifests::AUTOMATIC);
+        manifest.resolved.training.sync_pieces = SyncPieces::Pulled;
+        manifest.resolved.training.local_batch_size = Some(512);
+        let seen = observe_job(manifest.clone(), Mode::Sync, &deltas);
+        assert_eq!((seen.pulls_pieces, seen.local_batch_rows, seen.all_reduce_seconds), (true, 512, None));
+        assert_eq!(seen.samples_per_second, Some(3000.0), "two workers may have computed the same rows");
+        assert_eq!(observe_job(manifest, Mode::Gba, &deltas).samples_per_second, Some(4096.0));
+        assert!(!observe(Mode::Sync, &deltas).pulls_pieces);
     }
 
     #[test]

@@ -157,10 +157,6 @@ fn impossible_combinations_name_their_field() {
     for (sets, field) in [
         ("spec.training.sync.pieces=pulled", "spec.training.localBatchSize"),
         (
-            "spec.training.sync.pieces=pulled,spec.training.localBatchSize=16,spec.training.mode=auto",
-            "spec.training.mode",
-        ),
-        (
             "spec.training.sync.pieces=pulled,spec.training.localBatchSize=16,spec.training.barrierWorkers=1",
             "spec.training.barrierWorkers",
         ),

@@ -97,6 +97,7 @@ fn observations(plan: &JobPlan, status: &v1::JobStatus) -> Observations {
         mode,
         global_batch_rows: u32::try_from(plan.global_batch_rows).unwrap_or(u32::MAX),
         local_batch_rows: u32::try_from(plan.local_batch_rows).unwrap_or(u32::MAX),
+        pulls_pieces: plan.pulls_pieces(),
         staleness_tolerance: staleness_tolerance(plan),
         workers: if all_have_reported { with_idle(workers.collect(), present) } else { Vec::new() },
         barrier_workers: plan.barrier_workers,
@@ -112,4 +113,21 @@ fn staleness_tolerance(plan: &JobPlan) -> u32 {
         _ => None,
     });
     tolerances.min().and_then(|tolerance| u32::try_from(tolerance).ok()).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use rectrain_protocol::plan::small_plan;
+
+    use super::*;
+
+    #[test]
+    fn pulled_pieces_are_observed_with_their_rows() {
+        let of = |pieces: &str| {
+            let plan = small_plan(&[&format!("spec.training.sync.pieces={pieces}"), "spec.training.localBatchSize=8"]);
+            let seen = observations(&plan, &v1::JobStatus::default());
+            (seen.pulls_pieces, seen.local_batch_rows, seen.global_batch_rows)
+        };
+        assert_eq!([of("pulled"), of("fixed")], [(true, 8, 24), (false, 8, 24)]);
+    }
 }

@@ -103,6 +103,14 @@ fn a_slow_worker_changes_no_bit_and_others_get_its_pieces() {
     assert!(twice > 0.0 && pieces[2] < least / 8.0, "{pieces:?}, {twice} twice");
 }
 
+/// A short job leaves no time for a switch.
+#[test]
+fn auto_begins_with_pulled_pieces() {
+    let workers = "spec.roles.denseWorker.replicas=3";
+    let auto = pulled(&[workers, "spec.training.mode=auto"], &[(1, 20.0)]);
+    assert_eq!((result(&auto), auto.mode_switches), (result(&pulled(&[], &[])), 0));
+}
+
 #[test]
 fn switches_lose_no_row() {
     let switches = |list: &[(u32, &str)]| {

@@ -104,6 +104,42 @@ fn gba_is_left_where_the_barrier_is_faster() {
     assert_eq!(acted.unwrap().action, Action::SwitchMode { from: AutoMode::Gba, to: AutoMode::Sync });
 }
 
+/// Whether a job with one stopped worker of four has gone to `gba` after ten minutes. A step has so
+/// many pieces, which free workers pull or not.
+fn goes_to_gba(pulls_pieces: bool, pieces: u32, slowdown: f64) -> bool {
+    let policy = policy(4, 4);
+    let start = World { slowdown, overhead: 0.01, dense_worker: 4, ..World::new(1) };
+    let (mut world, mut history) = (start, History::default());
+    for _ in 0..600 / INTERVAL {
+        world.now += INTERVAL;
+        let local_batch_rows = crate::world::GLOBAL_ROWS / pieces;
+        let observations = Observations {
+            pulls_pieces,
+            local_batch_rows,
+            global_batch_rows: pieces * local_batch_rows,
+            samples_per_second: None,
+            ..world.observe()
+        };
+        for decision in history.advance(&policy, &observations) {
+            if let Action::SwitchMode { to, .. } = decision.action {
+                world.mode = to;
+            }
+        }
+    }
+    world.mode == AutoMode::Gba
+}
+
+#[test]
+fn gba_is_chosen_where_pulled_pieces_are_not_enough() {
+    // Three workers compute 12 pieces in four rounds instead of three. `gba` is no faster.
+    assert!(!goes_to_gba(true, 12, 33.0));
+    assert!(!goes_to_gba(true, 24, 1000.0));
+    assert!(goes_to_gba(false, 12, 33.0), "with fixed pieces every step waits for it");
+    // Four pieces take two rounds instead of one.
+    assert!(goes_to_gba(true, 4, 33.0));
+    assert!(!goes_to_gba(true, 12, 1.0), "all are equally fast");
+}
+
 #[test]
 fn a_crowded_cluster_lowers_the_threshold_to_gba() {
     let policy = policy(8, 8);

@@ -31,7 +31,7 @@ prop_compose! {
     fn observations()(
         step in 1u64..120,
         mode in prop::option::of(prop::sample::select(vec![AutoMode::Sync, AutoMode::Gba])),
-        rows in (0u32..5000, 0u32..5000, 0u32..8),
+        rows in (0u32..5000, 0u32..5000, 0u32..8, any::<bool>()),
         workers in vec((0u32..600, vec(number(), 0..4)), 0..6),
         barrier_workers in prop::option::of(0u32..9),
         attempt in prop_oneof![19 => Just(1u32), 1 => 2u32..4],
@@ -49,6 +49,7 @@ prop_compose! {
             mode,
             global_batch_rows: rows.0,
             local_batch_rows: rows.1,
+            pulls_pieces: rows.3,
             staleness_tolerance: rows.2,
             workers: workers.into_iter().map(|(batch_rows, compute_seconds)| Worker { batch_rows, compute_seconds }).collect(),
             barrier_workers,

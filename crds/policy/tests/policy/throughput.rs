@@ -20,6 +20,9 @@ fn batches(base: f64, share: f64, random: &mut SplitMix64) -> Vec<f64> {
     (0..512).map(|_| batch(random)).collect()
 }
 
+/// Pulled pieces for each worker.
+const PIECES_EACH: u32 = 3;
+
 fn simulated(workers: &[Vec<f64>], link: LinkSpec, mode: SimulatedMode) -> Report {
     let worker = |seconds: &Vec<f64>| WorkerSpec {
         step: StepTime::Trace { batch_seconds: Arc::from(seconds.as_slice()), first: 0 },
@@ -36,7 +39,7 @@ fn simulated(workers: &[Vec<f64>], link: LinkSpec, mode: SimulatedMode) -> Repor
         link,
         detection_seconds: 1.0,
     };
-    let pieces = workers.len() as u32;
+    let pieces = PIECES_EACH * workers.len() as u32;
     let simulation = Simulation { cluster, mode, local_rows: ROWS, pieces, seconds: 120.0, intervals: 0, seed: 1 };
     simulate(&simulation).unwrap()
 }
@@ -49,15 +52,27 @@ fn gba(workers: usize) -> SimulatedMode {
     })
 }
 
-fn predicted(workers: &[Vec<f64>], all_reduce: f64, exchange: f64) -> Prediction {
-    let observations = Observations {
+fn observed(workers: &[Vec<f64>]) -> Observations {
+    Observations {
         global_batch_rows: ROWS * workers.len() as u32,
         local_batch_rows: ROWS,
         staleness_tolerance: TOLERANCE,
         workers: workers.iter().map(|seconds| Worker { batch_rows: ROWS, compute_seconds: seconds.clone() }).collect(),
         ..Observations::default()
-    };
-    predict(&observations, Some(all_reduce), Some(exchange)).unwrap()
+    }
+}
+
+fn predicted(workers: &[Vec<f64>], all_reduce: f64, exchange: f64) -> Prediction {
+    predict(&observed(workers), Some(all_reduce), Some(exchange)).unwrap()
+}
+
+/// The prediction for pulled pieces. A worker reads the parameters in `read` seconds, and a piece
+/// waits `wait` seconds.
+fn predicted_pulled(workers: &[Vec<f64>], read: f64, wait: f64) -> f64 {
+    let fixed = observed(workers);
+    let global_batch_rows = PIECES_EACH * fixed.global_batch_rows;
+    let observations = Observations { pulls_pieces: true, global_batch_rows, wait_seconds: wait, ..fixed };
+    predict(&observations, None, Some(read)).unwrap().sync
 }
 
 /// Equal workers, a quarter four times slower, one eight times slower, heavy tails, and all of it
@@ -91,6 +106,29 @@ fn without_a_network_the_prediction_is_the_simulated_speed() {
         println!("{name}: sync {:+.1} %, gba {:+.1} %", sync * 100.0, gba * 100.0);
         assert!(sync.abs() < 0.01 && gba.abs() < 0.03, "{name}: sync {sync}, gba {gba}");
     }
+}
+
+#[test]
+fn the_prediction_for_pulled_pieces_is_the_simulated_speed() {
+    let free =
+        LinkSpec { latency_seconds: 0.0, bytes_per_second: 1e18, dense_bytes: 0.0, embedding_bytes_per_row: 0.0 };
+    let link = LinkSpec { latency_seconds: 1e-3, bytes_per_second: 1e9, dense_bytes: 8e6, ..free };
+    // With a network a step begins with the parameters, and ends with the gradients of its last
+    // piece.
+    let exchange = 2.0 * (1e-3 + 8e-3);
+    for (name, workers) in clusters() {
+        // The model knows single late pieces only on average.
+        let most = if name == "all of it" { 0.07 } else { 0.02 };
+        for (link, exchange) in [(free, 0.0), (link, exchange)] {
+            let report = simulated(&workers, link, SimulatedMode::Pulled);
+            let off = off(predicted_pulled(&workers, exchange, 0.0), report.global_samples_per_second);
+            println!("{name}, {exchange} s: {:+.1} %", off * 100.0);
+            assert!(off.abs() < most, "{name}, {exchange} s: {off}");
+        }
+    }
+    let one_stopped: Vec<Vec<f64>> = [0.05, 0.05, 1e4, 0.05].map(|seconds| vec![seconds]).into();
+    let healthy = predicted_pulled(&vec![vec![0.05]; 4], 0.0, 0.0);
+    assert!((predicted_pulled(&one_stopped, 0.0, 0.0) / healthy - 0.75).abs() < 1e-9, "three quarters");
 }
 
 #[test]
