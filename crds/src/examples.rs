@@ -26,11 +26,16 @@ const fn example(kind: &'static str, spec: &'static str) -> KindExample {
 }
 
 /// Every field that takes kinds.
-pub const KIND_FIELDS: [KindField; 18] = [
+pub const KIND_FIELDS: [KindField; 19] = [
     KindField { title: "training mode", field: "spec.training.mode", examples: &MODES },
     KindField { title: "division of a step", field: "spec.training.sync.pieces", examples: &SYNC_PIECES },
     KindField { title: "divisor of a key's gradients", field: "spec.training.gba.keyDivisor", examples: &KEY_DIVISORS },
     KindField { title: "algorithm of shadow", field: "spec.training.shadow.algorithm", examples: &SHADOW_ALGORITHMS },
+    KindField {
+        title: "precision of exchanges",
+        field: "spec.training.shadow.wirePrecision",
+        examples: &WIRE_PRECISIONS,
+    },
     KindField { title: "model", field: "spec.model.kind", examples: &MODELS },
     KindField { title: "structure of dcnV2", field: "spec.model.crossStructure", examples: &CROSS_STRUCTURES },
     KindField { title: "dense optimizer", field: "spec.training.optimizer.dense.kind", examples: &DENSE_OPTIMIZERS },
@@ -202,6 +207,25 @@ training:
 training:
   mode: shadow
   shadow: {algorithm: bmuf, eta: 0.7, momentum: 0.9, nesterov: true}
+",
+    ),
+];
+
+const WIRE_PRECISIONS: [KindExample; 2] = [
+    example(
+        "fp32",
+        "\
+training:
+  mode: shadow
+  shadow: {wirePrecision: fp32}
+",
+    ),
+    example(
+        "bf16",
+        "\
+training:
+  mode: shadow
+  shadow: {wirePrecision: bf16}
 ",
     ),
 ];

@@ -982,6 +982,7 @@ fn shadow(given: &ShadowSpec) -> ResolvedShadow {
         momentum: given.momentum.unwrap_or(d::SHADOW_MOMENTUM),
         nesterov: given.nesterov.unwrap_or_default(),
         fragments: given.fragments.unwrap_or(d::SHADOW_FRAGMENTS),
+        wire_precision: given.wire_precision.unwrap_or_default(),
     }
 }
 

@@ -12,7 +12,7 @@ use std::num::NonZeroU64;
 use rectrain_kinds::{
     BadRows, Compression, DenseOptimizer, DeviceKind, EvictionKind, FileFormat, FollowConfig, Initializer, KafkaConfig,
     KeyDivisor, LossKind, Mode, ModelSettings, PerRole, Pooling, Precision, RegressionRule, RowPriority, Schema,
-    ShadowAlgorithm, SparseOptimizer, Split, SyncPieces, SyntheticConfig, Task, ValueType,
+    ShadowAlgorithm, SparseOptimizer, Split, SyncPieces, SyntheticConfig, Task, ValueType, WirePrecision,
 };
 use serde::Serialize;
 
@@ -371,6 +371,8 @@ pub struct ResolvedShadow {
     pub nesterov: bool,
     /// The fragments of each parameter server's part of the dense parameters, from 1 to 256.
     pub fragments: u32,
+    /// How values travel in an exchange.
+    pub wire_precision: WirePrecision,
 }
 
 /// The sensitivity of the mode `auto`.

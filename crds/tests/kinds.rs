@@ -16,6 +16,7 @@ const MODE: &str = "spec.training.mode";
 const PIECES: &str = "spec.training.sync.pieces";
 const DIVISOR: &str = "spec.training.gba.keyDivisor";
 const SHADOW: &str = "spec.training.shadow.algorithm";
+const WIRE: &str = "spec.training.shadow.wirePrecision";
 const MODEL: &str = "spec.model.kind";
 const CROSS: &str = "spec.model.crossStructure";
 const DENSE: &str = "spec.training.optimizer.dense.kind";
@@ -53,6 +54,8 @@ const TESTS: &[KindTest] = &[
     (SHADOW, "easgd", "runtime/modes/tests/shadow_paper.rs::algorithm_2_equals_a_naive_computation_of_the_paper"),
     (SHADOW, "ma", "runtime/modes/tests/shadow_paper.rs::algorithm_3_equals_a_naive_computation_of_the_paper"),
     (SHADOW, "bmuf", "runtime/modes/tests/shadow_paper.rs::algorithm_4_equals_a_naive_computation_of_the_paper"),
+    (WIRE, "fp32", "runtime/parameter-server/src/tests.rs::in_shadow_an_exchange_moves_its_fragment_only"),
+    (WIRE, "bf16", "runtime/modes/tests/shadow_paper.rs::differences_as_bf16_equal_a_naive_computation_to_the_bit"),
     (MODEL, EVERY, MODELS),
     (CROSS, "parallel", MODELS),
     (CROSS, "stacked", MODELS),

@@ -255,7 +255,7 @@ fn a_ten_line_manifest_is_enough_and_takes_every_default() {
             "localBatchSize": null, "barrierWorkers": null, "gbaStaleness": 4, "gbaKeyDivisor": "buffer", "hopBsBound": 2, "hopBwBackups": 1,
             "bspAggregate": null, "shadow": {
                 "algorithm": "easgd", "alpha": 0.5, "everySteps": null, "eta": 0.5, "momentum": 0.0, "nesterov": false,
-                "fragments": 1,
+                "fragments": 1, "wirePrecision": "fp32",
             }, "switchAt": [],
             "denseOptimizer": {
                 "kind": "adam", "learningRate": 0.001, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "weightDecay": 0.0,
@@ -312,6 +312,7 @@ fn the_manual_documents_the_actual_defaults() {
         ("spec.training.shadow.momentum", "/training/shadow/momentum"),
         ("spec.training.shadow.nesterov", "/training/shadow/nesterov"),
         ("spec.training.shadow.fragments", "/training/shadow/fragments"),
+        ("spec.training.shadow.wirePrecision", "/training/shadow/wirePrecision"),
         ("spec.training.optimizer.dense.beta1", "/training/denseOptimizer/beta1"),
         ("spec.training.optimizer.dense.beta2", "/training/denseOptimizer/beta2"),
         ("spec.training.optimizer.sparse.beta1", "/training/sparseOptimizer/beta1"),
@@ -897,7 +898,7 @@ fn an_unknown_kind_is_answered_with_every_kind() {
 
 /// Overrides of BASE, the field of the only error and a part of its sentence. No single field shows
 /// these errors.
-const BAD_JOBS: [(&[&str], &str, &str); 80] = [
+const BAD_JOBS: [(&[&str], &str, &str); 83] = [
     (
         &["spec.training.mode=bmuf"],
         "spec.training.mode",
@@ -1037,6 +1038,7 @@ const BAD_JOBS: [(&[&str], &str, &str); 80] = [
         "spec.training.shadow.fragments",
         "expected an integer from 1 to 256, found 257",
     ),
+    (&["spec.training.shadow.wirePrecision=fp16"], "spec.training.shadow.wirePrecision", "expected one of"),
     (
         &["spec.training.shadow.everySteps=0"],
         "spec.training.shadow.everySteps",

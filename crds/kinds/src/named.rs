@@ -94,6 +94,7 @@ mod tests {
         has_one_spelling(&SyncPieces::ALL, SyncPieces::name);
         has_one_spelling(&KeyDivisor::ALL, KeyDivisor::name);
         has_one_spelling(&ShadowAlgorithm::ALL, ShadowAlgorithm::name);
+        has_one_spelling(&WirePrecision::ALL, WirePrecision::name);
         has_one_spelling(&ModelKind::ALL, ModelKind::name);
         has_one_spelling(&CrossStructure::ALL, CrossStructure::name);
         has_one_spelling(&LossKind::ALL, LossKind::name);

@@ -1,4 +1,4 @@
-//! Algorithms that synchronise the replicas of the mode `shadow`.
+//! How the mode `shadow` synchronises replicas.
 
 named! {
     /// The algorithms of the mode `shadow`.
@@ -16,5 +16,20 @@ named! {
         /// Blockwise model-update filtering (ShadowSync, algorithm 4). As `ma`, but the copy only
         /// makes a step of `eta` towards the mean. With `momentum`, the steps before also count.
         Bmuf = "bmuf",
+    }
+}
+
+named! {
+    /// How values travel in an exchange of the mode `shadow`.
+    #[derive(Default)]
+    pub enum WirePrecision as "precision of exchanges" {
+        /// As 32-bit floating point: exact.
+        #[default]
+        Fp32 = "fp32",
+        /// As differences from values that both ends know, rounded to bfloat16: half the bytes. The
+        /// error is at most 1/256 of the difference. The next difference contains it, so errors do
+        /// not add up. Each parameter server needs memory for one more replica of each dense
+        /// worker.
+        Bf16 = "bf16",
     }
 }

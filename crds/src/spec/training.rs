@@ -3,7 +3,7 @@
 use kube::KubeSchema;
 use rectrain_kinds::{
     Compression, DenseOptimizerKind, KeyDivisor, Mode, Precision, ShadowAlgorithm, SparseOptimizerKind, SyncPieces,
-    ValueType,
+    ValueType, WirePrecision,
 };
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
@@ -257,6 +257,12 @@ pub struct ShadowSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 256), extend("x-default" = defaults::SHADOW_FRAGMENTS))]
     pub fragments: Option<u32>,
+
+    /// How values travel in an exchange. The last exchange before a pause, and the first one of a
+    /// fragment after it, are always in 32 bits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-default" = WirePrecision::Fp32))]
+    pub wire_precision: Option<WirePrecision>,
 }
 
 /// A scheduled switch of the training mode.

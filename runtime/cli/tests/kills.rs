@@ -492,6 +492,17 @@ fn in_shadow_ma_a_killed_dense_worker_does_not_stop_the_other() {
     assert!((auc - expected).abs() < 0.03, "{auc} and {expected}");
 }
 
+/// A replacement begins with another fragment than the round that is open.
+#[test]
+fn in_shadow_fragments_in_bf16_outlive_killed_dense_workers() {
+    let settings = ["algorithm=bmuf", "momentum=0.5", "nesterov=true", "fragments=3", "wirePrecision=bf16"];
+    let settings = settings.map(|setting| format!("spec.training.shadow.{setting}")).join(",");
+    let (last, alone) = run_with_kills(&format!("spec.training.mode=shadow,{settings}"), &KILLS_OF_DENSE_WORKERS[..2]);
+    assert_eq!((&last["trainedRows"], &last["droppedBatches"]), (&alone["trainedRows"], &Value::from(0)), "{last}");
+    let (auc, expected) = (last["test"]["auc"].as_f64().unwrap(), alone["test"]["auc"].as_f64().unwrap());
+    assert!((auc - expected).abs() < 0.03, "{auc} and {expected}");
+}
+
 #[test]
 fn in_shadow_a_killed_dense_worker_loses_its_last_gap() {
     // No exchange is due before the end.

@@ -7,16 +7,17 @@
 //! form.
 //!
 //! An exchange sends one fragment of each server's partition. The fragments of a partition take
-//! turns. A server that forms the mean of the replicas decides whose turn it is.
+//! turns. A server that forms the mean of the replicas decides whose turn it is. With
+//! `wirePrecision: bf16`, values travel as differences from a base that both ends know.
 
 use std::num::NonZeroU32;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use futures::future::try_join_all;
-use rectrain_modes::shadow::{Fragments, ReplicaSync, interpolate};
+use rectrain_modes::shadow::{Fragments, ReplicaSync, interpolate, receive_difference, send_difference};
 use rectrain_proto::v1;
-use rectrain_wire::{BoxFuture, Tensor};
+use rectrain_wire::{BoxFuture, Channel, Tensor};
 
 use crate::partitions::wrong_size;
 use crate::trainer::{KeptReplica, Trainer};
@@ -36,6 +37,8 @@ pub(crate) struct Replica {
     fragments: Fragments,
     /// By server: the fragment of the next exchange.
     turns: Vec<u32>,
+    /// If values travel as differences in bf16.
+    bases: Option<Bases>,
     sync: ReplicaSync,
     /// Exchanges begun in this order.
     exchanges: u64,
@@ -51,14 +54,15 @@ impl Replica {
     /// The replica of an order. It is the one of the last order, or begins with the servers' copy.
     pub(crate) fn begin(trainer: &mut Trainer, order: &v1::Order, shadow: &v1::Shadow) -> Result<Self, RoleError> {
         let updates = trainer.begin_replica(order)?;
-        let fragments = Fragments::new(shadow.fragments);
+        let (fragments, servers) = (Fragments::new(shadow.fragments), trainer.peers.placement.servers.len());
         Ok(Self {
             order: order.number,
             workers: shadow.workers,
             averages: shadow.averages,
             alpha: shadow.alpha,
             fragments,
-            turns: vec![0; trainer.peers.placement.servers.len()],
+            turns: vec![0; servers],
+            bases: shadow.bf16.then(|| Bases::new(trainer.tower.layout().total(), servers, fragments)),
             sync: ReplicaSync::new(NonZeroU32::new(shadow.every_steps), fragments),
             exchanges: 0,
             updates,
@@ -92,12 +96,12 @@ impl Replica {
         self.exchanges += 1;
         let (rank, caller) = (trainer.rank.0, trainer.peers.coordinator.caller_id());
         let Self { order, exchanges: number, workers, .. } = *self;
-        let exchange = v1::Exchange { rank, order, number, last, caller, workers, fragment: 0 };
+        let exchange = v1::Exchange { rank, order, number, last, caller, workers, fragment: 0, base: 0 };
         self.snapshot(trainer, exchange)
     }
 
-    /// Moves the replica towards the copy. If a server waits for another fragment, the exchange
-    /// counts as missed.
+    /// Moves the replica towards the copy. If a server has refused the exchange, it counts as
+    /// missed.
     pub(crate) fn end_exchange(
         &mut self,
         trainer: &mut Trainer,
@@ -119,14 +123,23 @@ impl Replica {
     /// w⁽ⁱ⁾ + α w̃ (algorithm 2, second line). Returns whether all servers have sent theirs.
     fn move_towards(&mut self, trainer: &mut Trainer, answers: &[Answer]) -> Result<bool, RoleError> {
         let (parameters, mut is_complete) = (trainer.tower.parameters_mut()?, true);
-        for (answer, turn) in answers.iter().zip(&mut self.turns) {
+        for ((server, answer), turn) in answers.iter().enumerate().zip(&mut self.turns) {
             match answer {
                 Answer::Copy { range, values } => {
                     interpolate(&mut parameters[range.clone()], values, self.alpha);
                     *turn = self.fragments.after(*turn);
                 }
-                Answer::OtherFragment(fragment) => {
-                    *turn = self.fragments.clamp(*fragment);
+                Answer::Difference { range, difference, base } => {
+                    let Some(bases) = &mut self.bases else {
+                        let reason = "a difference came in an order with whole values".to_owned();
+                        return Err(RoleError::Inconsistent { message: "exchange", reason });
+                    };
+                    let copy = bases.receive(server, *turn, range, difference, *base);
+                    interpolate(&mut parameters[range.clone()], copy, self.alpha);
+                    *turn = self.fragments.after(*turn);
+                }
+                Answer::Refused(fragment) => {
+                    *turn = fragment.map_or(*turn, |fragment| self.fragments.clamp(fragment));
                     is_complete = false;
                 }
             }
@@ -149,7 +162,7 @@ impl Replica {
             let call = self.begin_exchange(trainer, true)?;
             let answers = trainer.wait(call)?;
             if !self.move_towards(trainer, &answers)? {
-                let reason = "a server waits for one fragment, but a last exchange has all of them".to_owned();
+                let reason = "a server has refused the last exchange of an order".to_owned();
                 return Err(RoleError::Inconsistent { message: "exchange", reason });
             }
             trainer.metrics.exchange.observe(started.elapsed().as_secs_f64());
@@ -169,8 +182,56 @@ pub(crate) type Exchanging = BoxFuture<'static, Result<Vec<Answer>, RoleError>>;
 pub(crate) enum Answer {
     /// The copy of these parameters, out of all of them.
     Copy { range: Range<usize>, values: Vec<f32> },
-    /// The server waits for this other fragment. Its copy has not moved.
-    OtherFragment(u32),
+    /// The difference of the copy of these parameters from the ones that were sent, as bf16, and
+    /// the number of the base after it.
+    Difference { range: Range<usize>, difference: Vec<u16>, base: u64 },
+    /// The server's copy has not moved. The server waits for this other fragment, or lacks the base
+    /// of a difference.
+    Refused(Option<u32>),
+}
+
+/// The bases of the fragments of all servers (see [`send_difference`]).
+struct Bases {
+    /// For each parameter.
+    values: Vec<f32>,
+    /// By server and fragment: the number of the base. 0 if the server may have another one.
+    numbers: Vec<u64>,
+    fragments: usize,
+}
+
+impl Bases {
+    /// No server has a base.
+    fn new(parameters: usize, servers: usize, fragments: Fragments) -> Self {
+        let fragments = fragments.count() as usize;
+        Self { values: vec![0.0; parameters], numbers: vec![0; servers * fragments], fragments }
+    }
+
+    /// The tensor that sends these parameters, and the number of its base. Until the answer, the
+    /// fragment has no base.
+    fn send(&mut self, server: usize, fragment: u32, range: &Range<usize>, parameters: &[f32]) -> (u64, Tensor) {
+        let base = &mut self.values[range.clone()];
+        let number = std::mem::take(&mut self.numbers[server * self.fragments + fragment as usize]);
+        if number == 0 {
+            base.copy_from_slice(parameters);
+            return (0, Tensor::from(parameters.to_vec()));
+        }
+        (number, Tensor::from(send_difference(base, parameters)))
+    }
+
+    /// The copy of a fragment, by the answer of its server.
+    fn receive(
+        &mut self,
+        server: usize,
+        fragment: u32,
+        range: &Range<usize>,
+        difference: &[u16],
+        number: u64,
+    ) -> &[f32] {
+        let base = &mut self.values[range.clone()];
+        receive_difference(base, difference);
+        self.numbers[server * self.fragments + fragment as usize] = number;
+        base
+    }
 }
 
 impl Trainer {
@@ -190,41 +251,53 @@ impl Trainer {
 
 impl Replica {
     /// The calls that send each server its part of the present parameters.
-    fn snapshot(&self, trainer: &mut Trainer, exchange: v1::Exchange) -> Result<Exchanging, RoleError> {
+    fn snapshot(&mut self, trainer: &mut Trainer, exchange: v1::Exchange) -> Result<Exchanging, RoleError> {
         let tower = &mut trainer.tower;
         let (parameters, state) = if exchange.last { tower.state()? } else { (tower.parameters()?, &[][..]) };
         let (total, servers) = (parameters.len(), &trainer.peers.placement.servers);
         let mut calls = Vec::with_capacity(servers.len());
-        for (server, channel) in servers.iter().enumerate() {
-            let mut own = dense_partition(total, server, servers.len());
-            let fragment = self.turns.get(server).copied().unwrap_or(0);
-            if !exchange.last {
-                let Range { start, end } = self.fragments.range(fragment, own.len());
-                own = own.start + start..own.start + end;
-            }
-            let mut tensors = vec![Tensor::from(parameters[own.clone()].to_vec())];
+        for ((server, channel), fragment) in servers.iter().enumerate().zip(self.turns.iter().copied()) {
+            let own = dense_partition(total, server, servers.len());
             if exchange.last {
                 let slots = state.chunks_exact(total.max(1));
                 let state: Vec<f32> = slots.flat_map(|slot| slot[own.clone()].iter().copied()).collect();
-                tensors.push(Tensor::from(state));
+                let tensors = vec![Tensor::from(parameters[own.clone()].to_vec()), Tensor::from(state)];
+                calls.push(send(server, channel.clone(), exchange, tensors, own));
+                continue;
             }
-            let (channel, exchange) = (channel.clone(), v1::Exchange { fragment, ..exchange });
-            calls.push(async move {
-                let sent = message::call_server(&channel, exchange, move || Ok(tensors.clone()));
-                let (reply, tensors) = sent.await?;
-                if let Some(fragment) = reply.other_fragment {
-                    return Ok(Answer::OtherFragment(fragment));
-                }
-                let [copy] = message::take("exchange", tensors)?;
-                let values = copy.expect_f32("parameters")?;
-                let is_whole = values.len() == own.len();
-                if is_whole {
-                    Ok(Answer::Copy { range: own, values })
-                } else {
-                    Err(wrong_size(server, own.len(), values.len()))
-                }
-            });
+            let Range { start, end } = self.fragments.range(fragment, own.len());
+            let own = own.start + start..own.start + end;
+            let (base, tensor) = match &mut self.bases {
+                Some(bases) => bases.send(server, fragment, &own, &parameters[own.clone()]),
+                None => (0, Tensor::from(parameters[own.clone()].to_vec())),
+            };
+            let exchange = v1::Exchange { fragment, base, ..exchange };
+            calls.push(send(server, channel.clone(), exchange, vec![tensor], own));
         }
         Ok(Box::pin(try_join_all(calls)))
     }
+}
+
+/// Sends a snapshot of the parameters `own` to a server.
+async fn send(
+    server: usize,
+    channel: Channel,
+    exchange: v1::Exchange,
+    tensors: Vec<Tensor>,
+    own: Range<usize>,
+) -> Result<Answer, RoleError> {
+    let (reply, tensors) = message::call_server(&channel, exchange, move || Ok(tensors.clone())).await?;
+    if reply.lacks_base || reply.other_fragment.is_some() {
+        return Ok(Answer::Refused(reply.other_fragment));
+    }
+    let [copy] = message::take("exchange", tensors)?;
+    let check = |found: usize| if found == own.len() { Ok(()) } else { Err(wrong_size(server, own.len(), found)) };
+    if reply.base == 0 {
+        let values = copy.expect_f32("parameters")?;
+        check(values.len())?;
+        return Ok(Answer::Copy { range: own, values });
+    }
+    let difference = copy.expect_u16("difference")?;
+    check(difference.len())?;
+    Ok(Answer::Difference { range: own, difference, base: reply.base })
 }

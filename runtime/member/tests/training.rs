@@ -7,6 +7,7 @@ mod common;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::fmt::Write as _;
 use std::ops::Range;
 use std::path::Path;
@@ -87,12 +88,20 @@ struct Shadowed {
     division: (usize, usize),
     /// The fragment of the next exchange. Each pause begins with the first one again.
     turn: Cell<usize>,
+    /// With bf16: the base of each parameter since the last pause, if it has one.
+    bases: Option<RefCell<BTreeMap<usize, f32>>>,
+}
+
+/// The upper half of the bits, rounded to the nearest, ties to even.
+fn bf16(value: f32) -> f32 {
+    let bits = value.to_bits();
+    f32::from_bits((bits + 0x7fff + (bits >> 16 & 1)) & 0xffff_0000)
 }
 
 impl Shadowed {
     /// Exchanges of all parameters at once.
     fn new(batches: Range<u64>, pauses: &'static [u64]) -> Self {
-        Self { batches, alpha: 0.3, block: None, pauses, division: (1, 1), turn: Cell::new(0) }
+        Self { batches, alpha: 0.3, block: None, pauses, division: (1, 1), turn: Cell::new(0), bases: None }
     }
 
     /// Algorithm 2 of ShadowSync, or algorithm 4 with Nesterov's momentum and one replica. The
@@ -103,16 +112,33 @@ impl Shadowed {
             if !moves_all && self.fragment_of(place, total) != self.turn.get() {
                 continue;
             }
+            let mut bases = self.bases.as_ref().filter(|_| !moves_all).map(RefCell::borrow_mut);
+            let base = bases.as_mut().map(|bases| match bases.entry(place) {
+                Entry::Vacant(first) => first.insert(*own),
+                Entry::Occupied(base) => {
+                    let base = base.into_mut();
+                    *base += bf16(*own - *base);
+                    base
+                }
+            });
+            let sent = base.as_ref().map_or(*own, |base| **base);
             if let Some((eta, momentum, velocity)) = &self.block {
                 let mut velocity = velocity.borrow_mut();
                 velocity.resize(total, 0.0);
-                let descent = *own - *copy;
+                let descent = sent - *copy;
                 velocity[place] = momentum * velocity[place] + descent;
                 *copy += eta * (descent + momentum * velocity[place]);
             } else {
-                *copy += self.alpha * (*own - *copy);
+                *copy += self.alpha * (sent - *copy);
             }
-            *own += self.alpha * (*copy - *own);
+            let received = base.map_or(*copy, |base| {
+                *base += bf16(*copy - *base);
+                *base
+            });
+            *own += self.alpha * (received - *own);
+        }
+        if let Some(bases) = self.bases.as_ref().filter(|_| moves_all) {
+            bases.borrow_mut().clear();
         }
         self.turn.set(if moves_all { 0 } else { (self.turn.get() + 1) % self.division.1 });
     }
@@ -503,6 +529,18 @@ fn with_fragments_one_worker_equals_a_plain_loop_to_the_bit() {
     }
 }
 
+/// The first exchange of a fragment after each pause is whole.
+#[test]
+fn with_bf16_one_worker_equals_a_plain_loop_to_the_bit() {
+    let evaluation = "spec.training.evaluation.every=steps,spec.training.evaluation.steps=10";
+    let settings = "spec.training.mode=shadow,spec.training.shadow.fragments=2,spec.roles.ps.replicas=3";
+    let job = [&FOREGROUND[..], &[settings, evaluation]].concat();
+    let shadowed = |bases| Shadowed { division: (3, 2), bases, ..Shadowed::new(0..u64::MAX, &[10, 20, 30, 40]) };
+    let expected = plain_loop(&plan(&job), Some(&shadowed(Some(RefCell::default()))));
+    assert_ne!(expected, plain_loop(&plan(&job), Some(&shadowed(None))), "bf16 rounds");
+    assert_eq!(digest_of(&[&job[..], &["spec.training.shadow.wirePrecision=bf16"]].concat()), expected);
+}
+
 /// The mean of one replica is this replica, so that an exchange changes nothing.
 #[test]
 fn ma_with_one_worker_in_the_foreground_equals_sync_to_the_bit() {
@@ -561,8 +599,8 @@ fn shadow_learns_nearly_as_well_as_sync_and_every_batch_reaches_the_copy() {
         );
         let shadow = learned(&mode, &metrics);
         assert!(sync > 0.6 && shadow > sync - 0.05, "sync {sync}, {algorithm} {shadow}");
-        // 250 local batches of 48 rows. Each is in one gap of each fragment of its replica. The gaps
-        // at the end of the order overlap.
+        // 250 local batches of 48 rows. Each is in one gap of each fragment of its replica. The
+        // gaps at the end of the order overlap.
         let (gaps, batches) = (
             total(&metrics, "rectrain_dense_worker_sync_gap_steps_count"),
             total(&metrics, "rectrain_dense_worker_sync_gap_steps_sum"),

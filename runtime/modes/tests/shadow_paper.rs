@@ -8,7 +8,8 @@
 //!   paper value by value. Planted bugs in each line must deviate from them;
 //! - §4.1: the average sync gap, and the foreground form;
 //! - §4.2: the step of BMUF towards the mean;
-//! - fragments, which Streaming DiLoCo adds to the algorithms (Douillard et al. 2025);
+//! - fragments, which Streaming DiLoCo adds to the algorithms (Douillard et al. 2025), and
+//!   differences in bf16;
 //! - the switch between modes, which the paper does not have.
 //!
 //! One part of §3 is not in the mode: servers hold slots, which the coordinator balances while a
@@ -25,6 +26,7 @@ use rectrain_modes::gba::{Dispatcher, DispatcherSetup, GradientServer, Push, Pus
 use rectrain_modes::packing::{Packing, pack};
 use rectrain_modes::shadow::{
     Average, BlockUpdate, Fragments, Joined, Part, ReplicaSync, Rounds, Shadow, average, interpolate,
+    receive_difference, send_difference,
 };
 use rectrain_modes::switch::{Boundary, Order, RunMode, RunPlan, TrainingRun};
 use rectrain_modes::{
@@ -270,9 +272,11 @@ struct Exchange {
     replies_first: bool,
     /// The trainer goes back to its snapshot before it applies the reply.
     forgets_updates: bool,
-    /// The fragment after another one.
-    next: fn(Fragments, u32) -> u32,
+    next: Turn,
 }
+
+/// The fragment after another one.
+type Turn = fn(Fragments, u32) -> u32;
 
 const CORRECT: Exchange = Exchange {
     server: interpolate,
@@ -353,7 +357,7 @@ fn algorithm_2_finds_every_planted_bug() {
         let found = (0..50).filter(|seed| deviation(exchange, *seed, fragments) > 1e-2).count();
         assert!(found >= 45, "{bug}, {fragments} fragments: found in {found} of 50 orders of events");
     }
-    let turns: [(&str, fn(Fragments, u32) -> u32); 3] = [
+    let turns: [(&str, Turn); 3] = [
         ("a fragment is skipped", |fragments, turn| if turn == 0 { 2 } else { fragments.after(turn) }),
         ("the turn stays", |_, turn| turn),
         ("the turn is reversed", |fragments, turn| fragments.after(fragments.after(turn))),
@@ -798,6 +802,15 @@ fn inner_updates(seed: u64, workers: usize, steps: usize) -> Vec<Vec<[f64; WIDE]
     (0..workers).map(|_| (0..steps).map(|_| update()).collect()).collect()
 }
 
+/// DiLoCo's outer optimizer: gradient descent of θ with Nesterov's momentum, for one fragment.
+fn outer_step(theta: &mut [f64; WIDE], momentum: &mut [f64; WIDE], outer_gradient: [f64; WIDE], fragment: usize) {
+    let (eta, m) = (f64::from(OUTER.eta), f64::from(OUTER.momentum));
+    for d in (0..WIDE).filter(|d| FRAGMENT_OF[*d] == fragment) {
+        momentum[d] = m * momentum[d] + outer_gradient[d];
+        theta[d] -= eta * (outer_gradient[d] + m * momentum[d]);
+    }
+}
+
 /// Streaming DiLoCo with θ, then the replicas, by the definition in its paper. Each fragment p is
 /// sent at the steps t_p + j H, and merged τ steps later. H = 3 τ here, so that one fragment is
 /// under way at a time. The paper's share of the replica in a merge is 1 − α here.
@@ -805,7 +818,6 @@ fn naive_streaming(updates: &[Vec<[f64; WIDE]>], tau: usize) -> Vec<[f64; WIDE]>
     let (period, workers) = (3 * tau, updates.len());
     let (mut theta, mut momentum, mut replicas) = ([0.0; WIDE], [0.0; WIDE], vec![[0.0; WIDE]; workers]);
     let mut under_way = [None::<[f64; WIDE]>; 3];
-    let (eta, m) = (f64::from(OUTER.eta), f64::from(OUTER.momentum));
     for step in 1..=updates[0].len() {
         for (replica, updates) in replicas.iter_mut().zip(updates) {
             (0..WIDE).for_each(|d| replica[d] += updates[step - 1][d]);
@@ -814,13 +826,9 @@ fn naive_streaming(updates: &[Vec<[f64; WIDE]>], tau: usize) -> Vec<[f64; WIDE]>
             let first = 1 + p * tau;
             let parameters = || (0..WIDE).filter(move |d| FRAGMENT_OF[*d] == p);
             if step >= first + tau && (step - first - tau).is_multiple_of(period) {
-                let outer_gradient = under_way.take().unwrap();
-                for d in parameters() {
-                    momentum[d] = m * momentum[d] + outer_gradient[d];
-                    theta[d] -= eta * (outer_gradient[d] + m * momentum[d]);
-                    for replica in &mut replicas {
-                        replica[d] = (1.0 - ALPHA) * replica[d] + ALPHA * theta[d];
-                    }
+                outer_step(&mut theta, &mut momentum, under_way.take().unwrap(), p);
+                for replica in &mut replicas {
+                    parameters().for_each(|d| replica[d] = (1.0 - ALPHA) * replica[d] + ALPHA * theta[d]);
                 }
             }
             if step >= first && (step - first).is_multiple_of(period) {
@@ -832,6 +840,10 @@ fn naive_streaming(updates: &[Vec<[f64; WIDE]>], tau: usize) -> Vec<[f64; WIDE]>
                 *under_way = Some(outer_gradient);
             }
         }
+    }
+    // The servers make the step as soon as they have all replicas. So θ is ahead of the merges.
+    for (p, outer_gradient) in under_way.into_iter().enumerate() {
+        outer_gradient.into_iter().for_each(|gradient| outer_step(&mut theta, &mut momentum, gradient, p));
     }
     std::iter::once(theta).chain(replicas).collect()
 }
@@ -975,6 +987,157 @@ fn a_fragment_that_was_exchanged_waits_for_all_others() {
             turn = fragments.after(turn);
         }
         assert_eq!(exchanges, [3; 11], "{count} fragments");
+    }
+}
+
+// ---- Differences as bf16 ----------------------------------------------------------------------
+
+/// The nearest number with 8 binary digits, ties to even.
+fn nearest_with_8_digits(value: f32) -> f32 {
+    if value == 0.0 {
+        return value;
+    }
+    let exact = f64::from(value);
+    let unit = 2_f64.powi(exact.abs().log2().floor() as i32 - 7);
+    ((exact / unit).round_ties_even() * unit) as f32
+}
+
+/// Algorithm 2 with the copy, then the replicas. Both ends of a trainer's exchanges have one base.
+fn naive_of_differences(events: &[Event], trainers: usize) -> Vec<Parameters> {
+    let w0 = W0.map(|value| value as f32);
+    let alpha = ALPHA as f32;
+    let (mut w_ps, mut w, mut bases) = (w0, vec![w0; trainers], vec![None::<Parameters>; trainers]);
+    for event in events {
+        match *event {
+            Event::Train(i, update) => (0..DIM).for_each(|d| w[i][d] += update[d] as f32),
+            Event::Send(i) => {
+                bases[i] =
+                    Some(bases[i].map_or(w[i], |base| {
+                        std::array::from_fn(|d| base[d] + nearest_with_8_digits(w[i][d] - base[d]))
+                    }));
+            }
+            Event::Serve(i) => {
+                let base = bases[i].as_mut().unwrap();
+                for d in 0..DIM {
+                    w_ps[d] += alpha * (base[d] - w_ps[d]);
+                    base[d] += nearest_with_8_digits(w_ps[d] - base[d]);
+                }
+            }
+            Event::Answer(i) => (0..DIM).for_each(|d| w[i][d] += alpha * (bases[i].unwrap()[d] - w[i][d])),
+        }
+    }
+    std::iter::once(w_ps).chain(w).collect()
+}
+
+/// The two ends of a difference, or a planted bug in one of them.
+#[derive(Clone, Copy)]
+struct Ends {
+    send: fn(&mut [f32], &[f32]) -> Vec<u16>,
+    receive: fn(&mut [f32], &[u16]),
+}
+
+const ENDS: Ends = Ends { send: send_difference, receive: receive_difference };
+
+/// A run as the roles carry it out: each end has its own base.
+fn run_of_differences(ends: Ends, events: &[Event], trainers: usize) -> Vec<Parameters> {
+    let w0 = W0.map(|value| value as f32);
+    let (mut copy, mut replicas) = (w0, vec![w0; trainers]);
+    let (mut of_trainers, mut of_server) = (vec![w0; trainers], vec![w0; trainers]);
+    let (mut sent, mut replies) = (vec![None; trainers], vec![Vec::new(); trainers]);
+    let mut exchanges = vec![0; trainers];
+    for event in events {
+        match *event {
+            Event::Train(i, update) => {
+                replicas[i].iter_mut().zip(update).for_each(|(value, update)| *value += update as f32);
+            }
+            Event::Send(i) => {
+                exchanges[i] += 1;
+                if exchanges[i] == 1 {
+                    // The first exchange sends whole values.
+                    of_trainers[i] = replicas[i];
+                } else {
+                    sent[i] = Some((ends.send)(&mut of_trainers[i], &replicas[i]));
+                }
+            }
+            Event::Serve(i) => {
+                match sent[i].take() {
+                    Some(difference) => (ends.receive)(&mut of_server[i], &difference),
+                    None => of_server[i] = of_trainers[i],
+                }
+                interpolate(&mut copy, &of_server[i], ALPHA as f32);
+                replies[i] = (ends.send)(&mut of_server[i], &copy);
+            }
+            Event::Answer(i) => {
+                (ends.receive)(&mut of_trainers[i], &replies[i]);
+                interpolate(&mut replicas[i], &of_trainers[i], ALPHA as f32);
+            }
+        }
+    }
+    std::iter::once(copy).chain(replicas).collect()
+}
+
+#[test]
+fn differences_as_bf16_equal_a_naive_computation_to_the_bit() {
+    for seed in 0..300 {
+        let trainers = 1 + (seed % 4) as usize;
+        let events = random_events(seed, trainers);
+        let found = run_of_differences(ENDS, &events, trainers);
+        assert_eq!(found, naive_of_differences(&events, trainers), "seed {seed}");
+        // Errors do not add up over some hundred exchanges of values near 4.
+        let exact = naive(&events, trainers, 1);
+        for (found, exact) in found.as_flattened().iter().zip(exact.as_flattened()) {
+            assert!((f64::from(*found) - exact).abs() < 0.05, "seed {seed}: {found}, exactly {exact}");
+        }
+    }
+}
+
+#[test]
+fn every_planted_bug_of_differences_is_found() {
+    let bugs: [(&str, Ends); 4] = [
+        (
+            "the sender forgets its rounding error",
+            Ends {
+                send: |base, values| {
+                    let difference = send_difference(base, values);
+                    base.copy_from_slice(values);
+                    difference
+                },
+                ..ENDS
+            },
+        ),
+        (
+            "the sender cuts digits off instead of rounding",
+            Ends {
+                send: |base, values| {
+                    let cut = |(base, value): (&mut f32, &f32)| {
+                        let bits = (value - *base).to_bits() >> 16;
+                        *base += f32::from_bits(bits << 16);
+                        bits as u16
+                    };
+                    base.iter_mut().zip(values).map(cut).collect()
+                },
+                ..ENDS
+            },
+        ),
+        ("the receiver's base stays", Ends { receive: |_, _| {}, ..ENDS }),
+        (
+            "the difference has the wrong sign",
+            Ends {
+                receive: |base, difference| {
+                    let negative: Vec<u16> = difference.iter().map(|bits| bits ^ 0x8000).collect();
+                    receive_difference(base, &negative);
+                },
+                ..ENDS
+            },
+        ),
+    ];
+    for (bug, ends) in bugs {
+        let found = (0..50).filter(|seed| {
+            let trainers = 1 + (seed % 4) as usize;
+            let events = random_events(*seed, trainers);
+            run_of_differences(ends, &events, trainers) != naive_of_differences(&events, trainers)
+        });
+        assert!(found.count() >= 45, "{bug}");
     }
 }
 

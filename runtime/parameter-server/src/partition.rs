@@ -128,10 +128,10 @@ impl Partition {
     }
 
     /// Moves the parameters, which are the copy w̃, towards a replica, in the range of the replica:
-    /// w̃ ← (1 − α) w̃ + α w⁽ⁱ⁾ (ShadowSync §3.3, algorithm 2). If the replica comes with its optimizer state, the state of
-    /// the copy becomes the mean over the replicas of this order. Returns false for a repeated
-    /// exchange, which changes nothing. `slots` is the number of values of the optimizer's state
-    /// for each parameter.
+    /// w̃ ← (1 − α) w̃ + α w⁽ⁱ⁾ (ShadowSync §3.3, algorithm 2). If the replica comes with its
+    /// optimizer state, the state of the copy becomes the mean over the replicas of this order.
+    /// Returns false for a repeated exchange, which changes nothing. `slots` is the number of
+    /// values of the optimizer's state for each parameter.
     ///
     /// # Errors
     /// [`RoleError::Inconsistent`] if the replica has another size than its range.

@@ -512,6 +512,7 @@ async fn round_of(tried: &Tried, order: u64, fragment: u32, first: u64, last: [b
         caller: 7,
         workers: 3,
         fragment,
+        base: 0,
     });
     futures::future::join_all(exchanges.map(|exchange| tried.exchange(exchange))).await
 }
@@ -636,7 +637,7 @@ async fn in_shadow_an_exchange_moves_its_fragment_only() {
     let parts = [0..13, 13..26, 26..40];
     for number in 0..7_u64 {
         let (fragment, last) = ((number % 3) as u32, number == 6);
-        let exchange = v1::Exchange { rank: 0, order: 1, number, last, caller: 7, workers: 1, fragment };
+        let exchange = v1::Exchange { rank: 0, order: 1, number, last, caller: 7, workers: 1, fragment, base: 0 };
         let own = if last { 0..PARAMETERS } else { parts[fragment as usize].clone() };
         for place in own.clone() {
             copy[place] = 0.7 * copy[place] + 0.3 * f64::from(numbers(number, PARAMETERS)[place]);
@@ -682,6 +683,83 @@ async fn in_shadow_ma_a_late_worker_is_told_the_fragment() {
     let tensors = vec![Tensor::from(vec![0.0_f32; 20])];
     let error = tried.server.exchange(wrong, tensors).await.err().unwrap().to_string();
     assert!(error.contains("one of 2 fragments") && error.contains("fragment 2 came"), "{error}");
+}
+
+/// Numbers rounded to bf16: the upper half of their bits, to the nearest, ties to even.
+fn bf16(value: f32) -> f32 {
+    let bits = value.to_bits();
+    f32::from_bits((bits + 0x7fff + (bits >> 16 & 1)) & 0xffff_0000)
+}
+
+/// The base is the last one of the worker's fragment. A replacement of the server knows none.
+#[tokio::test(flavor = "multi_thread")]
+async fn in_shadow_differences_travel_as_bf16_from_a_base_of_both() {
+    let folder = tempfile::tempdir().unwrap();
+    let settings = ["alpha=0.3", "fragments=2", "wirePrecision=bf16"];
+    let settings = settings.map(|setting| format!("spec.training.shadow.{setting}"));
+    let mut tried = Tried::begin_with("shadow", &settings.each_ref().map(String::as_str), folder.path()).await;
+    let (mut base, mut base_number) = (Vec::new(), 0);
+    for number in 1..6_u64 {
+        if number == 4 {
+            tried.is_killed(folder.path());
+        }
+        let exchange = |base| v1::Exchange {
+            order: 1,
+            number,
+            caller: 7,
+            workers: 1,
+            fragment: 1,
+            base,
+            ..v1::Exchange::default()
+        };
+        let replica = numbers(number, PARAMETERS)[20..].to_vec();
+        let copy = tried.parameters().await;
+        let mut sent = Tensor::from(replica.clone());
+        if base_number == 0 {
+            base = replica;
+        } else {
+            let difference: Vec<f32> = replica.iter().zip(&base).map(|(own, base)| bf16(own - base)).collect();
+            base.iter_mut().zip(&difference).for_each(|(base, difference)| *base += difference);
+            sent = Tensor::from(difference.iter().map(|value| (value.to_bits() >> 16) as u16).collect::<Vec<_>>());
+            assert_eq!(sent.byte_len(), 2 * 20);
+        }
+        let reply = tried.server.exchange(exchange(base_number), vec![sent]).await.unwrap();
+        let exchanged: v1::Exchanged = prost::Message::decode(reply.meta).unwrap();
+        if exchanged.lacks_base {
+            assert!(number == 4 && reply.tensors.is_empty());
+            assert_eq!(tried.parameters().await, copy, "the copy has not moved");
+            base_number = 0;
+            continue;
+        }
+        assert_ne!(number, 4, "the replacement knows no base");
+        let [answer] = message::take("exchange", reply.tensors).unwrap();
+        let answer = answer.expect_u16("difference").unwrap();
+        let after = tried.parameters().await;
+        assert_eq!(after[..20], copy[..20], "{number}: the other fragment stays");
+        for place in 0..20 {
+            let expected = copy[20 + place] + 0.3 * (base[place] - copy[20 + place]);
+            assert_eq!(after[20 + place], expected, "{number}, {place}: the copy moves towards the estimate");
+            let difference = bf16(expected - base[place]);
+            assert_eq!(u32::from(answer[place]) << 16, difference.to_bits(), "{number}, {place}");
+            base[place] += difference;
+        }
+        base_number = exchanged.base;
+        assert_ne!(base_number, 0);
+    }
+    let wrong = v1::Exchange {
+        order: 1,
+        number: 9,
+        caller: 7,
+        workers: 1,
+        fragment: 1,
+        base: base_number,
+        ..v1::Exchange::default()
+    };
+    let error = tried.server.exchange(wrong, vec![Tensor::from(vec![0_u16; 3])]).await.err().unwrap().to_string();
+    assert!(error.contains("a difference of 20 parameters") && error.contains("one of 3"), "{error}");
+    // A last exchange has all parameters, exactly.
+    let last = v1::Exchange { order: 1, number: 10, last: true, caller: 7, workers: 1, ..v1::Exchange::default() };
+    assert_eq!(tried.exchange(last).await, tried.parameters().await);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -4,6 +4,7 @@
 
 use std::num::NonZeroU32;
 
+use rectrain_kinds::WirePrecision;
 use rectrain_modes::shadow::Shadow;
 use rectrain_modes::switch::SwitchPhase;
 use rectrain_modes::{Answers, Rank, TrainingMode};
@@ -78,6 +79,7 @@ fn replicas(shadow: Shadow, workers: u32) -> v1::Shadow {
         workers,
         averages: shadow.average().is_some(),
         fragments: shadow.fragments.count(),
+        bf16: shadow.wire_precision == WirePrecision::Bf16,
     }
 }
 

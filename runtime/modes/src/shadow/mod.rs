@@ -14,6 +14,7 @@
 //! - [`BlockUpdate`]: algorithm 4 (`bmuf`). w̃ makes a step towards the mean of the replicas.
 //! - [`Rounds`]: decides which replicas are in a mean, for `ma` and `bmuf`.
 //! - [`Fragments`]: the parts of a partition that exchanges move in turn.
+//! - [`send_difference`], [`receive_difference`]: values that travel as bf16.
 //! - [`ReplicaSync`]: decides when a dense worker begins an exchange, and counts the sync gap.
 //! - [`add_to_mean`]: the optimizer state that belongs to w̃ when training pauses.
 //!
@@ -36,6 +37,7 @@
 //!    this is the method of Streaming DiLoCo (Douillard et al. 2025, arXiv 2501.18512).
 
 mod bmuf;
+mod difference;
 mod elastic;
 mod fragments;
 mod ma;
@@ -44,10 +46,11 @@ mod sync;
 
 use std::num::NonZeroU32;
 
-use rectrain_kinds::ShadowAlgorithm;
+use rectrain_kinds::{ShadowAlgorithm, WirePrecision};
 use serde::{Deserialize, Serialize};
 
 pub use bmuf::BlockUpdate;
+pub use difference::{receive_difference, send_difference};
 pub use elastic::{add_to_mean, interpolate};
 pub use fragments::{Fragments, Part};
 pub use ma::average;
@@ -72,6 +75,8 @@ pub struct Shadow {
     pub nesterov: bool,
     /// The fragments of each server's partition. An exchange moves one of them.
     pub fragments: Fragments,
+    /// How values travel in an exchange.
+    pub wire_precision: WirePrecision,
 }
 
 impl Default for Shadow {
@@ -85,6 +90,7 @@ impl Default for Shadow {
             momentum: 0.0,
             nesterov: false,
             fragments: Fragments::default(),
+            wire_precision: WirePrecision::Fp32,
         }
     }
 }

@@ -93,7 +93,7 @@ impl ReplicaSync {
         self.under_way.is_some()
     }
 
-    /// Batches of which the copy may lack a fragment. They are lost if the worker dies now.
+    /// Batches that the copy may lack in some fragment. They are lost if the worker dies now.
     #[must_use]
     pub fn unseen(&self) -> u64 {
         self.trained - self.seen()

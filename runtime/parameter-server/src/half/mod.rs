@@ -3,6 +3,7 @@
 
 mod averaging;
 mod barrier;
+mod bases;
 mod buffer;
 mod pieces;
 mod shadow;

@@ -6,9 +6,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use rectrain_kinds::WirePrecision;
 use rectrain_modes::GlobalStep;
 use rectrain_modes::gba::TokenMode;
-use rectrain_modes::shadow::{Fragments, Rounds, Shadow};
+use rectrain_modes::shadow::{Fragments, Rounds, Shadow, receive_difference, send_difference};
 use rectrain_modes::switch::Boundary;
 use rectrain_proto::v1;
 use rectrain_protocol::blocking::blocking;
@@ -18,6 +19,7 @@ use rectrain_protocol::plan::JobPlan;
 use rectrain_wire::{BoxFuture, Tensor};
 
 use super::averaging::Averaging;
+use super::bases::Bases;
 use super::{BufferStanding, Exchanged, ModeHalf, RowGradients, Snapshot, TokenHalf, not_this_mode};
 use crate::kept::LeftTokens;
 use crate::partition::Replica;
@@ -31,6 +33,8 @@ pub(crate) struct ShadowHalf {
     rows: TokenHalf,
     rule: CopyRule,
     fragments: Fragments,
+    /// If values travel as differences in bf16.
+    bases: Option<Bases>,
 }
 
 /// How the copy follows the replicas.
@@ -68,25 +72,53 @@ impl ShadowHalf {
             None => CopyRule::Elastic { alpha: mode.alpha, exchanging: Arc::default() },
             Some(average) => CopyRule::Average(Arc::new(Averaging::new(average, mode.fragments, rounds))),
         };
-        Self { rows, rule, fragments: mode.fragments }
+        let bases = (mode.wire_precision == WirePrecision::Bf16).then(Bases::new);
+        Self { rows, rule, fragments: mode.fragments, bases }
     }
 
-    /// The replica of an exchange.
+    /// The replica of an exchange. `None` if it is a difference from a base that is not known.
     fn read_replica(
         &self,
         shared: &Shared,
         exchange: &v1::Exchange,
         tensors: Vec<Tensor>,
-    ) -> Result<Replica, RoleError> {
+    ) -> Result<Option<Replica>, RoleError> {
         let len = shared.read_partition().len();
         let range = if exchange.last { 0..len } else { self.range(exchange.fragment, len)? };
         let mut tensors = tensors.into_iter();
-        let parameters = message::next("exchange", &mut tensors)?.expect_f32("parameters")?;
+        let sent = message::next("exchange", &mut tensors)?;
+        if exchange.base != 0 {
+            let found =
+                self.bases.as_ref().and_then(|known| known.find(exchange.rank, exchange.fragment, exchange.base));
+            let Some(mut parameters) = found else { return Ok(None) };
+            let difference = sent.expect_u16("difference")?;
+            if difference.len() != parameters.len() {
+                let (expected, found) = (parameters.len(), difference.len());
+                let reason = format!("a difference of {expected} parameters was expected, and one of {found} came");
+                return Err(RoleError::Inconsistent { message: "exchange", reason });
+            }
+            receive_difference(&mut parameters, &difference);
+            return Ok(Some(Replica { range, parameters, state: None }));
+        }
+        let parameters = sent.expect_f32("parameters")?;
         let state = match exchange.last {
             true => Some(message::next("exchange", &mut tensors)?.expect_f32("state")?),
             false => None,
         };
-        Ok(Replica { range, parameters, state })
+        Ok(Some(Replica { range, parameters, state }))
+    }
+
+    /// The reply with a part of the copy. `base`: the values that the worker sent, if the reply is
+    /// a difference from them.
+    fn write_copy(&self, exchange: &v1::Exchange, copy: &[f32], base: Option<Vec<f32>>) -> (v1::Exchanged, Tensor) {
+        if let Some(known) = &self.bases
+            && let Some(mut base) = base
+        {
+            let difference = send_difference(&mut base, copy);
+            let base = known.put(exchange.rank, exchange.fragment, base);
+            return (v1::Exchanged { base, ..v1::Exchanged::default() }, Tensor::from(difference));
+        }
+        (v1::Exchanged::default(), Tensor::from(copy.to_vec()))
     }
 
     /// The parameters of a fragment, in a partition of this size.
@@ -157,11 +189,20 @@ impl ModeHalf for ShadowHalf {
     ) -> BoxFuture<'a, Result<(v1::Exchanged, Vec<Tensor>), RoleError>> {
         Box::pin(async move {
             shared.give_up_where_memory_is_full();
-            let replica = self.read_replica(shared, &exchange, tensors)?;
+            let Some(replica) = self.read_replica(shared, &exchange, tensors)? else {
+                return Ok((v1::Exchanged { lacks_base: true, ..v1::Exchanged::default() }, Vec::new()));
+            };
             let range = replica.range.clone();
+            let has_base = self.bases.is_some() && !exchange.last;
+            let base = has_base.then(|| replica.parameters.clone());
             Ok(match self.move_towards(shared, exchange, replica).await? {
-                Exchanged::OtherFragment(other) => (v1::Exchanged { other_fragment: Some(other) }, Vec::new()),
-                Exchanged::Copy(copy) => (v1::Exchanged::default(), vec![Tensor::from(copy[range].to_vec())]),
+                Exchanged::OtherFragment(other) => {
+                    (v1::Exchanged { other_fragment: Some(other), ..v1::Exchanged::default() }, Vec::new())
+                }
+                Exchanged::Copy(copy) => {
+                    let (reply, copy) = self.write_copy(&exchange, &copy[range], base);
+                    (reply, vec![copy])
+                }
             })
         })
     }

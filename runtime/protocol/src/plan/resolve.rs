@@ -200,6 +200,7 @@ fn shadow(training: crds::ResolvedShadow) -> Shadow {
         momentum: training.momentum as f32,
         nesterov: training.nesterov,
         fragments: Fragments::new(training.fragments),
+        wire_precision: training.wire_precision,
     }
 }
 
