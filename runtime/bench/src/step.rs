@@ -150,9 +150,10 @@ pub fn bench_step(args: &StepArgs) -> Result<StepFigures, BenchError> {
             faults_before = page_faults();
         }
         let begin = Instant::now();
-        tower.forward_backward(features, &labels, 1.0 / batch as f32, count)?;
+        let output = tower.forward_backward(features, &labels, 1.0 / batch as f32, count)?;
         let passed = begin.elapsed().as_secs_f64();
         tower.apply(count)?;
+        tower.reuse(output.embedding_gradients);
         let step = begin.elapsed().as_secs_f64();
         window.push(&predictions, &labels);
         let counted = begin.elapsed().as_secs_f64() - step;

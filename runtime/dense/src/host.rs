@@ -32,6 +32,8 @@ pub(crate) struct Host {
     pub(crate) gradients: Vec<f32>,
     pub(crate) optimizer_state: Vec<f32>,
     linears: Linears,
+    /// Memory for the next gradient of the embeddings; its values have no meaning.
+    spare: Vec<f32>,
 }
 
 impl Host {
@@ -43,7 +45,14 @@ impl Host {
     ) -> Result<Self, DenseError> {
         let gradients = vec![0.0; parameters.len()];
         let linears = Linears::new(precision);
-        Ok(Self { workers: Workers::new(threads)?, parameters, gradients, optimizer_state, linears })
+        Ok(Self { workers: Workers::new(threads)?, parameters, gradients, optimizer_state, linears, spare: Vec::new() })
+    }
+
+    /// Keeps memory for the next gradient of the embeddings, unless there is more already.
+    pub(crate) fn reuse(&mut self, memory: Vec<f32>) {
+        if memory.capacity() > self.spare.capacity() {
+            self.spare = memory;
+        }
     }
 
     pub(crate) fn parameters(&self) -> &[f32] {
@@ -61,9 +70,11 @@ impl Host {
         let mut output = StepOutput {
             loss_sums: vec![0.0; pass.tasks.columns()],
             predictions: vec![0.0; pass.labels.len()],
-            embedding_gradients: vec![0.0; features.embeddings.len()],
+            embedding_gradients: std::mem::take(&mut self.spare),
             linear_gradients: vec![0.0; features.linear.len()],
         };
+        // Shards overwrite all of it.
+        output.embedding_gradients.resize(features.embeddings.len(), 0.0);
         if features.samples == 0 {
             self.gradients.fill(0.0);
         }
@@ -239,8 +250,9 @@ fn differentiate(
     let Recorded { parameters, embeddings, linear, .. } = recorded;
     for (leaf, target) in [(embeddings, targets.embeddings), (linear, targets.linear)] {
         let Some(leaf) = leaf else { continue };
-        if let Some(gradient) = leaf.grad_remove(&mut gradients) {
-            copy(gradient, target);
+        match leaf.grad_remove(&mut gradients) {
+            Some(gradient) => copy(gradient, target),
+            None => target.fill(0.0),
         }
         // The values are still in the core's cache.
         finite.gradients &= first_not_finite(target).is_none();

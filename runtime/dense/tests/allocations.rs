@@ -1,4 +1,4 @@
-//! Counts the allocations of dense steps in the steady state.
+//! Counts the allocations and the page faults of dense steps in the steady state.
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
@@ -53,31 +53,103 @@ fn large_allocations_are_counted() {
     assert_eq!(counted(LARGE, || drop(black_box(vec![1_u8; LARGE - 1]))), [0, 0]);
 }
 
-/// The gradient of the embeddings belongs to the caller, which sends it away.
-fn check_steps(settings: &ModelSettings, precision: Precision, dense: usize) {
-    let mut tower = tower(settings.clone(), precision, dense);
-    let (embeddings, dense) = (values(SAMPLES * FEATURES * DIM), values(SAMPLES * dense));
-    let labels: Vec<f32> = values(SAMPLES).iter().map(|&value| f32::from(value > 0.0)).collect();
-    let features = Features { samples: SAMPLES, dense: &dense, embeddings: &embeddings, linear: &[] };
-    let mut step = |number: u64| {
-        let output = tower.forward_backward(features, &labels, 1.0 / SAMPLES as f32, number).unwrap();
+/// The page faults of this thread so far that needed no disk (`minflt` in proc(5)).
+fn page_faults() -> u64 {
+    let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
+    let (_, fields) = stat.rsplit_once(") ").unwrap();
+    fields.split(' ').nth(7).unwrap().parse().unwrap()
+}
+
+#[test]
+fn page_faults_are_counted() {
+    let before = page_faults();
+    let fresh = black_box(vec![1_u8; 64 << 20]);
+    assert!(page_faults() > before, "after {} bytes", fresh.len());
+}
+
+/// Steps of a tower on the same batch.
+struct Steps {
+    tower: Tower,
+    embeddings: Vec<f32>,
+    dense: Vec<f32>,
+    labels: Vec<f32>,
+    number: u64,
+}
+
+impl Steps {
+    /// After three steps.
+    fn warm(settings: ModelSettings, precision: Precision, dense: usize, gives_back: bool) -> Self {
+        let labels = values(SAMPLES).iter().map(|&value| f32::from(value > 0.0)).collect();
+        let (embeddings, dense_values) = (values(SAMPLES * FEATURES * DIM), values(SAMPLES * dense));
+        let tower = tower(settings, precision, dense);
+        let mut steps = Self { tower, embeddings, dense: dense_values, labels, number: 0 };
+        (0..3).for_each(|_| steps.step(gives_back));
+        steps
+    }
+
+    /// One step. Its caller may give the gradient of the embeddings back.
+    fn step(&mut self, gives_back: bool) {
+        let Self { tower, embeddings, dense, labels, number } = self;
+        *number += 1;
+        let features = Features { samples: SAMPLES, dense, embeddings, linear: &[] };
+        let output = tower.forward_backward(features, labels, 1.0 / SAMPLES as f32, *number).unwrap();
         assert_eq!(output.embedding_gradients.len(), embeddings.len());
-        tower.apply(number).unwrap();
-    };
-    (1..=3).for_each(&mut step);
-    for number in 4..=6 {
-        let found = counted(LARGE, || step(number));
-        assert_eq!(found, [1, size_of_val(&*embeddings)], "{settings:?}, {precision:?}, step {number}");
+        tower.apply(*number).unwrap();
+        if gives_back {
+            tower.reuse(output.embedding_gradients);
+        }
+    }
+}
+
+/// The precisions, models and numbers of dense features that are counted.
+fn each_kind(check: impl Fn(ModelSettings, Precision, usize)) {
+    for precision in [Precision::Fp32, Precision::Bf16] {
+        for settings in [dlrm(), dnn()] {
+            check(settings.clone(), precision, DENSE);
+            check(settings, precision, 0);
+        }
     }
 }
 
 #[test]
 fn a_step_allocates_only_the_gradient_that_it_returns() {
-    for precision in [Precision::Fp32, Precision::Bf16] {
-        for settings in [dlrm(), dnn()] {
-            check_steps(&settings, precision, DENSE);
-            check_steps(&settings, precision, 0);
+    each_kind(|settings, precision, dense| {
+        let mut steps = Steps::warm(settings.clone(), precision, dense, false);
+        let gradient = size_of_val(&*steps.embeddings);
+        for _ in 0..3 {
+            let found = counted(LARGE, || steps.step(false));
+            assert_eq!(found, [1, gradient], "{settings:?}, {precision:?}, step {}", steps.number);
         }
+    });
+}
+
+#[test]
+fn a_step_whose_gradient_comes_back_needs_no_fresh_memory() {
+    each_kind(|settings, precision, dense| {
+        let mut steps = Steps::warm(settings.clone(), precision, dense, true);
+        let mut count = || {
+            let before = page_faults();
+            let found = counted(LARGE, || (0..5).for_each(|_| steps.step(true)));
+            (found, page_faults() - before)
+        };
+        // The first count maps the code that counts.
+        count();
+        assert_eq!(count(), ([0, 0], 0), "{settings:?}, {precision:?}, {dense} dense features");
+    });
+}
+
+#[test]
+fn the_memory_that_comes_back_does_not_change_a_gradient() {
+    let mut steps = Steps::warm(dlrm(), Precision::Fp32, DENSE, false);
+    let Steps { tower, embeddings, dense, labels, .. } = &mut steps;
+    let features = Features { samples: SAMPLES, dense, embeddings, linear: &[] };
+    let mut gradient = |memory: Vec<f32>| {
+        tower.reuse(memory);
+        tower.forward_backward(features, labels, 1.0, 9).unwrap().embedding_gradients
+    };
+    let expected = gradient(Vec::new());
+    for length in [0, 7, embeddings.len(), 2 * embeddings.len()] {
+        assert!(gradient(vec![f32::NAN; length]) == expected, "after {length} values");
     }
 }
 

@@ -1,6 +1,6 @@
 //! The left operand of a product.
 
-use crate::kernel::{Kernel, MOST_COLUMNS, VECTOR_ROWS};
+use crate::kernel::{Kernel, Laid, MOST_COLUMNS, VECTOR_ROWS};
 use crate::lines::{LINE, Line};
 use crate::matrix::Matrix;
 
@@ -56,6 +56,20 @@ impl Left {
             (true, true) => self.pack_transposed(kernel, matrix, words),
             (false, false) => self.pack_panels_of_rows(kernel, matrix, words),
             (false, true) => self.pack_panels(kernel, matrix, words),
+        }
+    }
+
+    /// Makes room for an operand of this shape, which the caller lays out itself.
+    pub(crate) fn lay(&mut self, kernel: Kernel, rows: usize, depth: usize) -> Laid<'_> {
+        self.kernel = Some(kernel);
+        (self.rows, self.depth) = (rows, depth);
+        let words = kernel.words_of(depth);
+        match kernel.wants_rows() {
+            true => {
+                let (words, step) = self.lay_rows(kernel, words);
+                Laid { words, step }
+            }
+            false => Laid { words: self.lay_panels(words), step: words },
         }
     }
 
@@ -140,6 +154,15 @@ impl Left {
     /// The kernel of the packed operand. `None` before an operand is packed.
     pub(crate) fn kernel(&self) -> Option<Kernel> {
         self.kernel
+    }
+
+    /// The kernel of the packed operand.
+    ///
+    /// # Panics
+    /// If no operand is packed.
+    pub(crate) fn packed_for(&self) -> Kernel {
+        let Some(kernel) = self.kernel else { panic!("the left operand is not packed") };
+        kernel
     }
 
     /// The words of a tile from `row`, a multiple of the tile's rows, and from `word` on. `words`

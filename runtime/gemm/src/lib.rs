@@ -6,8 +6,9 @@
 //! [`Left::pack`] and [`Right::pack`] lay an operand out for a kernel. The operand may be stored as
 //! it is or transposed. A packed operand may be used in any number of products ([`multiply`]) with
 //! operands that were packed for the same [`Kernel`]. An operand that is packed again reuses its
-//! memory. A product allocates at most its result ([`product_into`]). For wide results, each thread
-//! also allocates 264 KiB once, as a buffer of incomplete sums.
+//! memory. [`hidden`] and [`hidden_backward`] leave their results as operands of the next products,
+//! which are then not packed. A product allocates at most its result ([`product_into`]). For wide results and
+//! hidden layers, each thread also allocates 264 KiB once, as a buffer of incomplete sums.
 //!
 //! # Numerical results
 //!
@@ -40,6 +41,7 @@
 //! unit, and in `product` for results in uninitialized memory.
 
 mod columns;
+mod hidden;
 mod kernel;
 mod left;
 mod lines;
@@ -51,6 +53,7 @@ mod right;
 mod tests;
 
 pub use columns::{add_rows, relu_backward};
+pub use hidden::{HiddenDerivatives, Passes, hidden, hidden_backward};
 pub use kernel::Kernel;
 pub use left::Left;
 pub use matrix::Matrix;

@@ -6,17 +6,22 @@
 //! - forward: 16 pairs of one vector with others, from a transposed copy of the sample's vectors;
 //! - backward: 16 values of the gradient of one vector.
 //!
-//! Either copy of a sample stays in the nearest cache. Every sum is in the order of its terms and
-//! uses fused multiply-adds. So AVX-512, AVX2 and NEON produce the same bits.
+//! Four vectors are computed together, so that their sums do not wait for each other. Either copy of
+//! a sample stays in the nearest cache. Every sum is in the order of its terms and uses fused
+//! multiply-adds. So AVX-512, AVX2 and NEON produce the same bits.
 // Calls of functions that are compiled for a vector unit.
 #![allow(unsafe_code)]
 
 use std::cell::RefCell;
+use std::cmp::Ordering;
 
 use crate::kernel::{FUSED, Vectors};
 
 /// Values that are computed side by side.
 const LANES: usize = 16;
+/// Vectors that are computed together. Each has sums of its own name: the compiler keeps those in
+/// registers, and an array of them in memory.
+const TOGETHER: usize = 4;
 
 /// The pairs of a sample's vectors. The vectors come in two parts, so that their caller need not
 /// copy them into one: at most one vector that leads, and the others.
@@ -46,6 +51,8 @@ struct Scratch {
     padded: Vec<[f32; LANES]>,
     /// The products of a sample, and room for the unused lanes of the last ones.
     products: Vec<f32>,
+    /// The gradients of a sample, laid out as `padded`.
+    gradients: Vec<[f32; LANES]>,
 }
 
 thread_local! {
@@ -150,6 +157,15 @@ impl Pairwise {
         });
     }
 
+    /// A vector of a sample.
+    #[inline(always)]
+    fn vector<'a>(&self, sample: PairwiseVectors<'a>, index: usize) -> &'a [f32] {
+        match self.leads {
+            true if index == 0 => sample.leading,
+            leads => &sample.others[(index - usize::from(leads)) * self.dim..][..self.dim],
+        }
+    }
+
     /// The vectors of each sample, part by part.
     fn by_sample<'a>(&self, vectors: PairwiseVectors<'a>) -> impl Iterator<Item = PairwiseVectors<'a>> + use<'a> {
         let leading_values = self.leading_values();
@@ -232,11 +248,20 @@ fn forward<const FUSED: bool>(
             let lanes = &mut transposed[index / LANES * dim..][..dim];
             lanes.iter_mut().zip(vector).for_each(|(lanes, &value)| lanes[index % LANES] = value);
         }
-        for (index, vector) in sample.each(dim).enumerate() {
-            // The last 16 products may end beyond this vector's pairs. The next vectors overwrite
-            // the unused ones.
-            for part in 0..index.div_ceil(LANES) {
-                let sums = products_with::<FUSED>(vector, &transposed[part * dim..][..dim]);
+        // The last 16 products of a vector may end beyond its pairs, in the first 16 products of the
+        // next vectors. So those are computed later.
+        for part in (0..count.div_ceil(LANES)).rev() {
+            let others = &transposed[part * dim..][..dim];
+            let mut index = part * LANES + 1;
+            while index + TOGETHER <= count {
+                let four = std::array::from_fn(|own| pairwise.vector(sample, index + own));
+                for sums in products_of_four::<FUSED>(four, others) {
+                    products[first_pair(index) + part * LANES..][..LANES].copy_from_slice(&sums);
+                    index += 1;
+                }
+            }
+            for index in index..count {
+                let sums = products_of::<FUSED>(pairwise.vector(sample, index), others);
                 products[first_pair(index) + part * LANES..][..LANES].copy_from_slice(&sums);
             }
         }
@@ -247,12 +272,28 @@ fn forward<const FUSED: bool>(
 
 /// The dot products of a vector with 16 others.
 #[inline(always)]
-fn products_with<const FUSED: bool>(vector: &[f32], others: &[[f32; LANES]]) -> [f32; LANES] {
+fn products_of<const FUSED: bool>(vector: &[f32], others: &[[f32; LANES]]) -> [f32; LANES] {
     let mut sums = [0.0; LANES];
     for (&value, others) in vector.iter().zip(others) {
         add_product::<FUSED>(&mut sums, value, others);
     }
     sums
+}
+
+/// [`products_of`] for four vectors.
+#[inline(always)]
+fn products_of_four<const FUSED: bool>(
+    [of_a, of_b, of_c, of_d]: [&[f32]; TOGETHER],
+    others: &[[f32; LANES]],
+) -> [[f32; LANES]; TOGETHER] {
+    let [mut a, mut b, mut c, mut d] = [[0.0; LANES]; TOGETHER];
+    for (dimension, others) in others.iter().enumerate() {
+        add_product::<FUSED>(&mut a, of_a[dimension], others);
+        add_product::<FUSED>(&mut b, of_b[dimension], others);
+        add_product::<FUSED>(&mut c, of_c[dimension], others);
+        add_product::<FUSED>(&mut d, of_d[dimension], others);
+    }
+    [a, b, c, d]
 }
 
 /// `sums += factor · values`.
@@ -273,30 +314,37 @@ fn backward<const FUSED: bool>(
 ) {
     let (count, dim) = (pairwise.vectors(), pairwise.dim);
     let parts = dim.div_ceil(LANES);
-    scratch.padded.resize(count * parts, [0.0; LANES]);
-    let padded = &mut scratch.padded;
+    let Scratch { padded, gradients, .. } = scratch;
+    padded.resize(count * parts, [0.0; LANES]);
+    gradients.resize(count * parts, [0.0; LANES]);
     let Targets { of_leading, of_others } = targets;
     // A result without columns has no rows to walk over, and all gradients are 0.
-    let mut gradients = gradient.chunks_exact(pairwise.columns().max(1));
+    let mut rows = gradient.chunks_exact(pairwise.columns().max(1));
     for sample in pairwise.by_sample(vectors) {
         for (vector, padded) in sample.each(dim).zip(padded.chunks_exact_mut(parts)) {
             for (values, padded) in vector.chunks(LANES).zip(padded) {
                 padded[..values.len()].copy_from_slice(values);
             }
         }
-        let (direct, pairs) = gradients.next().unwrap_or_default().split_at(sample.leading.len());
-        for index in 0..count {
-            let leads = pairwise.leads && index == 0;
-            let target = if leads { &mut *of_leading } else { &mut *of_others };
-            for part in 0..parts {
-                let first = part * LANES;
-                let mut sums = gradient_of::<FUSED>(index, pairs, padded, parts, part);
-                if leads {
-                    sums.iter_mut().zip(&direct[first..]).for_each(|(sum, direct)| *sum += direct);
+        let (direct, pairs) = rows.next().unwrap_or_default().split_at(sample.leading.len());
+        for part in 0..parts {
+            let mut index = 0;
+            while index + TOGETHER <= count {
+                for sums in gradients_of_four::<FUSED>(index, pairs, padded, (parts, part)) {
+                    gradients[index * parts + part] = sums;
+                    index += 1;
                 }
-                target.extend_from_slice(&sums[..LANES.min(dim - first)]);
+            }
+            for index in index..count {
+                gradients[index * parts + part] = gradient_of::<FUSED>(index, pairs, padded, (parts, part));
             }
         }
+        let mut vectors = gradients.chunks_exact(parts).map(|vector| &vector.as_flattened()[..dim]);
+        if pairwise.leads {
+            let leading = vectors.next().unwrap_or_default();
+            of_leading.extend(leading.iter().zip(direct).map(|(sum, direct)| sum + direct));
+        }
+        vectors.for_each(|vector| of_others.extend_from_slice(vector));
     }
 }
 
@@ -307,8 +355,7 @@ fn gradient_of<const FUSED: bool>(
     index: usize,
     pairs: &[f32],
     padded: &[[f32; LANES]],
-    parts: usize,
-    part: usize,
+    (parts, part): (usize, usize),
 ) -> [f32; LANES] {
     let mut sums = [0.0; LANES];
     let vectors = || padded.iter().skip(part).step_by(parts);
@@ -320,6 +367,46 @@ fn gradient_of<const FUSED: bool>(
         add_product::<FUSED>(&mut sums, pairs[first_pair(other) + index], vector);
     }
     sums
+}
+
+/// [`gradient_of`] for four vectors, from number `first` on.
+#[inline(always)]
+fn gradients_of_four<const FUSED: bool>(
+    first: usize,
+    pairs: &[f32],
+    padded: &[[f32; LANES]],
+    (parts, part): (usize, usize),
+) -> [[f32; LANES]; TOGETHER] {
+    let [mut a, mut b, mut c, mut d] = [[0.0; LANES]; TOGETHER];
+    let vectors = || padded.iter().skip(part).step_by(parts).enumerate();
+    let [of_a, of_b, of_c, of_d]: [&[f32]; TOGETHER] =
+        std::array::from_fn(|own| &pairs[first_pair(first + own)..][..first + own]);
+    for (other, vector) in vectors().take(first) {
+        add_product::<FUSED>(&mut a, of_a[other], vector);
+        add_product::<FUSED>(&mut b, of_b[other], vector);
+        add_product::<FUSED>(&mut c, of_c[other], vector);
+        add_product::<FUSED>(&mut d, of_d[other], vector);
+    }
+    // A vector has no pair with itself. With 0 instead, its sum keeps its bits.
+    let factor = |own: usize, other: usize| match own.cmp(&other) {
+        Ordering::Less => pairs[first_pair(other) + own],
+        Ordering::Equal => 0.0,
+        Ordering::Greater => pairs[first_pair(own) + other],
+    };
+    for (other, vector) in vectors().skip(first).take(TOGETHER) {
+        add_product::<FUSED>(&mut a, factor(first, other), vector);
+        add_product::<FUSED>(&mut b, factor(first + 1, other), vector);
+        add_product::<FUSED>(&mut c, factor(first + 2, other), vector);
+        add_product::<FUSED>(&mut d, factor(first + 3, other), vector);
+    }
+    for (other, vector) in vectors().skip(first + TOGETHER) {
+        let factors = &pairs[first_pair(other) + first..][..TOGETHER];
+        add_product::<FUSED>(&mut a, factors[0], vector);
+        add_product::<FUSED>(&mut b, factors[1], vector);
+        add_product::<FUSED>(&mut c, factors[2], vector);
+        add_product::<FUSED>(&mut d, factors[3], vector);
+    }
+    [a, b, c, d]
 }
 
 #[cfg(test)]

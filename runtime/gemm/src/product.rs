@@ -6,7 +6,7 @@ use std::cell::RefCell;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use crate::kernel::{Begin, Kernel, PANEL_LINES, Running, TILE_COLUMNS, Tile, fetch};
+use crate::kernel::{Begin, CompleteTile, Kernel, PANEL_LINES, Place, Running, TILE_COLUMNS, Tile, fetch};
 use crate::left::Left;
 use crate::lines::Line;
 use crate::right::Right;
@@ -73,7 +73,8 @@ pub fn product_into(left: &Left, right: &Right, start: Start<'_>, finish: Finish
     let values = left.rows() * right.columns();
     out.clear();
     out.reserve_exact(values);
-    compute(&[(left, right)], 0..left.rows(), &mut out.spare_capacity_mut()[..values], start, finish);
+    let to = Output::Matrix(&mut out.spare_capacity_mut()[..values]);
+    compute(&[(left, right)], 0..left.rows(), to, start, finish);
     // SAFETY: every row and column of the result was written.
     unsafe { out.set_len(values) };
 }
@@ -91,17 +92,31 @@ pub fn sum_products(
     start: Start<'_>,
     finish: Finish,
 ) {
-    compute(operands, rows, uninit(out), start, finish);
+    compute(operands, rows, Output::Matrix(uninit(out)), start, finish);
 }
 
-/// [`sum_products`] into memory that is initialized only if `start` is [`Start::Sum`].
-fn compute(
-    operands: &[(&Left, &Right)],
-    rows: Range<usize>,
-    out: &mut [MaybeUninit<f32>],
-    start: Start<'_>,
-    finish: Finish,
-) {
+/// Computes `start + left · right` tile by tile, and passes each tile to `take` while it is in the
+/// nearest cache. Tiles of a panel come in the order of their rows. `start` must not be
+/// [`Start::Sum`].
+///
+/// # Panics
+/// As [`product`].
+pub(crate) fn tiles(left: &Left, right: &Right, start: Start<'_>, take: &mut dyn FnMut(Place, &mut CompleteTile)) {
+    assert!(!matches!(start, Start::Sum), "tiles have no sums to add to");
+    let mut complete = CompleteTile::new();
+    let to = Output::Tiles { complete: &mut complete, take };
+    compute(&[(left, right)], 0..left.rows(), to, start, Finish::Plain);
+}
+
+/// The destination of complete sums.
+enum Output<'a> {
+    /// Row-major. Initialized only if the product starts from [`Start::Sum`].
+    Matrix(&'a mut [MaybeUninit<f32>]),
+    /// Each tile by itself. All tiles share the memory of their sums.
+    Tiles { complete: &'a mut CompleteTile, take: &'a mut dyn FnMut(Place, &mut CompleteTile) },
+}
+
+fn compute(operands: &[(&Left, &Right)], rows: Range<usize>, mut out: Output<'_>, start: Start<'_>, finish: Finish) {
     let &[(first, right), ..] = operands else { panic!("a sum of no products") };
     let columns = right.columns();
     for (left, right) in operands {
@@ -109,11 +124,13 @@ fn compute(
         assert!(rows.end <= left.rows() && rows.start.is_multiple_of(ROW_GRANULE), "rows of the left operand");
         assert_eq!(columns, right.columns(), "the columns of the products");
     }
-    assert_eq!(out.len(), rows.len() * columns, "the result of {} rows and {columns} columns", rows.len());
+    if let Output::Matrix(out) = &out {
+        assert_eq!(out.len(), rows.len() * columns, "the result of {} rows and {columns} columns", rows.len());
+    }
     if let Start::Row(row) = start {
         assert_eq!(row.len(), columns, "the row that is added to every row");
     }
-    let (Some(kernel), false) = (first.kernel(), out.is_empty()) else { return };
+    let (Some(kernel), false) = (first.kernel(), rows.is_empty() || columns == 0) else { return };
     for (left, right) in operands {
         let kernels = (left.kernel(), right.kernel());
         assert_eq!(kernels, (Some(kernel), Some(kernel)), "the kernels that the operands were packed for");
@@ -126,7 +143,8 @@ fn compute(
         first_row: rows.start,
         start,
         relu: finish == Finish::Relu,
-        buffers_sums: columns >= BUFFERED_FROM_COLUMNS,
+        // A complete tile has no place for the incomplete sums of others.
+        buffers_sums: columns >= BUFFERED_FROM_COLUMNS || matches!(out, Output::Tiles { .. }),
     };
     let block = BLOCK_ROWS / kernel.tile_rows() * kernel.tile_rows();
     BUFFER.with_borrow_mut(|buffer| {
@@ -137,7 +155,7 @@ fn compute(
         for first in rows.clone().step_by(block) {
             let rows = first..rows.end.min(first + block);
             for first in (0..right.panels()).step_by(BLOCK_PANELS) {
-                product.block(rows.clone(), first..right.panels().min(first + BLOCK_PANELS), buffer, out);
+                product.block(rows.clone(), first..right.panels().min(first + BLOCK_PANELS), buffer, &mut out);
             }
         }
     });
@@ -198,13 +216,7 @@ impl Product<'_> {
         })
     }
 
-    fn block(
-        &self,
-        rows: Range<usize>,
-        panels: Range<usize>,
-        buffer: &mut [MaybeUninit<f32>],
-        out: &mut [MaybeUninit<f32>],
-    ) {
+    fn block(&self, rows: Range<usize>, panels: Range<usize>, buffer: &mut [MaybeUninit<f32>], out: &mut Output<'_>) {
         let tile_rows = self.kernel.tile_rows();
         let tile_sums = tile_rows * TILE_COLUMNS;
         let mut steps = self.steps(panels.clone()).peekable();
@@ -224,7 +236,7 @@ impl Product<'_> {
             for row in rows.clone().step_by(tile_rows) {
                 fetch::lines(soon.next().unwrap_or_default());
                 let next = row + tile_rows;
-                if uses_result && next < rows.end {
+                if let (Output::Matrix(out), true) = (&*out, uses_result && next < rows.end) {
                     let first = &out[(next - self.first_row) * self.columns + step.panel * TILE_COLUMNS..];
                     fetch::rows(first, (rows.end - next).min(tile_rows), self.columns, self.panel_columns(step.panel));
                 }
@@ -245,19 +257,48 @@ impl Product<'_> {
         &right.panel(step.panel, step.words.start)[..step.words.len() * PANEL_LINES]
     }
 
-    fn tile(&self, rows: Range<usize>, step: &Step, buffer: &mut [MaybeUninit<f32>], out: &mut [MaybeUninit<f32>]) {
+    fn tile(&self, rows: Range<usize>, step: &Step, buffer: &mut [MaybeUninit<f32>], out: &mut Output<'_>) {
+        let column = step.panel * TILE_COLUMNS;
+        let (columns, is_last) = (self.panel_columns(step.panel), self.is_last(step));
+        match out {
+            Output::Matrix(out) => {
+                let result = &mut out[(rows.start - self.first_row) * self.columns + column..];
+                self.sum(rows, step, buffer, (result, self.columns));
+            }
+            Output::Tiles { complete, take } => {
+                let is_whole = rows.len() == self.kernel.tile_rows() && columns == TILE_COLUMNS;
+                if is_last && !is_whole {
+                    complete.0.as_flattened_mut().fill(0.0);
+                }
+                self.sum(rows.clone(), step, buffer, (uninit(complete.0.as_flattened_mut()), TILE_COLUMNS));
+                if is_last {
+                    take(Place { rows, panel: step.panel, columns }, complete);
+                }
+            }
+        }
+    }
+
+    /// Computes a step of a tile. `result` is the tile's place in the result, and the distance of
+    /// its rows.
+    fn sum(
+        &self,
+        rows: Range<usize>,
+        step: &Step,
+        buffer: &mut [MaybeUninit<f32>],
+        result: (&mut [MaybeUninit<f32>], usize),
+    ) {
         let column = step.panel * TILE_COLUMNS;
         let (left, right) = self.operands[step.product];
         let (left, row_step) = left.tile(self.kernel, rows.start, step.words.start, right.words());
-        let out = &mut out[(rows.start - self.first_row) * self.columns + column..];
         let (is_first, is_last) = (step.is_first(), self.is_last(step));
         // Sums are in the result before the first step and after the last. In between they may be
         // in the buffer.
         let begin_in_result = is_first || !self.buffers_sums;
         let end_in_result = is_last || !self.buffers_sums;
+        let (result, result_stride) = result;
         let (out, stride, other, other_stride): (&mut [_], _, &[_], _) = match end_in_result {
-            true => (out, self.columns, buffer, TILE_COLUMNS),
-            false => (buffer, TILE_COLUMNS, out, self.columns),
+            true => (result, result_stride, buffer, TILE_COLUMNS),
+            false => (buffer, TILE_COLUMNS, result, result_stride),
         };
         let begin = match self.start {
             Start::Zero if is_first => Begin::Zero,

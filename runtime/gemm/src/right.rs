@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::kernel::{Kernel, MOST_COLUMNS, PANEL_LINES, TILE_COLUMNS};
+use crate::kernel::{Kernel, Laid, MOST_COLUMNS, PANEL_LINES, TILE_COLUMNS};
 use crate::lines::{LINE, Line};
 use crate::matrix::Matrix;
 
@@ -68,6 +68,15 @@ impl Right {
         let panels = (columns / TILE_COLUMNS).clamp(1, self.columns.div_ceil(TILE_COLUMNS).max(1));
         let parts = self.lines.chunks_mut((panels * panel_lines).max(1)).enumerate();
         parts.map(move |(index, lines)| RightPart { kernel, matrix, first: index * panels * TILE_COLUMNS, lines })
+    }
+
+    /// Makes room for an operand of this shape, which the caller lays out itself.
+    pub(crate) fn lay(&mut self, kernel: Kernel, depth: usize, columns: usize) -> Laid<'_> {
+        self.kernel = Some(kernel);
+        (self.depth, self.columns) = (depth, columns);
+        let words = self.words();
+        self.lines.resize(self.panels() * words * PANEL_LINES, Line::default());
+        Laid { words: bytemuck::cast_slice_mut(&mut self.lines), step: words }
     }
 
     /// The kernel of the packed operand. `None` before an operand is packed.

@@ -1,7 +1,8 @@
 //! Compares products with sums in 64 bits of operands that the tests round by definition.
 
 use crate::{
-    Finish, Kernel, Left, Matrix, ROW_GRANULE, Right, RightPart, Start, multiply, product, product_into, sum_products,
+    Finish, HiddenDerivatives, Kernel, Left, Matrix, Passes, ROW_GRANULE, Right, RightPart, Start, hidden,
+    hidden_backward, multiply, product, product_into, relu_backward, sum_products,
 };
 
 /// Rows, inner dimension and columns of the products. Each is 0, 1, odd, a tile, one more or less
@@ -359,4 +360,105 @@ fn operands_for_different_kernels_are_refused() {
     operands.0.pack(Kernel::bf16(), Matrix::new(&[1.0; 4], 2, 2));
     operands.1.pack(Kernel::fp32(), Matrix::new(&[1.0; 4], 2, 2));
     multiply(&operands.0, &operands.1, &mut [0.0; 4], Start::Zero, Finish::Plain);
+}
+
+/// Rows, inner dimension and columns of hidden layers: as [`SHAPES`], with more than a block of rows,
+/// of the inner dimension and of columns. A smaller layer follows each larger one.
+const HIDDEN_SHAPES: [[usize; 3]; 11] = [
+    [32, 64, 64],
+    [12, 32, 32],
+    [300, 300, 270],
+    [1, 1, 1],
+    [33, 5, 100],
+    [13, 31, 33],
+    [100, 600, 31],
+    [97, 257, 13],
+    [7, 20, 1030],
+    [0, 3, 5],
+    [40, 3, 48],
+];
+
+/// The bits of values, with one pattern for NaN.
+fn bits_or_nan(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| if value.is_nan() { u32::MAX } else { value.to_bits() }).collect()
+}
+
+/// The product of a left operand with numbers, or of numbers with a right operand.
+fn probe(kernel: Kernel, operand: Result<&Left, &Right>) -> Vec<u32> {
+    const PROBES: usize = 9;
+    let (mut left, mut right) = (Left::new(), Right::new());
+    let (left, right) = match operand {
+        Ok(operand) => {
+            let depth = operand.depth();
+            right.pack(kernel, Matrix::new(&values(depth * PROBES, 8), depth, PROBES));
+            (operand, &right)
+        }
+        Err(operand) => {
+            let depth = operand.depth();
+            left.pack(kernel, Matrix::new(&values(PROBES * depth, 9), PROBES, depth));
+            (&left, operand)
+        }
+    };
+    bits_or_nan(&product(left, right, Start::Zero, Finish::Plain))
+}
+
+#[test]
+fn hidden_layers_leave_the_operands_that_packing_makes() {
+    for kernel in kernels() {
+        let (mut outputs, mut transposed, mut passes) = (Left::new(), Left::new(), Passes::new());
+        let (mut of_left, mut of_right) = (Left::new(), Right::new());
+        for broken in [false, true] {
+            for [rows, depth, columns] in HIDDEN_SHAPES {
+                let what = format!("{}, {rows} x {depth} x {columns}, {broken}", kernel.name());
+                let (mut x, w, bias) = (values(rows * depth, 1), values(depth * columns, 2), values(columns, 3));
+                if broken && !x.is_empty() {
+                    x[rows / 2 * depth] = f32::NAN;
+                }
+                let (left, right) = packed(kernel, Matrix::new(&x, rows, depth), Matrix::new(&w, depth, columns));
+                let y = product(&left, &right, Start::Row(&bias), Finish::Relu);
+                let matrix = Matrix::new(&y, rows, columns);
+                let pack = |matrix| {
+                    let mut left = Left::new();
+                    left.pack(kernel, matrix);
+                    left
+                };
+                hidden(&left, &right, &bias, &mut outputs, Some((&mut transposed, &mut passes)));
+                assert_eq!([outputs.rows(), outputs.depth()], [rows, columns], "{what}");
+                assert_eq!(probe(kernel, Ok(&outputs)), probe(kernel, Ok(&pack(matrix))), "outputs, {what}");
+                let expected = probe(kernel, Ok(&pack(matrix.transpose())));
+                assert_eq!(probe(kernel, Ok(&transposed)), expected, "transposed outputs, {what}");
+                hidden(&left, &right, &bias, &mut of_left, None);
+                assert_eq!(probe(kernel, Ok(&of_left)), probe(kernel, Ok(&outputs)), "without a record, {what}");
+
+                // The derivatives of the layer above, and its weight.
+                let above = depth.min(20) + 1;
+                let (dy, v) = (values(rows * above, 4), values(columns * above, 5));
+                let v = Matrix::new(&v, columns, above).transpose();
+                let (left, right) = packed(kernel, Matrix::new(&dy, rows, above), v);
+                let mut dx = product(&left, &right, Start::Zero, Finish::Plain);
+                let mut expected = values(columns, 6);
+                relu_backward(&mut dx, &y, &mut expected);
+                for with_left in [true, false] {
+                    let mut sums = values(columns, 6);
+                    let left_too = with_left.then_some(&mut of_left);
+                    let to = HiddenDerivatives { left: left_too, right: &mut of_right, sums: &mut sums };
+                    hidden_backward(&left, &right, &passes, to);
+                    assert_eq!(bits_or_nan(&sums), bits_or_nan(&expected), "sums, {what}");
+                }
+                let dx = Matrix::new(&dx, rows, columns);
+                assert_eq!(probe(kernel, Ok(&of_left)), probe(kernel, Ok(&pack(dx))), "left, {what}");
+                let mut packed = Right::new();
+                packed.pack(kernel, dx);
+                assert_eq!(probe(kernel, Err(&of_right)), probe(kernel, Err(&packed)), "right, {what}");
+            }
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "the places of ReLU")]
+fn places_of_another_layer_are_refused() {
+    let (left, right) = packed(Kernel::fp32(), Matrix::new(&[1.0; 4], 2, 2), Matrix::new(&[1.0; 4], 2, 2));
+    let to = HiddenDerivatives { left: None, right: &mut Right::new(), sums: &mut [0.0; 2] };
+    hidden_backward(&left, &right, &Passes::new(), to);
 }

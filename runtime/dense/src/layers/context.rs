@@ -71,6 +71,11 @@ impl Dropout {
         Self { rate, key: name_key(name) }
     }
 
+    /// Whether this pass drops activations.
+    pub(super) fn is_active(&self, context: &Context<'_>) -> bool {
+        context.masks.is_some() && self.rate != 0.0
+    }
+
     /// `[B, units]` to `[B, units]`. The mask is a pure function of (seed, step, rank, layer,
     /// sample, unit).
     pub fn forward(&self, context: &Context<'_>, activations: Tensor<2>) -> Tensor<2> {

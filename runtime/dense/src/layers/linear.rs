@@ -28,7 +28,7 @@ impl Linear {
     pub fn forward(&self, context: &Context<'_>, input: Tensor<2>) -> Tensor<2> {
         let weight = context.parameter(self.0.weight);
         match context.products {
-            Products::Packed(packed) => packed.linear(self.0, weight, input, false),
+            Products::Packed(packed) => packed.chain(&[self.0], weight, input, false),
             Products::Device(precision) => product(input, weight, precision) + context.parameter(self.0.bias),
         }
     }
@@ -39,7 +39,7 @@ impl Linear {
     /// As [`Linear::forward`].
     pub fn forward_relu(&self, context: &Context<'_>, input: Tensor<2>) -> Tensor<2> {
         match context.products {
-            Products::Packed(packed) => packed.linear(self.0, context.parameter(self.0.weight), input, true),
+            Products::Packed(packed) => packed.chain(&[self.0], context.parameter(self.0.weight), input, true),
             Products::Device(_) => relu(self.forward(context, input)),
         }
     }
@@ -189,11 +189,19 @@ impl Mlp {
     /// As [`Linear::forward`].
     pub fn forward(&self, context: &Context<'_>, input: Tensor<2>) -> Tensor<2> {
         debug_assert_eq!(input.dims()[1], self.inputs);
-        let mut x = input;
-        for (linear, dropout) in &self.layers {
-            x = dropout.forward(context, linear.forward_relu(context, x));
+        match self.layers.split_last() {
+            Some(((last, dropout), below)) => dropout.forward(context, run(context, below, input, last, true)),
+            None => input,
         }
-        x
+    }
+
+    /// The layers, and then `last`, followed by ReLU if `relu`: `[B, inputs]` to the outputs of
+    /// `last`.
+    ///
+    /// # Panics
+    /// As [`Linear::forward`].
+    pub(crate) fn forward_then(&self, context: &Context<'_>, input: Tensor<2>, last: &Linear, relu: bool) -> Tensor<2> {
+        run(context, &self.layers, input, last, relu)
     }
 
     /// [`Mlp::forward`] in a graph, without dropout.
@@ -204,6 +212,22 @@ impl Mlp {
         }
         x
     }
+}
+
+/// Hidden layers, and then `last`, followed by ReLU if `relu`. On the CPU they are one operation,
+/// unless dropout needs the matrix between them.
+fn run(context: &Context<'_>, hidden: &[(Linear, Dropout)], input: Tensor<2>, last: &Linear, relu: bool) -> Tensor<2> {
+    let drops = hidden.iter().any(|(_, dropout)| dropout.is_active(context));
+    if let (Products::Packed(packed), false) = (context.products, drops) {
+        let layers: Vec<LinearParameters> =
+            hidden.iter().map(|(linear, _)| linear).chain([last]).map(|x| x.0).collect();
+        return packed.chain(&layers, context.parameter(layers[0].weight), input, relu);
+    }
+    let mut x = input;
+    for (linear, dropout) in hidden {
+        x = dropout.forward(context, linear.forward_relu(context, x));
+    }
+    if relu { last.forward_relu(context, x) } else { last.forward(context, x) }
 }
 
 /// An MLP and the linear layer that makes logits of its output.
@@ -242,7 +266,7 @@ impl MlpLogit {
     /// # Panics
     /// As [`Linear::forward`].
     pub fn forward(&self, context: &Context<'_>, input: Tensor<2>) -> Tensor<2> {
-        self.logit.forward(context, self.hidden.forward(context, input))
+        self.hidden.forward_then(context, input, &self.logit, false)
     }
 
     /// [`MlpLogit::forward`] in a graph.

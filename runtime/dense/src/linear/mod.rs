@@ -1,9 +1,11 @@
 //! Linear layers on the CPU, and the state that a tower keeps for them from step to step.
-//! Parameters, gradients and all values between layers are 32-bit floats. In bf16 only the operands
-//! of the products are rounded (see `rectrain_gemm`).
+//! Parameters and gradients are 32-bit floats. In bf16 only the operands of the products are rounded
+//! (see `rectrain_gemm`). A hidden layer's output exists only as these operands.
 //!
 //! Burn's graph has these layers as operations of this crate:
 //!
+//! - Layers one after another, with ReLU between them, are one operation. Between them no matrix of
+//!   32-bit floats is written. Each product leaves its result as operands of the next ones.
 //! - Once a step, the weights are packed for the products of all shards, straight from the flat
 //!   buffer. They are no leaves of the graph: a placeholder stands there instead.
 //! - The pass of a shard leaves the operands of the weights' gradients in a [`Record`]: the layer's
@@ -229,5 +231,68 @@ impl Packed {
 
     fn layer(&self, linear: LinearParameters) -> &Layer {
         self.weights.0[linear.weight.0].as_ref().expect("the weights of every linear layer are packed")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::{Device, Tensor};
+
+    use super::*;
+    use crate::layers::matrix;
+    use crate::random::Stream;
+
+    /// The widths of an input and of layers, and the samples.
+    const SHAPES: [(&[usize], usize); 5] =
+        [(&[20, 40, 16], 50), (&[300, 270, 70, 33, 1], 130), (&[13, 1, 2], 1), (&[5, 7], 40), (&[64, 96, 64], 256)];
+
+    fn values(key: u64, shape: [usize; 2]) -> Tensor<2> {
+        let stream = Stream::new(&[5, key]);
+        let values = (0..(shape[0] * shape[1]) as u64).map(|index| (2.0 * stream.unit(index) - 1.0) as f32).collect();
+        matrix(values, shape, &Device::flex())
+    }
+
+    fn bits(tensor: Tensor<2>) -> Vec<u32> {
+        let values: Vec<f32> = tensor.into_data().try_into_vec().unwrap();
+        values.into_iter().map(f32::to_bits).collect()
+    }
+
+    /// The output, the gradient of the input, if it has one, and the gradients of the parameters.
+    fn pass(precision: Precision, (widths, samples): (&[usize], usize), chained: bool, tracked: bool) -> [Vec<u32>; 3] {
+        let mut layout = ParameterLayout::default();
+        for (layer, widths) in widths.windows(2).enumerate() {
+            layout.push_linear(&layer.to_string(), 0, widths[0], widths[1]);
+        }
+        let (parameters, workers) = (layout.initialize(3), Workers::new(1).unwrap());
+        let mut linears = Linears::new(precision);
+        let packed = linears.weights(&layout, &parameters, &workers);
+        let packed = packed.recording(&linears.records(1)[0]);
+        let leaf = |tensor: Tensor<2>| tensor.autodiff().require_grad();
+        let anchor = || leaf(matrix(vec![0.0], [1, 1], &Device::flex()));
+        let input = values(1, [samples, widths[0]]);
+        let input = if tracked { leaf(input) } else { input };
+        let layers = layout.linears();
+        let output = if chained {
+            packed.chain(layers, anchor(), input.clone(), true)
+        } else {
+            layers.iter().fold(input.clone(), |input, &layer| packed.chain(&[layer], anchor(), input, true))
+        };
+        let mut gradients = (output.clone() * values(2, output.dims())).sum().backward();
+        let of_input = if tracked { bits(input.grad_remove(&mut gradients).unwrap()) } else { Vec::new() };
+        let mut of_parameters = vec![f32::NAN; parameters.len()];
+        linears.accumulate(&layout, Wave { shards: 1, is_first: true }, &mut of_parameters, &workers);
+        [bits(output.inner()), of_input, of_parameters.into_iter().map(f32::to_bits).collect()]
+    }
+
+    #[test]
+    fn a_chain_of_layers_has_the_bits_of_its_layers_one_by_one() {
+        for precision in [Precision::Fp32, Precision::Bf16] {
+            for shape in SHAPES {
+                for tracked in [true, false] {
+                    let [chained, single] = [true, false].map(|chained| pass(precision, shape, chained, tracked));
+                    assert_eq!(chained, single, "{shape:?}, {precision:?}, {tracked}");
+                }
+            }
+        }
     }
 }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
-use rectrain_gemm::{Finish, Kernel, Left, Matrix, Right, Start, sum_products};
+use rectrain_gemm::{Finish, HiddenDerivatives, Kernel, Left, Matrix, Passes, Right, Start, sum_products};
 
 use crate::layout::ParameterId;
 
@@ -17,6 +17,8 @@ pub(crate) struct Record(Vec<RwLock<Recorded>>);
 pub(super) struct Recorded {
     /// `Xᵀ`.
     inputs: Left,
+    /// Where the ReLU below let `X` through, if a hidden layer made it.
+    pub(super) passes: Passes,
     /// `dY`.
     derivatives: Right,
     /// Σ over the samples of `dY`.
@@ -30,19 +32,47 @@ pub(super) struct Recorded {
 impl Recorded {
     /// Takes the layer's inputs, `X`.
     pub(super) fn begin(&mut self, kernel: Kernel, inputs: Matrix<'_>) {
+        self.reach();
+        self.inputs.pack(kernel, inputs.transpose());
+    }
+
+    /// The memory for the layer's inputs, which a hidden layer makes.
+    pub(super) fn begin_hidden(&mut self) -> (&mut Left, &mut Passes) {
+        self.reach();
+        (&mut self.inputs, &mut self.passes)
+    }
+
+    fn reach(&mut self) {
         assert!(
             !self.begun,
             "a linear layer was applied twice in one pass: give each application a layer of its own, or multiply by a \
              parameter of `Context::parameter`"
         );
         self.begun = true;
-        self.inputs.pack(kernel, inputs.transpose());
+    }
+
+    /// Sets the sums of this many columns to 0.
+    pub(super) fn clear_bias(&mut self, columns: usize) {
+        self.bias.clear();
+        self.bias.resize(columns, 0.0);
     }
 
     /// Takes the derivatives of the layer's outputs, `dY`. Their sum over the samples is in `bias`.
     pub(super) fn complete(&mut self, kernel: Kernel, derivatives: Matrix<'_>) {
         self.derivatives.pack(kernel, derivatives);
         self.complete = true;
+    }
+
+    /// The memory for a hidden layer's derivatives and their sums, of this many columns. The caller
+    /// fills it.
+    pub(super) fn complete_hidden<'a>(
+        &'a mut self,
+        left: Option<&'a mut Left>,
+        columns: usize,
+    ) -> HiddenDerivatives<'a> {
+        self.clear_bias(columns);
+        self.complete = true;
+        HiddenDerivatives { left, right: &mut self.derivatives, sums: &mut self.bias }
     }
 }
 

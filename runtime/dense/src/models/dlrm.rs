@@ -78,10 +78,11 @@ impl Model for Dlrm {
     }
 
     fn forward(&self, context: &Context<'_>, inputs: Inputs<Tensor<2>>) -> Tensor<2> {
-        let bottom = self.bottom.as_ref().zip(inputs.dense).map(|(bottom, dense)| {
-            let hidden = bottom.hidden.forward(context, dense);
-            bottom.output.forward_relu(context, hidden)
-        });
+        let bottom = self
+            .bottom
+            .as_ref()
+            .zip(inputs.dense)
+            .map(|(bottom, dense)| bottom.hidden.forward_then(context, dense, &bottom.output, true));
         let embeddings = inputs.embeddings.expect("a DLRM has sparse features");
         self.top.forward(context, self.dots.forward_beside(context, bottom, embeddings))
     }

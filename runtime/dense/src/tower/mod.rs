@@ -202,6 +202,15 @@ impl Tower {
         self.check_step(widths, &features, passed, &during)
     }
 
+    /// Keeps memory for the gradient of the embeddings of the next step. A caller gives the last
+    /// gradient back when it no longer needs it, or the embeddings of a batch that it has trained.
+    /// A step then allocates nothing of their size. A GPU does not use it.
+    pub fn reuse(&mut self, memory: Vec<f32>) {
+        if let Compute::Host(host) = &mut self.compute {
+            host.reuse(memory);
+        }
+    }
+
     /// Predictions, `[samples, tasks]`, without recording gradients or dropping activations.
     ///
     /// # Errors

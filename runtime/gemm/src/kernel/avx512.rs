@@ -40,7 +40,9 @@ mod missing {
 #[cfg(not(target_arch = "x86_64"))]
 pub(super) use missing::{bf16_available, bf16_tile, fp32_available, fp32_tile, pair, round, transpose};
 #[cfg(target_arch = "x86_64")]
-pub(super) use x86::{bf16_available, bf16_tile, fp32_available, fp32_tile, pair, round, transpose};
+pub(super) use x86::{
+    as_words, bf16_available, bf16_tile, fp32_available, fp32_tile, lanes, pair, round, transpose, transposed,
+};
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
@@ -93,7 +95,7 @@ mod x86 {
     }
 
     /// A mask of the first `count` lanes.
-    fn lanes(count: usize) -> u16 {
+    pub(in super::super) fn lanes(count: usize) -> u16 {
         if count >= LINE { u16::MAX } else { (1 << count) - 1 }
     }
 
@@ -152,7 +154,7 @@ mod x86 {
         }
     }
 
-    fn as_words(rounded: __m512bh) -> __m512i {
+    pub(in super::super) fn as_words(rounded: __m512bh) -> __m512i {
         // SAFETY: both types have 64 bytes, and every bit pattern is valid for both.
         unsafe { std::mem::transmute(rounded) }
     }
@@ -162,9 +164,6 @@ mod x86 {
         unsafe { std::mem::transmute(words) }
     }
 
-    /// Transposes 16 rows of 16 words in four rounds: interleaves words, pairs, and twice groups of
-    /// four.
-    ///
     /// # Safety
     /// The processor has the function's target features. `from` and `to` have 16 rows of 16 words.
     #[target_feature(enable = "avx512f")]
@@ -174,6 +173,17 @@ mod x86 {
             // SAFETY: the caller upholds the contract of this function.
             *row = unsafe { _mm512_loadu_si512(from.add(index * from_step).cast()) };
         }
+        for (index, column) in transposed(rows).into_iter().enumerate() {
+            // SAFETY: the caller upholds the contract of this function.
+            unsafe { _mm512_storeu_si512(to.add(index * to_step).cast(), column) };
+        }
+    }
+
+    /// Transposes 16 rows of 16 words in four rounds: interleaves words, pairs, and twice groups of
+    /// four.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    pub(in super::super) fn transposed(rows: [__m512i; LINE]) -> [__m512i; LINE] {
         let mut words = rows;
         for two in 0..8 {
             words[2 * two] = _mm512_unpacklo_epi32(rows[2 * two], rows[2 * two + 1]);
@@ -199,10 +209,7 @@ mod x86 {
             columns[8 + lane] = _mm512_shuffle_i32x4::<ODD>(even[0], even[1]);
             columns[12 + lane] = _mm512_shuffle_i32x4::<ODD>(odd[0], odd[1]);
         }
-        for (index, column) in columns.into_iter().enumerate() {
-            // SAFETY: the caller upholds the contract of this function.
-            unsafe { _mm512_storeu_si512(to.add(index * to_step).cast(), column) };
-        }
+        columns
     }
 
     /// Makes the innermost loops for one kind of words. The arguments are the module's name, its

@@ -7,6 +7,7 @@ mod avx512;
 mod bf16;
 pub(crate) mod fetch;
 mod fp32;
+mod operands;
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -24,6 +25,10 @@ pub(crate) const PANEL_LINES: usize = 2;
 pub(crate) const VECTOR_ROWS: usize = 12;
 /// The most columns of a call of [`Kernel::words`].
 pub(crate) const MOST_COLUMNS: usize = 512;
+
+/// The most rows of a tile.
+pub(crate) const MOST_TILE_ROWS: usize = 32;
+const _: () = assert!(amx::ROWS <= MOST_TILE_ROWS && VECTOR_ROWS <= MOST_TILE_ROWS);
 
 static ZEROS: [f32; MOST_COLUMNS] = [0.0; MOST_COLUMNS];
 
@@ -202,6 +207,49 @@ impl Kernel {
         }
     }
 
+    /// True if the kernel has [`Self::lay_outputs`] and [`Self::lay_derivatives`].
+    pub(crate) fn lays_tiles(self) -> bool {
+        matches!(self.0, Kind::Bf16Amx | Kind::Floats { by: Vectors::Avx512, rounded: false })
+    }
+
+    /// Lays ReLU's outputs of a complete tile out as a part of a left operand. `recorded` is the
+    /// left operand of the transpose, and a word for each row of the tile: a bit for each column
+    /// where ReLU let the value through.
+    ///
+    /// # Panics
+    /// If an operand is too short, or the kernel cannot.
+    pub(crate) fn lay_outputs(
+        self,
+        tile: &mut CompleteTile,
+        place: &Place,
+        left: &mut Laid<'_>,
+        recorded: Option<(&mut Laid<'_>, &mut [u32])>,
+    ) {
+        match self.0 {
+            Kind::Bf16Amx => operands::bf16_outputs(tile, place, left, recorded),
+            _ => operands::fp32_outputs(tile, place, left, recorded),
+        }
+    }
+
+    /// Sets values of a complete tile to 0 where ReLU let nothing through. Adds its rows to sums, in
+    /// order. Lays it out as a part of a left and of a right operand.
+    ///
+    /// # Panics
+    /// As [`Self::lay_outputs`].
+    pub(crate) fn lay_derivatives(
+        self,
+        tile: &mut CompleteTile,
+        place: &Place,
+        (passes, sums): (&[u32], &mut [f32]),
+        left: Option<&mut Laid<'_>>,
+        right: &mut Laid<'_>,
+    ) {
+        match self.0 {
+            Kind::Bf16Amx => operands::bf16_derivatives(tile, place, (passes, sums), left, right),
+            _ => operands::fp32_derivatives(tile, place, (passes, sums), left, right),
+        }
+    }
+
     /// Prepares the processor for tiles on this thread.
     pub(crate) fn start(self) -> Running {
         Running { kernel: self, _tiles: (self.0 == Kind::Bf16Amx).then(amx::Configured::new) }
@@ -226,6 +274,34 @@ impl Running {
             Kind::Floats { by: Vectors::Avx2, .. } => avx2::tile(tile),
             Kind::Floats { by: Vectors::Portable, .. } => fp32::tile(tile),
         }
+    }
+}
+
+/// The place of a tile in the result.
+#[derive(Clone, Debug)]
+pub(crate) struct Place {
+    pub(crate) rows: Range<usize>,
+    /// The number of the panel of columns.
+    pub(crate) panel: usize,
+    /// The number of its columns.
+    pub(crate) columns: usize,
+}
+
+/// The memory of an operand that is laid out tile by tile.
+pub(crate) struct Laid<'a> {
+    pub(crate) words: &'a mut [u32],
+    /// For a kernel that reads rows by cache lines, the distance of a left operand's rows in words.
+    /// Otherwise the words of the inner dimension.
+    pub(crate) step: usize,
+}
+
+/// The complete sums of a tile. Rows and columns that the result does not have are 0.
+#[repr(C, align(64))]
+pub(crate) struct CompleteTile(pub(crate) [[f32; TILE_COLUMNS]; MOST_TILE_ROWS]);
+
+impl CompleteTile {
+    pub(crate) fn new() -> Self {
+        Self([[0.0; TILE_COLUMNS]; MOST_TILE_ROWS])
     }
 }
 
