@@ -136,6 +136,10 @@ pub const SERVER_MAX_IN_FLIGHT: u32 = 256;
 pub const SERVER_CPU_PERCENT: u32 = 70;
 /// `spec.canary.percent` of a RecModelServer
 pub const CANARY_PERCENT: u32 = 10;
+/// `spec.shards.replicas` of a RecModelServer
+pub const SHARD_REPLICAS: u32 = 2;
+/// `spec.shards.cacheRows` of a RecModelServer
+pub const SERVER_CACHE_ROWS: u32 = 100_000;
 /// `spec.checkpoint.fullEvery`
 pub const FULL_CHECKPOINT_EVERY: u32 = 10;
 /// `spec.checkpoint.keep`

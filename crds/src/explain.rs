@@ -27,6 +27,8 @@ const SERVER: &str = "RecModelServer";
 /// The names of this kind of object, as `kubectl` takes them.
 const SERVER_NAMES: [&str; 3] = [SERVER, "rms", "recmodelservers"];
 const SERVER_EXAMPLE: &str = "docs/examples/server.yaml";
+/// The example of servers whose rows are in shards.
+const SHARDS_EXAMPLE: &str = "docs/examples/sharded-server.yaml";
 
 /// The most fields of one name that a message suggests.
 const MOST_NAMESAKES: usize = 3;
@@ -51,7 +53,8 @@ pub fn explain(topic: &str) -> Result<String, ExplainError> {
         return Ok(page.to_string());
     }
     if let Some((path, schema)) = server_field(topic) {
-        return Ok(page(&format!("{SERVER}.{path}"), schema) + &format!("\nEXAMPLE:\n  {SERVER_EXAMPLE}\n"));
+        let example = example_of_server(&path);
+        return Ok(page(&format!("{SERVER}.{path}"), schema) + &format!("\nEXAMPLE:\n  {example}\n"));
     }
     match field(topic) {
         Some((path, schema)) => {
@@ -90,6 +93,12 @@ fn field(topic: &str) -> Option<(FieldPath, &'static Value)> {
 fn server_field(topic: &str) -> Option<(FieldPath, &'static Value)> {
     let (document, field) = topic.split_once('.')?;
     if SERVER_NAMES.contains(&document) { field_in(schema::at_server, field) } else { None }
+}
+
+/// The example of a field of a `RecModelServer`.
+fn example_of_server(path: &FieldPath) -> &'static str {
+    let is_of_shards = path.to_string().starts_with("spec.shards");
+    if is_of_shards { SHARDS_EXAMPLE } else { SERVER_EXAMPLE }
 }
 
 fn field_in(at: fn(&FieldPath) -> Option<&'static Value>, topic: &str) -> Option<(FieldPath, &'static Value)> {
@@ -445,6 +454,10 @@ mod tests {
         assert!(page.ends_with("EXAMPLE:\n  docs/examples/server.yaml\n"), "{page}");
         assert_eq!(explain("rms.updateEverySeconds").unwrap(), page, "`spec.` may be left out");
         assert!(explain_all("rms.model").unwrap().contains("\nALL FIELDS:\n  job <string>\n"));
+        for field in ["rms.shards", "rms.shards.count", "rms.shards.cacheRows"] {
+            let page = explain(field).unwrap();
+            assert!(page.ends_with("EXAMPLE:\n  docs/examples/sharded-server.yaml\n"), "{page}");
+        }
         assert!(explain("rms.training").is_err() && explain("spec.updateEverySeconds").is_err());
     }
 

@@ -53,7 +53,7 @@ const SERVER_HEAD: &str = "\
 
 A `RecModelServer` (short name `rms`) has `apiVersion: rectrain.dev/v1alpha1`. It runs servers for a trained model in a cluster.
 `metadata.name` has at most 35 characters: a-z, 0-9 and `-`, starting with a letter. docs/guide/serving.md is the guide.
-`spec.template` has the fields of `template` in [a role of a job](manifest.md).
+`spec.template` and `spec.shards.template` have the fields of `template` in [a role of a job](manifest.md).
 ";
 
 /// The reference of `RecModelServer` as Markdown.

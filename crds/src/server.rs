@@ -1,5 +1,5 @@
 //! `RecModelServer`: servers that answer requests with the predictions of a trained model. Each of
-//! them holds the whole model. Only a cluster reads this kind.
+//! them holds the whole model, or reads its rows from shards. Only a cluster reads this kind.
 
 // kube's derive repeats each struct, `pub` and all, inside a function.
 #![allow(unreachable_pub)]
@@ -27,13 +27,14 @@ use crate::{CheckpointStatus, PodTemplate, StorageSpec, defaults};
     status = "RecModelServerStatus",
     derive = "PartialEq",
     cel,
-    doc = "RecModelServer runs servers that answer requests with the predictions of a trained model. Each server holds the whole model.",
+    doc = "RecModelServer runs servers that answer requests with the predictions of a trained model. Each server holds the whole model, or reads its rows from shards.",
     validation = Rule::new("!has(self.metadata.name) || self.metadata.name.matches('^[a-z]([-a-z0-9]{0,33}[a-z0-9])?$')").message("the name is part of pod names: expected at most 35 characters, a-z, 0-9 and -, starting with a letter and not ending with -"),
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase", description = "Phase of the servers."),
     printcolumn(name = "Ready", type_ = "string", json_path = ".status.replicas.display", description = "Servers, ready/wanted."),
     printcolumn(name = "Step", type_ = "integer", json_path = ".status.checkpoint.step", description = "Global step of the model that the servers should have."),
     printcolumn(name = "Latest", type_ = "integer", json_path = ".status.latest.step", description = "Global step of the newest known checkpoint of the job."),
     printcolumn(name = "Canary", type_ = "integer", json_path = ".status.canary.step", priority = 1, description = "Global step of the model that a part of the servers should have."),
+    printcolumn(name = "Shards", type_ = "string", json_path = ".status.shards.display", priority = 1, description = "Shards of the rows with a replica that answers, ready/wanted."),
     printcolumn(name = "Gate", type_ = "number", json_path = ".spec.gate.minAuc", priority = 1, description = "Least AUC of a model on held-out rows."),
     printcolumn(name = "Since", type_ = "date", json_path = ".status.since", description = "Time since the servers were given this model."),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp", description = "Time since the object was created.")
@@ -46,7 +47,9 @@ use crate::{CheckpointStatus, PodTemplate, StorageSpec, defaults};
     validation = Rule::new("!has(self.autoscaling) || (has(self.template) && has(self.template.resources) && has(self.template.resources.requests) && 'cpu' in self.template.resources.requests)").message("autoscaling measures the use of the requested CPU: set template.resources.requests.cpu"),
     validation = Rule::new("!has(self.canary) || !has(self.autoscaling)").message("canary and autoscaling contradict each other: remove one of them"),
     validation = Rule::new("!has(self.canary) || (has(self.replicas) ? self.replicas : 2) >= 2").message("a canary is one of several servers: set replicas to at least 2"),
-    validation = Rule::new("!has(self.canary) || has(self.model.job) || has(self.version)").message("a canary and the other servers have checkpoints: set model.job, or a version of model.path")
+    validation = Rule::new("!has(self.canary) || has(self.model.job) || has(self.version)").message("a canary and the other servers have checkpoints: set model.job, or a version of model.path"),
+    validation = Rule::new("!has(self.shards) || (has(self.model.path) && !has(self.version))").message("shards follow published models: set model.path to a path with publications, and remove version").field_path(".shards"),
+    validation = Rule::new("!has(self.shards) || !has(oldSelf.shards) || (self.shards.count == oldSelf.shards.count && self.model == oldSelf.model)").message("shards.count and model cannot be changed while there are shards, because they decide which rows a shard has: make another RecModelServer, or remove shards, wait until it is Ready, and set them again").field_path(".shards")
 )]
 pub struct RecModelServerSpec {
     /// The source of the model. Exactly one of two: `job` or `path`. Required.
@@ -112,6 +115,13 @@ pub struct RecModelServerSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = "connections are not encrypted"))]
     pub tls: Option<ServerTlsSpec>,
+
+    /// Keeps the rows of the model in shards: pods of their own, each with a part of the rows. The
+    /// servers then hold the dense part of the model, and a bounded cache of rows. Needs a
+    /// `model.path` with publications, and no `version`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-default" = "each server holds all rows"))]
+    pub shards: Option<ShardsSpec>,
 
     /// Changes to the servers' pods.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -198,6 +208,31 @@ pub struct ServerTlsSpec {
     pub client_certificates: Option<bool>,
 }
 
+/// Pods that hold the rows of a model, each a part of them.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ShardsSpec {
+    /// The number of shards. Each row is in one of them, by its key. It cannot be changed while
+    /// there are shards. Required.
+    #[schemars(range(min = 1, max = 100))]
+    pub count: u32,
+
+    /// The pods of each shard. All of them have all rows of the shard. With one pod, the shard does
+    /// not answer while that pod restarts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 10), extend("x-default" = defaults::SHARD_REPLICAS))]
+    pub replicas: Option<u32>,
+
+    /// The most rows in the cache of each server.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1_000_000_000), extend("x-default" = defaults::SERVER_CACHE_ROWS))]
+    pub cache_rows: Option<u32>,
+
+    /// Changes to the shards' pods.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub template: Option<PodTemplate>,
+}
+
 /// A version of a model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
@@ -278,6 +313,27 @@ pub struct ServerCount {
 
 impl ServerCount {
     /// `ready` of `wanted` servers.
+    #[must_use]
+    pub fn new(ready: u32, wanted: u32) -> Self {
+        Self { ready, wanted, display: format!("{ready}/{wanted}") }
+    }
+}
+
+/// Shards of the rows.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ShardCount {
+    /// Shards with at least one replica that answers.
+    pub ready: u32,
+    /// Shards that should exist.
+    pub wanted: u32,
+    /// Both numbers as `kubectl get` prints them: `ready/wanted`.
+    #[schemars(length(max = 32))]
+    pub display: String,
+}
+
+impl ShardCount {
+    /// `ready` of `wanted` shards.
     #[must_use]
     pub fn new(ready: u32, wanted: u32) -> Self {
         Self { ready, wanted, display: format!("{ready}/{wanted}") }
@@ -371,6 +427,10 @@ pub struct RecModelServerStatus {
     /// The number of servers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub replicas: Option<ServerCount>,
+
+    /// The number of shards. Absent if each server holds all rows.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shards: Option<ShardCount>,
 }
 
 #[cfg(test)]
@@ -383,8 +443,15 @@ mod tests {
 
     /// The sentences of the rules that a spec breaks.
     fn refusals(spec: &serde_json::Value) -> Vec<String> {
-        let object = json!({"metadata": {"name": "clicks"}, "spec": spec});
-        let broken = Validator::new().validate_compiled(&compile_schema(annotated_server()), &object, None);
+        refusals_of_change(None, spec)
+    }
+
+    /// The sentences of the rules that a change from one spec to another breaks.
+    fn refusals_of_change(before: Option<&serde_json::Value>, spec: &serde_json::Value) -> Vec<String> {
+        let object = |spec: &serde_json::Value| json!({"metadata": {"name": "clicks"}, "spec": spec});
+        let (object, before) = (object(spec), before.map(object));
+        let schema = compile_schema(annotated_server());
+        let broken = Validator::new().validate_compiled(&schema, &object, before.as_ref());
         let errors = broken.err().map(|errors| errors.into_vec()).unwrap_or_default();
         errors.into_iter().map(|error| error.message.to_string()).collect()
     }
@@ -402,6 +469,11 @@ mod tests {
             json!({"model": {"path": "/models/clicks"}, "version": 800, "canary": {"step": 900, "percent": 50}}),
             json!({"model": {"job": "clicks"}, "gate": {"rows": ["gs://ads/held-out.csv"], "minAuc": 0.7}}),
             json!({"model": {"job": "clicks"}, "tls": {"secretName": "clicks-tls", "clientCertificates": true}}),
+            json!({"model": {"path": "gs://ads/published"}, "shards": {"count": 1}}),
+            json!({
+                "model": {"path": "gs://ads/published"}, "autoscaling": {"maxReplicas": 4}, "template": cpu,
+                "shards": {"count": 4, "replicas": 3, "cacheRows": 1000, "template": cpu},
+            }),
         ] {
             assert_eq!(refusals(&spec), Vec::<String>::new(), "{spec}");
         }
@@ -432,10 +504,45 @@ mod tests {
                 json!({"model": job, "autoscaling": {"minReplicas": 3, "maxReplicas": 2}, "template": cpu}),
                 "minReplicas is above maxReplicas",
             ),
+            (json!({"model": job, "shards": {"count": 2}}), "set model.path to a path with publications"),
+            (
+                json!({"model": {"path": "gs://a/b"}, "version": 8, "shards": {"count": 2}}),
+                "set model.path to a path with publications, and remove version",
+            ),
         ] {
             let refusals = refusals(&spec);
             assert!(refusals.len() == 1 && refusals[0].contains(sentence), "{spec}: {refusals:?}");
         }
+    }
+
+    #[test]
+    fn shards_keep_their_number_and_their_model() {
+        let of = |path: &str, shards: serde_json::Value| json!({"model": {"path": path}, "shards": shards});
+        let before = of("gs://a/b", json!({"count": 2}));
+        for refused in [of("gs://a/b", json!({"count": 3})), of("gs://a/c", json!({"count": 2}))] {
+            let refusals = refusals_of_change(Some(&before), &refused);
+            let is_refused = refusals.len() == 1 && refusals[0].starts_with("shards.count and model cannot be changed");
+            assert!(is_refused, "{refused}: {refusals:?}");
+        }
+        let whole = json!({"model": {"path": "gs://a/b"}});
+        let more = of("gs://a/b", json!({"count": 2, "replicas": 3, "cacheRows": 10}));
+        let other = of("gs://a/c", json!({"count": 5}));
+        for (from, to) in [(&before, &more), (&before, &whole), (&whole, &before), (&whole, &other)] {
+            assert_eq!(refusals_of_change(Some(from), to), Vec::<String>::new(), "{from} to {to}");
+        }
+    }
+
+    #[test]
+    fn a_shard_out_of_range_is_no_number_of_shards() {
+        let shards = &annotated_server()["properties"]["spec"]["properties"]["shards"];
+        assert_eq!(shards["required"], json!(["count"]));
+        let range = |field: &str| {
+            let field = &shards["properties"][field];
+            (field["minimum"].as_f64(), field["maximum"].as_f64(), field["x-default"].as_u64())
+        };
+        assert_eq!(range("count"), (Some(1.0), Some(100.0), None));
+        assert_eq!(range("replicas"), (Some(1.0), Some(10.0), Some(2)));
+        assert_eq!(range("cacheRows"), (Some(1.0), Some(1e9), Some(100_000)));
     }
 
     fn spec(value: serde_json::Value) -> RecModelServerSpec {

@@ -123,6 +123,8 @@ metrics! {
     server_steps: server = "rectrain_operator_server_step", "Global step of the model that the servers of a RecModelServer should have. Absent for a path without a version.";
     server_served_steps: server = "rectrain_operator_server_served_step", "Lowest global step among the servers of a RecModelServer that answer, without its canary. It differs from `rectrain_operator_server_step` during a rollout.";
     server_latest_steps: server = "rectrain_operator_server_latest_step", "Global step of the newest known checkpoint of a RecModelServer that follows its job. Absent for a pinned version.";
+    shards: server = "rectrain_operator_server_shards", "Shards of the rows that a RecModelServer should have. Absent without `spec.shards`.";
+    ready_shards: server = "rectrain_operator_server_ready_shards", "Shards of a RecModelServer with at least one pod that answers.";
     lost_pods: counter = "rectrain_operator_lost_pods_total", "Pods that the operator deleted because their node was lost and their grace period was over.";
     replaced_pods: counter = "rectrain_operator_replaced_pods_total", "Pods that the operator deleted because they stayed slow (spec.faultTolerance.replaceSlow).";
     api_server: gauge = "rectrain_operator_api_server_answers", "1 while the API server answers this instance, 0 while it is silent. The instance waits for it, and is not ready meanwhile.";
@@ -440,6 +442,9 @@ impl OperatorMetrics {
         let replicas = status.replicas.as_ref();
         set_or_remove(&families.servers, server, replicas.map(|count| f64::from(count.wanted)));
         set_or_remove(&families.ready_servers, server, replicas.map(|count| f64::from(count.ready)));
+        let shards = status.shards.as_ref();
+        set_or_remove(&families.shards, server, shards.map(|count| f64::from(count.wanted)));
+        set_or_remove(&families.ready_shards, server, shards.map(|count| f64::from(count.ready)));
         set_or_remove(&families.server_steps, server, step(&status.checkpoint));
         set_or_remove(&families.server_served_steps, server, served.map(|step| step as f64));
         set_or_remove(&families.server_latest_steps, server, step(&status.latest).filter(|_| follows));
@@ -534,6 +539,7 @@ mod tests {
             checkpoint: checkpoint(800),
             latest: checkpoint(900),
             replicas: Some(rectrain_crds::ServerCount::new(1, 2)),
+            shards: Some(rectrain_crds::ShardCount::new(3, 4)),
             ..RecModelServerStatus::default()
         }
     }
@@ -544,6 +550,9 @@ mod tests {
         metrics.saw_server(&j(), &served(), Some(700), false);
         let text = metrics.encode().expect("they are served");
         assert!(text.contains("rectrain_operator_server_ready_replicas{"), "{text}");
+        let shards =
+            text.lines().filter(|line| line.contains("shards{")).filter_map(|line| line.split(' ').next_back());
+        assert_eq!(shards.collect::<Vec<_>>(), ["3", "4"], "ready and wanted shards: {text}");
         let step = text.lines().find(|line| line.starts_with("rectrain_operator_server_served_step{"));
         assert!(step.is_some_and(|line| line.ends_with("} 700")), "{step:?}");
         assert!(!text.contains("rectrain_operator_server_latest_step{"), "a pinned model is not stale: {text}");

@@ -31,6 +31,11 @@ pub const SERVER_UID_LABEL: &str = "rectrain.dev/model-server-uid";
 pub const CANARY_LABEL: &str = "rectrain.dev/canary";
 /// Label of a RecModelServer's pods: the global step of their model.
 pub const STEP_LABEL: &str = "rectrain.dev/step";
+/// Label of a shard's pods: the RecModelServer whose rows they have. They lack [`SERVER_LABEL`],
+/// because the servers' Service selects by it.
+pub const ROWS_LABEL: &str = "rectrain.dev/model-rows";
+/// Label of a shard's objects and pods: its number.
+pub const SHARD_LABEL: &str = "rectrain.dev/shard";
 /// Unprivileged UID and GID of pods; must match the runtime image.
 pub const USER: i64 = 65532;
 
@@ -45,6 +50,8 @@ pub const METRICS_PORT: u16 = 9090;
 pub const REST_PORT: u16 = 8080;
 /// Port of gRPC in a model's servers.
 pub const GRPC_PORT: u16 = 9000;
+/// Port of look-ups in a shard. Its health and `/metrics` are at [`REST_PORT`].
+pub const ROWS_PORT: u16 = 8090;
 
 /// Namespace and name of a job, or of a RecModelServer.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -138,7 +145,8 @@ pub fn pod_selector(job: &str, role: Role) -> BTreeMap<String, String> {
     labels(&[(JOB_LABEL, job), (ROLE_LABEL, role.name())])
 }
 
-/// The name of all objects of a RecModelServer, except the canary's Deployment.
+/// The name of all objects of a RecModelServer, except the canary's Deployment and the shards'
+/// objects.
 #[must_use]
 pub fn of_server(server: &str) -> String {
     format!("{server}-server")
@@ -148,6 +156,26 @@ pub fn of_server(server: &str) -> String {
 #[must_use]
 pub fn of_canary(server: &str) -> String {
     format!("{server}-canary")
+}
+
+/// The name of the NetworkPolicy of a RecModelServer's shards, and the start of the names of the
+/// shards' objects.
+#[must_use]
+pub fn of_rows(server: &str) -> String {
+    format!("{server}-rows")
+}
+
+/// The name of a shard's StatefulSet, Service and PodDisruptionBudget.
+#[must_use]
+pub fn of_shard(server: &str, shard: u32) -> String {
+    format!("{}-{shard}", of_rows(server))
+}
+
+/// The address of the look-ups of a shard's pod, within its namespace.
+#[must_use]
+pub fn rows_address(server: &str, shard: u32, pod: u32) -> String {
+    let name = of_shard(server, shard);
+    format!("{name}-{pod}.{name}:{ROWS_PORT}")
 }
 
 /// Labels of everything that belongs to a RecModelServer.
@@ -172,6 +200,28 @@ pub fn server_selector(server: &str) -> BTreeMap<String, String> {
 #[must_use]
 pub fn canary_selector(server: &str) -> BTreeMap<String, String> {
     labels(&[(SERVER_LABEL, server), (CANARY_LABEL, "true")])
+}
+
+/// Labels that select the pods of all shards of a RecModelServer.
+#[must_use]
+pub fn rows_selector(server: &str) -> BTreeMap<String, String> {
+    labels(&[(ROWS_LABEL, server)])
+}
+
+/// Labels that select the pods of a shard.
+#[must_use]
+pub fn shard_selector(server: &str, shard: u32) -> BTreeMap<String, String> {
+    labels(&[(ROWS_LABEL, server), (SHARD_LABEL, &shard.to_string())])
+}
+
+/// Labels of a shard's pods.
+#[must_use]
+pub fn shard_labels(server: &str, shard: u32) -> BTreeMap<String, String> {
+    let mut all = server_labels(server);
+    all.remove(SERVER_LABEL);
+    all.extend(labels(&[("app.kubernetes.io/component", "rows")]));
+    all.extend(shard_selector(server, shard));
+    all
 }
 
 fn labels(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
@@ -207,7 +257,23 @@ mod tests {
         let deployments = [of_server(&server), of_canary(&server)];
         assert!(deployments.iter().all(|name| format!("{name}-5d4c8f7b99-abcde").len() <= 63));
         assert!(server_labels(&server).values().all(|value| value.len() <= 63));
+        // A StatefulSet's pods and revisions are named `NAME-`, and a number or ten characters.
+        let shard = of_shard(&server, 99);
+        assert!(format!("{shard}-9").len() <= 63 && format!("{shard}-5d4c8f7b99").len() <= 63);
+        assert!(shard_labels(&server, 99).values().all(|value| value.len() <= 63));
         let selected = server_selector(&server);
         assert!(selected.iter().all(|(label, value)| server_labels(&server).get(label) == Some(value)));
+    }
+
+    /// The servers' Service, Deployment and PodDisruptionBudget select by the server's label alone.
+    #[test]
+    fn the_pods_of_a_shard_are_not_selected_as_servers() {
+        let pods = shard_labels("clicks", 1);
+        assert!(server_selector("clicks").iter().any(|(label, value)| pods.get(label) != Some(value)));
+        for selector in [rows_selector("clicks"), shard_selector("clicks", 1)] {
+            assert!(selector.iter().all(|(label, value)| pods.get(label) == Some(value)), "{selector:?}");
+        }
+        assert!(shard_selector("clicks", 0).iter().any(|(label, value)| pods.get(label) != Some(value)));
+        assert_eq!(rows_address("clicks", 1, 0), "clicks-rows-1-0.clicks-rows-1:8090");
     }
 }

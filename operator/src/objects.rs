@@ -27,7 +27,7 @@ pub enum Kind {
     NetworkPolicy,
     /// The number of pods that a drain may evict at a time.
     PodDisruptionBudget,
-    /// The pods of a job.
+    /// The pods of a job, or of a RecModelServer's shard.
     StatefulSet,
     /// The pods of a RecModelServer.
     Deployment,

@@ -12,11 +12,12 @@ use rectrain_crds::{RecModelServer, RecModelServerStatus, ServerPhase};
 
 use super::decide::{Decision, Facts, Obstacle, decide};
 use super::observe::{Observed, observe, served_step};
+use super::shards::is_of_shards;
 use crate::config::OperatorConfig;
 use crate::events::{Announcement, Announcer};
 use crate::metrics::OperatorMetrics;
 use crate::names::{self, FIELD_MANAGER, JobName};
-use crate::objects::{Kind, Wanted};
+use crate::objects::{Kind, Owned, Wanted};
 use crate::reconcile::apply::{self, Application, Target};
 use crate::reconcile::error::ReconcileError;
 use crate::reconcile::prune;
@@ -72,7 +73,9 @@ pub async fn reconcile(name: &JobName, context: &ServerContext) -> Result<Action
         job: observed.job.as_ref(),
         deployment: deployment(names::of_server(&name.name)),
         canary: deployment(names::of_canary(&name.name)),
+        objects: &observed.objects,
         pods: &observed.pods,
+        end_of_pods: observed.end_of_pods,
         obstacle: obstacle.as_ref(),
         config: &context.config,
     })?;
@@ -140,7 +143,8 @@ pub fn transitions(before: Option<&RecModelServerStatus>, after: &RecModelServer
     all
 }
 
-/// Applies the objects that differ, and deletes an autoscaler that is not wanted.
+/// Applies the objects that differ, and deletes objects that are not wanted, such as an autoscaler.
+/// Shards that servers may read from stay.
 async fn act(
     context: &ServerContext,
     name: &JobName,
@@ -153,7 +157,8 @@ async fn act(
     for wanted in wanted {
         apply_one(context, target, observed, wanted).await?;
     }
-    for object in prune::superfluous(&observed.objects, wanted) {
+    let stays = |object: &Owned| decision.keeps_shards && is_of_shards(&name.name, object);
+    for object in prune::superfluous(&observed.objects, wanted).into_iter().filter(|object| !stays(object)) {
         prune::delete(&context.client, &name.namespace, object).await?;
     }
     Ok(())

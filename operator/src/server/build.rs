@@ -1,24 +1,27 @@
 //! Builds the objects of a `RecModelServer`. Pure: they depend only on the manifest, the chosen
 //! model, the installation, and the number of pods that an autoscaler has set.
 
+use std::collections::BTreeMap;
+
 use kube::{Resource, ResourceExt};
-use rectrain_crds::{RecModelServer, ServerAutoscalingSpec, ServerTlsSpec, defaults};
+use rectrain_crds::{PodTemplate, RecModelServer, ServerAutoscalingSpec, ServerTlsSpec, ShardsSpec, defaults};
 use serde_json::{Value, json};
 
 use super::model::Target;
+use super::shards;
 use crate::config::OperatorConfig;
-use crate::names::{self, CONTAINER, GRPC_PORT, REST_PORT, SERVER_UID_LABEL, STEP_LABEL, USER};
+use crate::names::{self, CONTAINER, GRPC_PORT, REST_PORT, SERVER_LABEL, SERVER_UID_LABEL, STEP_LABEL, USER};
 use crate::objects::{Kind, Wanted};
 use crate::reconcile::merge::{overlay, strategic_merge};
 
 /// The time after SIGTERM in which a server still accepts requests, so that load balancers notice.
-const DRAIN_SECONDS: u32 = 5;
+pub(super) const DRAIN_SECONDS: u32 = 5;
 /// The time that a server may need to load its model.
 const START_SECONDS: u32 = 600;
 /// The time between two looks of the startup probe.
 const START_PERIOD_SECONDS: u32 = 5;
 /// A rollout without progress for this time is reported. It is longer than a start may take.
-const DEADLINE_SECONDS: u32 = START_SECONDS + 300;
+pub(super) const DEADLINE_SECONDS: u32 = START_SECONDS + 300;
 
 /// The folder with the certificate of the servers.
 const TLS_FOLDER: &str = "/etc/rectrain-tls";
@@ -38,6 +41,8 @@ pub struct Plan<'a> {
     pub replicas: u32,
     /// Whether these servers are the canary.
     pub is_canary: bool,
+    /// The shards that they read rows from. Without any, each of them holds all rows.
+    pub rows: Option<&'a ShardsSpec>,
     /// The installation.
     pub config: &'a OperatorConfig,
 }
@@ -66,18 +71,14 @@ fn least(scaling: &ServerAutoscalingSpec) -> u32 {
     scaling.min_replicas.unwrap_or(defaults::REPLICAS)
 }
 
-/// All objects, in the order of their creation. `canary` is the plan of the canary's servers.
+/// All objects of the servers, in the order of their creation. `canary` is the plan of the canary's
+/// servers. Shards have objects of their own (`shards::objects`).
 ///
 /// # Errors
 /// If the template cannot be written as JSON.
 pub fn objects(plan: Plan<'_>, canary: Option<Plan<'_>>) -> Result<Vec<Wanted>, serde_json::Error> {
-    let mut all = vec![
-        wanted(plan, Kind::ServiceAccount, json!({"automountServiceAccountToken": false})),
-        wanted(plan, Kind::Service, json!({"spec": service(plan)})),
-        wanted(plan, Kind::NetworkPolicy, json!({"spec": network_policy(plan)})),
-        wanted(plan, Kind::PodDisruptionBudget, json!({"spec": disruption_budget(plan)})),
-        wanted(plan, Kind::Deployment, json!({"spec": deployment(plan)?})),
-    ];
+    let mut all = around_servers(plan);
+    all.push(wanted(plan, Kind::Deployment, json!({"spec": deployment(plan)?})));
     if let Some(canary) = canary {
         all.push(wanted(canary, Kind::Deployment, json!({"spec": deployment(canary)?})));
     }
@@ -87,6 +88,17 @@ pub fn objects(plan: Plan<'_>, canary: Option<Plan<'_>>) -> Result<Vec<Wanted>, 
     Ok(all)
 }
 
+/// The objects around the servers. They need no rows, so they are there before the servers.
+#[must_use]
+pub fn around_servers(plan: Plan<'_>) -> Vec<Wanted> {
+    vec![
+        wanted(plan, Kind::ServiceAccount, json!({"automountServiceAccountToken": false})),
+        wanted(plan, Kind::Service, json!({"spec": service(plan)})),
+        wanted(plan, Kind::NetworkPolicy, json!({"spec": network_policy(plan)})),
+        wanted(plan, Kind::PodDisruptionBudget, json!({"spec": disruption_budget(plan)})),
+    ]
+}
+
 /// The name of the Deployment of a plan.
 #[must_use]
 pub fn deployment_name(plan: Plan<'_>) -> String {
@@ -94,17 +106,20 @@ pub fn deployment_name(plan: Plan<'_>) -> String {
     if plan.is_canary { names::of_canary(&server) } else { names::of_server(&server) }
 }
 
-/// An object with these fields, named and owned.
-fn wanted(plan: Plan<'_>, kind: Kind, mut body: Value) -> Wanted {
-    let server = plan.server.name_any();
+/// An object of the servers with these fields, named and owned.
+fn wanted(plan: Plan<'_>, kind: Kind, body: Value) -> Wanted {
+    let metadata = json!({"name": deployment_name(plan), "labels": names::server_labels(&plan.server.name_any())});
+    owned(plan.server, kind, metadata, body)
+}
+
+/// An object with these metadata and fields that belongs to `server`.
+pub(super) fn owned(server: &RecModelServer, kind: Kind, metadata: Value, mut body: Value) -> Wanted {
     body["apiVersion"] = json!(kind.resource().api_version);
     body["kind"] = json!(kind.name());
-    body["metadata"] = json!({
-        "name": deployment_name(plan),
-        "namespace": plan.server.namespace(),
-        "labels": names::server_labels(&server),
-        "ownerReferences": plan.server.controller_owner_ref(&()).into_iter().collect::<Vec<_>>(),
-    });
+    body["metadata"] = metadata;
+    body["metadata"]["namespace"] = json!(server.namespace());
+    let owners: Vec<_> = server.controller_owner_ref(&()).into_iter().collect();
+    body["metadata"]["ownerReferences"] = json!(owners);
     Wanted::new(kind, body)
 }
 
@@ -131,7 +146,12 @@ fn network_policy(plan: Plan<'_>) -> Value {
 }
 
 fn disruption_budget(plan: Plan<'_>) -> Value {
-    json!({"maxUnavailable": 1, "selector": selector(plan), "unhealthyPodEvictionPolicy": "AlwaysAllow"})
+    one_at_a_time(&selector(plan))
+}
+
+/// A drain evicts one of these pods at a time.
+pub(super) fn one_at_a_time(selector: &Value) -> Value {
+    json!({"maxUnavailable": 1, "selector": selector, "unhealthyPodEvictionPolicy": "AlwaysAllow"})
 }
 
 fn autoscaler(plan: Plan<'_>, scaling: &ServerAutoscalingSpec) -> Value {
@@ -154,42 +174,80 @@ fn deployment(plan: Plan<'_>) -> Result<Value, serde_json::Error> {
         "progressDeadlineSeconds": DEADLINE_SECONDS,
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
         "selector": selector(plan),
-        "template": template(plan)?,
+        "template": template(&servers(plan))?,
     }))
 }
 
+/// The pods of servers, or of a shard.
+#[derive(Clone, Debug)]
+pub(super) struct Pods<'a> {
+    pub(super) server: &'a RecModelServer,
+    pub(super) target: &'a Target,
+    pub(super) config: &'a OperatorConfig,
+    /// The user's changes.
+    pub(super) template: Option<&'a PodTemplate>,
+    /// The labels that the operator selects them by, and others.
+    pub(super) labels: BTreeMap<String, String>,
+    /// Their ports by name. One of them is `http`.
+    pub(super) ports: [(&'static str, u16); 2],
+    pub(super) arguments: Vec<String>,
+    /// The certificate of their ports. `None` if connections are not encrypted.
+    pub(super) tls: Option<&'a ServerTlsSpec>,
+    /// Further fields of a pod.
+    pub(super) fields: Value,
+}
+
+fn servers(plan: Plan<'_>) -> Pods<'_> {
+    let name = plan.server.name_any();
+    let mut labels = names::server_labels(&name);
+    if plan.is_canary {
+        labels.extend(names::canary_selector(&name));
+    }
+    labels.extend(plan.target.step().map(|step| (STEP_LABEL.to_owned(), step.to_string())));
+    Pods {
+        server: plan.server,
+        target: plan.target,
+        config: plan.config,
+        template: plan.server.spec.template.as_ref(),
+        labels,
+        ports: PORTS,
+        arguments: arguments(plan),
+        tls: plan.server.spec.tls.as_ref(),
+        fields: json!({}),
+    }
+}
+
 /// The operator's template, with the user's template merged over it.
-fn template(plan: Plan<'_>) -> Result<Value, serde_json::Error> {
-    let mut template = json!({"spec": pod(plan)});
+///
+/// # Errors
+/// If the user's template cannot be written as JSON.
+pub(super) fn template(pods: &Pods<'_>) -> Result<Value, serde_json::Error> {
+    let mut template = json!({"spec": pod(pods)});
     let mut labels = json!({});
     let mut annotations = json!({
         "prometheus.io/scrape": "true",
         "prometheus.io/port": REST_PORT.to_string(),
         "prometheus.io/path": "/metrics",
     });
-    if plan.server.spec.tls.is_some() {
+    if pods.tls.is_some() {
         annotations["prometheus.io/scheme"] = json!("https");
     }
-    if let Some(user) = &plan.server.spec.template {
+    if let Some(user) = pods.template {
         strategic_merge(&mut template, &overlay(user)?);
         strategic_merge(&mut labels, &json!(user.labels));
         strategic_merge(&mut annotations, &json!(user.annotations));
     }
-    // The operator's labels win, because it selects pods by them.
-    let mut own = names::server_labels(&plan.server.name_any());
-    if plan.is_canary {
-        own.extend(names::canary_selector(&plan.server.name_any()));
-    }
-    own.extend(plan.server.uid().map(|uid| (SERVER_UID_LABEL.to_owned(), uid)));
-    own.extend(plan.target.step().map(|step| (STEP_LABEL.to_owned(), step.to_string())));
-    strategic_merge(&mut labels, &json!(own));
+    // The operator's labels win, because it selects pods by them. A shard's pods are no servers.
+    strategic_merge(&mut labels, &json!({SERVER_LABEL: null}));
+    strategic_merge(&mut labels, &json!(pods.labels));
+    strategic_merge(&mut labels, &json!({SERVER_UID_LABEL: pods.server.uid()}));
     template["metadata"] = json!({"labels": labels, "annotations": annotations});
     Ok(template)
 }
 
-fn pod(plan: Plan<'_>) -> Value {
+fn pod(pods: &Pods<'_>) -> Value {
     let mut pod = json!({
-        "serviceAccountName": names::of_server(&plan.server.name_any()),
+        "serviceAccountName": names::of_server(&pods.server.name_any()),
         "automountServiceAccountToken": false,
         "enableServiceLinks": false,
         "terminationGracePeriodSeconds": defaults::TERMINATION_GRACE_SECONDS,
@@ -201,28 +259,29 @@ fn pod(plan: Plan<'_>) -> Value {
             "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "volumes": volumes(plan),
-        "containers": [container(plan)],
+        "volumes": volumes(pods),
+        "containers": [container(pods)],
     });
-    if !plan.config.image_pull_secrets.is_empty() {
-        let secrets = plan.config.image_pull_secrets.iter().map(|name| json!({"name": name}));
+    if !pods.config.image_pull_secrets.is_empty() {
+        let secrets = pods.config.image_pull_secrets.iter().map(|name| json!({"name": name}));
         pod["imagePullSecrets"] = secrets.collect();
     }
+    strategic_merge(&mut pod, &pods.fields);
     pod
 }
 
-fn volumes(plan: Plan<'_>) -> Vec<Value> {
+fn volumes(pods: &Pods<'_>) -> Vec<Value> {
     let mut volumes = vec![json!({"name": "tmp", "emptyDir": {}})];
-    if let Some(tls) = &plan.server.spec.tls {
+    if let Some(tls) = pods.tls {
         let items: Vec<Value> = tls_files(tls).map(|(_, file)| json!({"key": file, "path": file})).collect();
         volumes.push(json!({"name": "tls", "secret": {"secretName": tls.secret_name, "items": items}}));
     }
     volumes
 }
 
-fn mounts(plan: Plan<'_>) -> Vec<Value> {
+fn mounts(pods: &Pods<'_>) -> Vec<Value> {
     let mut mounts = vec![json!({"name": "tmp", "mountPath": "/tmp"})];
-    if plan.server.spec.tls.is_some() {
+    if pods.tls.is_some() {
         mounts.push(json!({"name": "tls", "mountPath": TLS_FOLDER, "readOnly": true}));
     }
     mounts
@@ -234,39 +293,39 @@ fn tls_files(tls: &ServerTlsSpec) -> impl Iterator<Item = (&'static str, &'stati
     TLS_ARGUMENTS.into_iter().chain(needs_certificates.then_some(CLIENT_AUTHORITY))
 }
 
-fn container(plan: Plan<'_>) -> Value {
-    let image = plan.server.spec.image.as_ref().unwrap_or(&plan.config.runtime_image);
-    let ports = PORTS.map(|(name, port)| json!({"name": name, "containerPort": port, "protocol": "TCP"}));
+fn container(pods: &Pods<'_>) -> Value {
+    let image = pods.server.spec.image.as_ref().unwrap_or(&pods.config.runtime_image);
+    let ports = pods.ports.map(|(name, port)| json!({"name": name, "containerPort": port, "protocol": "TCP"}));
     let mut container = json!({
         "name": CONTAINER,
         "image": image,
-        "imagePullPolicy": plan.config.image_pull_policy,
-        "args": arguments(plan),
+        "imagePullPolicy": pods.config.image_pull_policy,
+        "args": pods.arguments,
         "env": [{"name": "RECTRAIN_LOG", "value": "info"}],
         "ports": ports,
-        "volumeMounts": mounts(plan),
+        "volumeMounts": mounts(pods),
         "securityContext": {
             "allowPrivilegeEscalation": false,
             "readOnlyRootFilesystem": true,
             "capabilities": {"drop": ["ALL"]},
         },
         // A server listens once its model is in memory.
-        "startupProbe": probe(plan, "live", START_PERIOD_SECONDS, START_SECONDS / START_PERIOD_SECONDS),
-        "readinessProbe": probe(plan, "ready", 2, 1),
+        "startupProbe": probe(pods, "live", START_PERIOD_SECONDS, START_SECONDS / START_PERIOD_SECONDS),
+        "readinessProbe": probe(pods, "ready", 2, 1),
         // A process that computes on every core may answer slowly. Only a stuck one is restarted.
-        "livenessProbe": probe(plan, "live", 20, 9),
+        "livenessProbe": probe(pods, "live", 20, 9),
         "terminationMessagePolicy": "FallbackToLogsOnError",
     });
-    if let Some(secret) = &plan.target.place.secret_name {
+    if let Some(secret) = &pods.target.place.secret_name {
         container["envFrom"] = json!([{"secretRef": {"name": secret, "optional": false}}]);
     }
     container
 }
 
 /// A kubelet does not check the certificate, and shows none.
-fn probe(plan: Plan<'_>, path: &str, period_seconds: u32, failures: u32) -> Value {
+fn probe(pods: &Pods<'_>, path: &str, period_seconds: u32, failures: u32) -> Value {
     let mut get = json!({"path": format!("/v2/health/{path}"), "port": "http"});
-    if plan.server.spec.tls.is_some() {
+    if pods.tls.is_some() {
         get["scheme"] = json!("HTTPS");
     }
     json!({
@@ -296,11 +355,17 @@ fn arguments(plan: Plan<'_>) -> Vec<String> {
         arguments.extend(gate.rows.iter().map(|rows| format!("--gate-rows={rows}")));
         arguments.push(format!("--gate-min-auc={}", gate.min_auc));
     }
-    if let Some(seconds) = plan.server.spec.poll_seconds {
-        // At least 1 ms: the server refuses 0.
-        arguments.push(format!("--poll={:.0}ms", (1000.0 * seconds).max(1.0)));
+    if let Some(shards) = plan.rows {
+        arguments.extend(shards::arguments_of_servers(&plan.server.name_any(), shards));
     }
-    let options = plan.target.place.options.iter();
-    arguments.extend(options.map(|(name, value)| format!("--option={name}={value}")));
+    arguments.extend(arguments_of_path(plan.server, plan.target));
     arguments
+}
+
+/// How a process reads the path of its model.
+pub(super) fn arguments_of_path(server: &RecModelServer, target: &Target) -> Vec<String> {
+    // At least 1 ms: the process refuses 0.
+    let poll = server.spec.poll_seconds.map(|seconds| format!("--poll={:.0}ms", (1000.0 * seconds).max(1.0)));
+    let options = target.place.options.iter().map(|(name, value)| format!("--option={name}={value}"));
+    poll.into_iter().chain(options).collect()
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
-use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::apps::v1::{Deployment, StatefulSet};
 use kube::api::Api;
 use kube::{Client, Resource};
 use kube_runtime::controller::{Action, Config, Error};
@@ -37,6 +37,7 @@ pub async fn run(
     let noted = Arc::clone(&state);
     Controller::new(api::<RecModelServer>(&watches, namespace.as_deref()), watcher::Config::default())
         .owns(api::<Deployment>(&watches, namespace.as_deref()), watcher::Config::default().labels(SERVER_LABEL))
+        .owns(api::<StatefulSet>(&watches, namespace.as_deref()), watcher::Config::default().labels(SERVER_LABEL))
         .with_config(Config::default().debounce(DEBOUNCE).concurrency(concurrency))
         .graceful_shutdown_on(stop)
         .run(in_turn, retry, state)

@@ -13,12 +13,15 @@ use super::build::{self, Plan};
 use super::conditions::{Finding, conditions};
 use super::model::{self, Choice, Missing, Target};
 use super::observe::ServerPod;
+use super::shards::{self, LOOK_AT_SHARDS, Layout};
 use crate::config::OperatorConfig;
 use crate::names::APPLIED_ANNOTATION;
-use crate::objects::{Kind, Wanted};
+use crate::objects::{Kind, Owned, Wanted};
 
 /// Time between two looks at the job of a model.
 const LOOK_AT_JOB: Duration = Duration::from_secs(15);
+/// Time between two looks at servers that end, while shards may wait for that.
+const LOOK_AT_ENDING: Duration = Duration::from_secs(5);
 /// Longest time between two reconciles of an object that does not change.
 const AT_LEAST: Duration = Duration::from_secs(600);
 /// The most versions in a status.
@@ -46,8 +49,12 @@ pub struct Facts<'a> {
     pub deployment: Option<&'a Value>,
     /// The Deployment of its canary.
     pub canary: Option<&'a Value>,
+    /// All of its objects.
+    pub objects: &'a [Owned],
     /// Its pods.
     pub pods: &'a [ServerPod],
+    /// The time by which all pods that end have ended. `None` if none ends.
+    pub end_of_pods: Option<Timestamp>,
     /// The obstacle of the reconcile before.
     pub obstacle: Option<&'a Obstacle>,
     /// The installation.
@@ -61,8 +68,18 @@ pub struct Decision {
     pub status: RecModelServerStatus,
     /// The wanted objects. `None` if there is no model: existing servers stay as they are.
     pub objects: Option<Vec<Wanted>>,
+    /// Whether shards that are not wanted stay, because servers may read from them.
+    pub keeps_shards: bool,
     /// The time until the next reconcile.
     pub look_again: Duration,
+}
+
+/// The servers and shards that should exist.
+#[derive(Clone, Copy, Debug)]
+struct Plans<'a> {
+    servers: Plan<'a>,
+    canary: Option<Plan<'a>>,
+    layout: Layout<'a>,
 }
 
 /// Decides.
@@ -74,23 +91,62 @@ pub fn decide(facts: Facts<'_>) -> Result<Decision, serde_json::Error> {
     let replicas = build::replicas(facts.server, deployed(facts.deployment));
     let plans = plans(facts, &choice, replicas);
     let objects = match plans {
-        Some((plan, canary)) => Some(build::objects(plan, canary)?),
+        Some(plans) => Some(objects(facts, plans)?),
         None => None,
     };
-    let finding = finding(facts, &choice, plans, objects.as_deref().unwrap_or_default());
-    let wanted = plans.map_or(replicas, |(plan, canary)| plan.replicas + canary.map_or(0, |canary| canary.replicas));
-    let status = status(facts, &choice, &finding, wanted);
-    Ok(Decision { status, objects, look_again: look_again(facts.server, &choice) })
+    let wanted = objects.as_deref().unwrap_or_default();
+    let finding = finding(facts, &choice, plans, wanted);
+    let keeps_shards = plans.is_some_and(|plans| {
+        // Without a Deployment no server reads from them.
+        plans.layout.has_others && facts.deployment.is_some() && !is_settled(facts, plans.servers, wanted)
+    });
+    let number = plans.map_or(replicas, |of| of.servers.replicas + of.canary.map_or(0, |canary| canary.replicas));
+    let mut status = status(facts, &choice, &finding, number);
+    status.shards = plans.and_then(|plans| shards::number(facts, plans.layout));
+    let has_shards = plans.is_some_and(|plans| plans.layout.shards.is_some() || plans.layout.has_others);
+    let look_again = match has_shards && pods_end(facts) {
+        true => LOOK_AT_ENDING,
+        false => look_again(facts.server, &choice, &finding),
+    };
+    Ok(Decision { status, objects, keeps_shards, look_again })
 }
 
-/// The plans of the servers and of the canary, if there is a model.
-fn plans<'a>(facts: Facts<'a>, choice: &'a Choice, replicas: u32) -> Option<(Plan<'a>, Option<Plan<'a>>)> {
+/// The plans of the servers, the canary and the shards, if there is a model.
+fn plans<'a>(facts: Facts<'a>, choice: &'a Choice, replicas: u32) -> Option<Plans<'a>> {
     let target = choice.target.as_ref().ok()?;
     let part = build::canary_servers(facts.server, replicas);
     let others = others(facts, replicas, part);
-    let plan = Plan { server: facts.server, target, replicas: others, is_canary: false, config: facts.config };
-    let canary = choice.canary.as_ref().map(|target| Plan { target, replicas: part, is_canary: true, ..plan });
-    Some((plan, canary))
+    let layout = Layout::new(facts, target);
+    let (server, config) = (facts.server, facts.config);
+    let servers = Plan { server, target, replicas: others, is_canary: false, rows: layout.read(), config };
+    let canary = choice.canary.as_ref().map(|target| Plan { target, replicas: part, is_canary: true, ..servers });
+    Some(Plans { servers, canary, layout })
+}
+
+/// All objects, in the order of their creation.
+fn objects(facts: Facts<'_>, plans: Plans<'_>) -> Result<Vec<Wanted>, serde_json::Error> {
+    let servers = plans.servers;
+    let mut all = match plans.layout.has_servers {
+        true => build::objects(servers, plans.canary)?,
+        false => build::around_servers(servers),
+    };
+    if let Some(shards) = plans.layout.shards {
+        let settled = is_settled(facts, servers, &all);
+        let plan = shards::Plan { server: servers.server, target: servers.target, shards, config: servers.config };
+        all.extend(shards::objects(plan, facts, settled)?);
+        all.sort_by_key(|object| object.kind);
+    }
+    Ok(all)
+}
+
+/// Whether all servers have the wanted arguments, and no earlier server is left.
+fn is_settled(facts: Facts<'_>, plan: Plan<'_>, objects: &[Wanted]) -> bool {
+    !pods_end(facts) && of_deployment(plan, objects, facts.deployment).phase == ServerPhase::Ready
+}
+
+/// Whether a server ends, and still answers requests.
+fn pods_end(facts: Facts<'_>) -> bool {
+    facts.end_of_pods.is_some_and(|end| end > facts.now)
 }
 
 /// The number of the servers beside a canary of `part` servers. One of them ends for each server of
@@ -106,8 +162,13 @@ fn others(facts: Facts<'_>, replicas: u32, part: u32) -> u32 {
     present.map_or(wanted, |present| wanted.min(present))
 }
 
-fn look_again(server: &RecModelServer, choice: &Choice) -> Duration {
-    let for_job = if server.spec.model.job.is_some() { LOOK_AT_JOB } else { AT_LEAST };
+fn look_again(server: &RecModelServer, choice: &Choice, finding: &Finding) -> Duration {
+    let for_job = match &server.spec {
+        spec if spec.model.job.is_some() => LOOK_AT_JOB,
+        // Nothing else happens when shards are overdue.
+        spec if spec.shards.is_some() && finding.phase != ServerPhase::Ready => LOOK_AT_SHARDS,
+        _ => AT_LEAST,
+    };
     choice.wait.map_or(for_job, |wait| wait.min(for_job))
 }
 
@@ -121,32 +182,37 @@ fn answering(deployment: Option<&Value>) -> u32 {
     deployment.and_then(|deployment| count(&deployment["status"]["availableReplicas"])).unwrap_or(0)
 }
 
-fn count(value: &Value) -> Option<u32> {
+/// A number of pods in an object.
+pub(super) fn count(value: &Value) -> Option<u32> {
     u32::try_from(value.as_u64()?).ok()
 }
 
-/// The state of the servers.
-fn finding(
-    facts: Facts<'_>,
-    choice: &Choice,
-    plans: Option<(Plan<'_>, Option<Plan<'_>>)>,
-    objects: &[Wanted],
-) -> Finding {
+/// The state of the servers and of their shards.
+fn finding(facts: Facts<'_>, choice: &Choice, plans: Option<Plans<'_>>, objects: &[Wanted]) -> Finding {
     if let Some(obstacle) = facts.obstacle {
         return Finding::new(ServerPhase::Degraded, obstacle.reason, obstacle.message.clone());
     }
     if let Err(missing) = choice.target {
         return no_model(facts, missing);
     }
-    let Some((plan, canary)) = plans else {
+    let Some(plans) = plans else {
         return Finding::new(ServerPhase::Progressing, "Starting", "its servers are about to be created");
     };
-    let finding = of_deployment(plan, objects, facts.deployment);
-    match canary {
+    let servers = of_deployment(plans.servers, objects, facts.deployment);
+    let servers = match plans.canary {
         // The first servers that are not ready have the word.
-        Some(canary) if finding.phase == ServerPhase::Ready => of_deployment(canary, objects, facts.canary),
-        _ => finding,
+        Some(canary) if servers.phase == ServerPhase::Ready => of_deployment(canary, objects, facts.canary),
+        _ => servers,
+    };
+    match shards::finding(facts, plans.layout, objects) {
+        Some(shards) if has_the_word(&shards, &servers, plans.layout) => shards,
+        _ => servers,
     }
+}
+
+/// Whether the state of the shards says more than the state of the servers.
+fn has_the_word(shards: &Finding, servers: &Finding, layout: Layout<'_>) -> bool {
+    shards.phase == ServerPhase::Degraded || servers.phase == ServerPhase::Ready || !layout.has_servers
 }
 
 /// The state of the servers of a plan.

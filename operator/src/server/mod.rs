@@ -1,6 +1,7 @@
-//! The reconciler of `RecModelServer`: servers that each hold a whole model.
+//! The reconciler of `RecModelServer`: servers that each hold a whole model, or read its rows from
+//! [`shards`].
 //!
-//! One reconcile has three steps. It observes the object, its job, its Deployment and its pods
+//! One reconcile has three steps. It observes the object, its job, its objects and its pods
 //! ([`observe`]). [`decide`](decide::decide) computes the status and the objects ([`build`]). Then
 //! the status is written, and the objects that differ are applied ([`act`]). The status comes
 //! first, so an operator that is killed afterwards continues from it.
@@ -12,3 +13,4 @@ pub mod controller;
 pub mod decide;
 pub mod model;
 pub mod observe;
+pub mod shards;

@@ -1,5 +1,6 @@
 //! Reads everything about a `RecModelServer` from the API server.
 
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, DynamicObject, ListParams};
 use kube::{Client, ResourceExt};
@@ -9,16 +10,11 @@ use crate::names::{self, CANARY_LABEL, JobName, SERVER_LABEL, SERVER_UID_LABEL, 
 use crate::objects::{Kind, Owned};
 use crate::reconcile::error::ReconcileError;
 
-/// The kinds of a `RecModelServer`'s objects. All of them have one name. A canary has a Deployment
-/// of its own.
-const KINDS: [Kind; 6] = [
-    Kind::ServiceAccount,
-    Kind::Service,
-    Kind::NetworkPolicy,
-    Kind::PodDisruptionBudget,
-    Kind::Deployment,
-    Kind::HorizontalPodAutoscaler,
-];
+/// The kinds with one object of a known name. A canary has a Deployment of its own.
+const NAMED: [Kind; 3] = [Kind::ServiceAccount, Kind::Deployment, Kind::HorizontalPodAutoscaler];
+/// The kinds of which each shard has an object. They are found by their label, because an earlier
+/// manifest may have had more shards. A shard's StatefulSet is deleted last.
+const LISTED: [Kind; 4] = [Kind::Service, Kind::NetworkPolicy, Kind::PodDisruptionBudget, Kind::StatefulSet];
 
 /// A pod of a `RecModelServer`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,8 +32,7 @@ impl ServerPod {
     #[must_use]
     pub fn of(pod: &Pod, uid: &str) -> Option<Self> {
         let label = |name: &str| pod.labels().get(name);
-        let is_of_server = label(SERVER_UID_LABEL).is_some_and(|of| of == uid);
-        if !is_of_server || pod.metadata.deletion_timestamp.is_some() {
+        if !is_of_server(pod, uid) || pod.metadata.deletion_timestamp.is_some() {
             return None;
         }
         let conditions = pod.status.iter().filter_map(|status| status.conditions.as_ref()).flatten();
@@ -48,6 +43,16 @@ impl ServerPod {
             is_canary: label(CANARY_LABEL).is_some(),
         })
     }
+}
+
+fn is_of_server(pod: &Pod, uid: &str) -> bool {
+    pod.labels().get(SERVER_UID_LABEL).is_some_and(|of| of == uid)
+}
+
+/// The time by which all pods that end have ended. `None` if none ends.
+fn end_of_pods(pods: &[Pod], uid: &str) -> Option<Timestamp> {
+    let own = pods.iter().filter(|pod| is_of_server(pod, uid));
+    own.filter_map(|pod| Some(pod.metadata.deletion_timestamp.as_ref()?.0)).max()
 }
 
 /// The lowest global step among the servers that answer, without the canary's.
@@ -69,6 +74,8 @@ pub struct Observed {
     pub objects: Vec<Owned>,
     /// Its pods.
     pub pods: Vec<ServerPod>,
+    /// The time by which all pods that end have ended. `None` if none ends.
+    pub end_of_pods: Option<Timestamp>,
 }
 
 impl Observed {
@@ -90,8 +97,10 @@ pub async fn observe(client: &Client, name: &JobName) -> Result<Option<Observed>
     let uid = server.uid().unwrap_or_default();
     let job = Box::pin(job(client, &name.namespace, server.spec.model.job.as_deref())).await?;
     let objects = objects(client, name, &uid).await?;
-    let pods = pods(client, name, &uid).await?;
-    Ok(Some(Observed { server, uid, job, objects, pods }))
+    let all = pods(client, name).await?;
+    let pods = all.iter().filter_map(|pod| ServerPod::of(pod, &uid)).collect();
+    let end_of_pods = end_of_pods(&all, &uid);
+    Ok(Some(Observed { server, uid, job, objects, pods, end_of_pods }))
 }
 
 async fn job(client: &Client, namespace: &str, name: Option<&str>) -> Result<Option<RecTrainingJob>, ReconcileError> {
@@ -102,20 +111,28 @@ async fn job(client: &Client, namespace: &str, name: Option<&str>) -> Result<Opt
 
 async fn objects(client: &Client, name: &JobName, uid: &str) -> Result<Vec<Owned>, ReconcileError> {
     let mut all = Vec::new();
-    let of_server = KINDS.map(|kind| (kind, names::of_server(&name.name)));
+    let api = |kind: Kind| Api::<DynamicObject>::namespaced_with(client.clone(), &name.namespace, &kind.resource());
+    let failed = |kind: Kind| move |source| ReconcileError::List { kind: kind.name(), source };
+    let of_server = NAMED.map(|kind| (kind, names::of_server(&name.name)));
     let of_canary = (Kind::Deployment, names::of_canary(&name.name));
     for (kind, object) in of_server.into_iter().chain([of_canary]) {
-        let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), &name.namespace, &kind.resource());
-        let object = api.get_opt(&object).await;
-        let object = object.map_err(|source| ReconcileError::List { kind: kind.name(), source })?;
+        let object = api(kind).get_opt(&object).await.map_err(failed(kind))?;
         all.extend(object.and_then(|object| Owned::of(kind, &object, uid)));
+    }
+    for kind in LISTED {
+        let list = api(kind).list(&of(name)).await.map_err(failed(kind))?;
+        all.extend(list.items.iter().filter_map(|object| Owned::of(kind, object, uid)));
     }
     Ok(all)
 }
 
-async fn pods(client: &Client, name: &JobName, uid: &str) -> Result<Vec<ServerPod>, ReconcileError> {
+/// Selects everything with the label of a `RecModelServer`.
+fn of(server: &JobName) -> ListParams {
+    ListParams::default().labels(&format!("{SERVER_LABEL}={}", server.name))
+}
+
+async fn pods(client: &Client, name: &JobName) -> Result<Vec<Pod>, ReconcileError> {
     let api: Api<Pod> = Api::namespaced(client.clone(), &name.namespace);
-    let of_server = ListParams::default().labels(&format!("{SERVER_LABEL}={}", name.name));
-    let list = api.list(&of_server).await.map_err(|source| ReconcileError::List { kind: "Pod", source })?;
-    Ok(list.items.iter().filter_map(|pod| ServerPod::of(pod, uid)).collect())
+    let list = api.list(&of(name)).await.map_err(|source| ReconcileError::List { kind: "Pod", source })?;
+    Ok(list.items)
 }

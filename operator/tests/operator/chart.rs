@@ -112,6 +112,9 @@ async fn the_chart_grants_exactly_the_rights_that_the_operator_uses() {
     // Servers that gain and lose a canary.
     let servers = crate::server::with_and_without_a_canary().await;
     servers.api.lock().log.iter().for_each(|call| needed_by(call, &mut needed));
+    // Servers that gain and lose shards.
+    let servers = crate::server::shards::with_and_without().await;
+    servers.api.lock().log.iter().for_each(|call| needed_by(call, &mut needed));
     for watched in ["recmodelservers", "deployments"] {
         needed.get_mut(watched).unwrap().extend(["list".to_owned(), "watch".to_owned()]);
     }

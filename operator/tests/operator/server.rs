@@ -19,6 +19,8 @@ use crate::world::api::{ApiServer, client};
 use crate::world::faults::Fault;
 use crate::world::{JOB, NAMESPACE, now, passes};
 
+pub mod shards;
+
 /// The RecModelServer of the tests.
 const NAME: &str = "answers";
 /// The name of all its objects.
