@@ -190,7 +190,7 @@ impl Checkpoints {
             match self.resumed(&checkpoint).await {
                 Ok(mut resumed) => {
                     if let Some(record) = &rollback {
-                        resumed.state = record.apply(resumed.state);
+                        resumed.state = resumed.state.behind(record);
                     }
                     return Ok((Some(resumed), warnings));
                 }

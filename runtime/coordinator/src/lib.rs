@@ -21,6 +21,7 @@ mod drain;
 mod files;
 mod followed;
 mod free_space;
+mod going_back;
 mod handlers;
 mod hexadecimal;
 mod in_flight;

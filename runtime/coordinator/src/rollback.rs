@@ -1,5 +1,8 @@
-//! Goes back to an earlier checkpoint when the quality of predictions has fallen
-//! (`spec.training.quality.onRegression.action: rollback`).
+//! The record of a way back to an earlier checkpoint, for which training goes when the quality of
+//! predictions has fallen (`spec.training.quality.onRegression.action: rollback`). [`going_back`]
+//! has the effects.
+//!
+//! [`going_back`]: super::going_back
 //!
 //! 1. The state notes a [`Fall`] and leases no more data.
 //! 2. The coordinator chooses the newest checkpoint without a row in doubt. It writes a [`Record`]
@@ -10,7 +13,6 @@
 //! After [`MOST_AN_HOUR`] rollbacks within an hour, step 2 ends no attempt, and training waits.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rectrain_checkpoint::{CheckpointError, CheckpointId};
 use rectrain_kinds::PartId;
@@ -20,10 +22,7 @@ use rectrain_protocol::events::{JobEvent, LostRecords};
 use rectrain_storage::Directory;
 use serde::{Deserialize, Serialize};
 
-use super::checkpointing::Checkpointer;
-use super::snapshot::Snapshot;
 use super::stream_snapshot::{StreamSnapshot, Topic, untrained};
-use super::{Coordinator, warn_all};
 
 /// The file in the checkpoint path.
 const RECORD: &str = "rollback.json";
@@ -34,8 +33,6 @@ const RECORD_BYTES: u64 = 256 << 20;
 /// Rollbacks within an hour after which the next one lets training wait.
 const MOST_AN_HOUR: usize = 3;
 const HOUR_MILLIS: u64 = 3_600_000;
-/// The time until the next attempt to go back, if the storage fails.
-const RETRY: Duration = Duration::from_secs(5);
 
 /// Why a model is not saved.
 pub(super) const NOT_SAVED: &str =
@@ -167,33 +164,44 @@ impl Record {
         &self.withdrawn
     }
 
-    /// The snapshot of a checkpoint, behind the rows that the rollback leaves out. A checkpoint
-    /// that was saved after the rollback is behind them already.
-    pub(super) fn apply(&self, mut saved: Snapshot) -> Snapshot {
-        if saved.rollbacks >= self.number || saved.training.step > self.step {
-            return saved;
-        }
-        let before = saved.stream.as_ref().map(|stream| stream.place.clone()).unwrap_or_default();
+    /// The number of the rollback in its path, from 1.
+    pub(super) fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// The step of the checkpoint that training goes back to.
+    pub(super) fn step(&self) -> u64 {
+        self.step
+    }
+
+    /// Where training goes on.
+    pub(super) fn stream(&self) -> &StreamSnapshot {
+        &self.stream
+    }
+
+    /// Whether training waits from now on.
+    pub(super) fn holds(&self) -> bool {
+        self.holds
+    }
+
+    /// What the rollback leaves out, from the place and the rows of the checkpoint on.
+    pub(super) fn left_out(&self, before: &StreamPlace, rows: u64) -> RolledBack {
         let lost = match &self.stream.files {
             Some(_) => Vec::new(),
-            None => lost_between(&before, &self.stream.place),
+            None => lost_between(before, &self.stream.place),
         };
-        let rolled_back = RolledBack {
+        RolledBack {
             usual: (!self.holds).then_some(self.usual),
             number: self.number,
-            lost_rows: self.from_rows.saturating_sub(saved.first_pass.rows),
+            lost_rows: self.from_rows.saturating_sub(rows),
             from_step: self.from_step,
             lost,
             topics: self.stream.topics.clone(),
-        };
-        saved.stream = Some(self.stream.clone());
-        saved.rollbacks = self.number;
-        saved.rolled_back = Some(Box::new(rolled_back));
-        saved
+        }
     }
 
     /// The sentence about the rollback.
-    fn message(&self) -> String {
+    pub(super) fn message(&self) -> String {
         let Self { checkpoint, step, from_step, .. } = self;
         let back = format!("checkpoint {checkpoint} of step {step}, and leaves out the rows that it has trained since");
         match self.holds {
@@ -255,56 +263,6 @@ pub(super) fn from_the_last_good(known: &[(String, u64)], good_before: u64) -> &
     &known[last_good.unwrap_or(0)..]
 }
 
-fn now_millis() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
-}
-
-impl Coordinator {
-    /// Goes back after a fall of the quality. While the storage fails, training waits, and this
-    /// tries again. Returns if training waits from now on.
-    ///
-    /// # Errors
-    /// [`RoleError::RolledBack`] if the attempt is over, so that the next one begins with an
-    /// earlier checkpoint. Also errors of the lease on the path.
-    pub(super) async fn go_back(&self, fall: &Fall, checkpointer: &mut Checkpointer) -> Result<(), RoleError> {
-        // The one that is being written may have rows in doubt. It is deleted with the newer ones.
-        self.finish_saves(checkpointer).await?;
-        let Some(checkpoints) = &checkpointer.checkpoints else { return Err(RoleError::Stopped) };
-        let mut is_told = false;
-        let record = loop {
-            match checkpoints.go_back(fall, self.attempt, now_millis()).await {
-                Ok(record) => break record,
-                Err(error) if error.is_user_error() || matches!(error, RoleError::Superseded) => return Err(error),
-                Err(error) if !std::mem::replace(&mut is_told, true) => warn_all(
-                    &self.events,
-                    [format!("training cannot go back to an earlier checkpoint yet, and waits: {error}")],
-                ),
-                Err(_again) => {}
-            }
-            tokio::time::sleep(RETRY).await;
-        };
-        match record {
-            Some(record) if !record.holds => Err(RoleError::RolledBack(record.message())),
-            Some(record) => {
-                warn_all(&self.events, [record.message()]);
-                self.change(|state| {
-                    state.hold_after_fall();
-                    Ok(())
-                })
-            }
-            None => {
-                let message = "no checkpoint is from before the fall of the quality, so training waits and does not go back: restart the job to go on from its last checkpoint, or raise spec.checkpoint.keep for a new job";
-                warn_all(&self.events, [message.to_owned()]);
-                self.change(|state| {
-                    state.forget_fall();
-                    Ok(())
-                })
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 mod tests {
@@ -313,6 +271,7 @@ mod tests {
     use rectrain_protocol::plan::small_plan;
 
     use super::*;
+    use crate::snapshot::Snapshot;
 
     fn place(partitions: &[(u32, u64)], begun: &[(u32, u64)]) -> StreamPlace {
         let partition = |&(part, next): &(u32, u64)| PartitionPlace { part: PartId(part), next };
@@ -352,7 +311,7 @@ mod tests {
     fn the_rows_between_are_left_out_and_counted_by_partition() {
         let later = place(&[(0, 600), (1, 240), (2, 50)], &[(0, 552), (0, 576)]);
         let record = Record::new(None, good(), &fall(later.clone()), 1, 1_000);
-        let back = record.apply(saved());
+        let back = saved().behind(&record);
         assert_eq!(back.stream.as_ref().map(|stream| &stream.place), Some(&later), "training goes on here");
         let rolled_back = back.rolled_back.as_ref().unwrap();
         let lost = |partition, from, until| LostRecords { topic: "clicks".to_owned(), partition, from, until };
@@ -363,7 +322,7 @@ mod tests {
         newer.training.step = 21;
         again.rollbacks = back.rollbacks;
         for since in [newer, again] {
-            assert_eq!(record.apply(since.clone()), since);
+            assert_eq!(since.clone().behind(&record), since);
         }
     }
 
@@ -388,7 +347,7 @@ mod tests {
         let mut last: Option<Record> = None;
         let mut back = |at: u64| {
             let record = Record::new(last.as_ref(), good(), &fall(place(&[], &[])), at, at * minute);
-            let found = (record.number, record.holds, record.apply(saved()).rolled_back.unwrap().usual.is_some());
+            let found = (record.number, record.holds, saved().behind(&record).rolled_back.unwrap().usual.is_some());
             last = Some(record);
             found
         };

@@ -9,7 +9,7 @@ use rectrain_proto::v1;
 use serde::{Deserialize, Serialize};
 
 use crate::files::FileList;
-use crate::rollback::RolledBack;
+use crate::rollback::{Record, RolledBack};
 use crate::stream_snapshot::StreamSnapshot;
 use rectrain_protocol::error::RoleError;
 use rectrain_protocol::events::TestMetrics;
@@ -138,6 +138,19 @@ impl TrainingSnapshot {
 }
 
 impl Snapshot {
+    /// The snapshot behind the rows that a rollback leaves out. A checkpoint that was saved after
+    /// the rollback is behind them already.
+    pub(super) fn behind(mut self, record: &Record) -> Self {
+        if self.rollbacks >= record.number() || self.training.step > record.step() {
+            return self;
+        }
+        let before = self.stream.take().map(|stream| stream.place).unwrap_or_default();
+        self.rolled_back = Some(Box::new(record.left_out(&before, self.first_pass.rows)));
+        self.stream = Some(record.stream().clone());
+        self.rollbacks = record.number();
+        self
+    }
+
     pub(super) fn new(plan: &JobPlan, training: TrainingSnapshot) -> Self {
         Self {
             version: VERSION,

@@ -618,7 +618,7 @@ mod tests {
         fall.stream.place.partitions[0].next = 72;
         let good = Good { name: "step-0".to_owned(), step: 0, newer: Vec::new() };
         let record = Record::new(None, good, &fall, 1, 1_000);
-        let saved = record.apply(Snapshot::before_first_row(&plan, 0, 0));
+        let saved = Snapshot::before_first_row(&plan, 0, 0).behind(&record);
         let mut state = State::new(&plan, Some(&saved)).unwrap();
         state.training.take_calls();
         assert_eq!(state.stream_lag().map(|lag| lag.lost_records), Some(72));
