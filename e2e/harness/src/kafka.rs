@@ -183,9 +183,9 @@ impl Broker {
     }
 
     /// Changes a topic, as only its administrator does. `arguments` are a command, a topic, and the
-    /// values of the command: `partitions TOPIC COUNT`, `delete-records TOPIC PARTITION OFFSET` (the
-    /// records before it), `delete TOPIC`, or `compacted TOPIC`, which makes a topic that is compacted
-    /// at once.
+    /// values of the command: `partitions TOPIC COUNT`, `delete-records TOPIC PARTITION OFFSET`
+    /// (the records before it), `delete TOPIC`, or `compacted TOPIC`, which makes a topic that is
+    /// compacted at once.
     ///
     /// # Errors
     /// The broker refuses, or Java cannot compile a file: it needs a JDK.

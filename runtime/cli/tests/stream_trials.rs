@@ -154,7 +154,8 @@ fn records_that_retention_has_deleted_are_named_or_counted() {
     produce(&broker.address, "overtaken", &next(&mut 0, &[160, 32]));
     let topic = from_topic(&broker, "overtaken");
     run(folder.path(), &[&topic, SAVED, "spec.training.steps=6"]);
-    // Turns: partitions 0, 1, 0, 1, and then 0 alone. The checkpoint is at offset 64 of partition 0.
+    // Turns: partitions 0, 1, 0, 1, and then 0 alone. The checkpoint is at offset 64 of partition
+    // 0.
     broker.administer(&["delete-records", "overtaken", "0", "100"]).unwrap();
     let message = refusal_of_job(folder.path(), &[&topic, SAVED]);
     let expected = "topic overtaken, partition 0: 36 records from offset 64 on were deleted before they were trained";

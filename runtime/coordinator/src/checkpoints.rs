@@ -394,11 +394,11 @@ impl Checkpoints {
     }
 
     /// Writes a checkpoint: waits for all parts, then commits or aborts it. The parts are written
-    /// while the path is checked: they have names of their own. Afterwards deletes old
-    /// checkpoints, which may take as long as the write. A delta in a tidy path makes no other
-    /// checkpoint old, so nothing is listed after it. `good_before` is given if training may go back:
-    /// the last checkpoint of at most so many rows is not old, nor a newer one. The future does not
-    /// borrow `self`.
+    /// while the path is checked: they have names of their own. Afterwards deletes old checkpoints,
+    /// which may take as long as the write. A delta in a tidy path makes no other checkpoint old,
+    /// so nothing is listed after it. `good_before` is given if training may go back: the last
+    /// checkpoint of at most so many rows is not old, nor a newer one. The future does not borrow
+    /// `self`.
     pub(super) fn write(
         &mut self,
         begun: PendingCheckpoint,
@@ -635,7 +635,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let mut checkpoints = checkpoints(folder.path(), 1);
         let mut ids = Vec::new();
-        // The latest good window began after 250 rows: the checkpoint of 200 rows is the last good one.
+        // The latest good window began after 250 rows: the checkpoint of 200 rows is the last good
+        // one.
         for (step, good_before) in [(1, 0), (2, 0), (3, 150), (4, 250)] {
             ids.push(write_of(&mut checkpoints, step, 100 * step, good_before).await);
         }

@@ -71,8 +71,8 @@ impl QualityWatch {
     }
 
     /// The trained rows before the latest window that was good. A checkpoint of at most so many
-    /// rows has none of a window that may be worse. The rows that made it fall may have begun within
-    /// the last good window, too few to be seen.
+    /// rows has none of a window that may be worse. The rows that made it fall may have begun
+    /// within the last good window, too few to be seen.
     pub(crate) fn good_before(&self) -> Option<u64> {
         self.good_before
     }
@@ -160,7 +160,8 @@ mod tests {
         assert_eq!(watched.0.good_before(), None, "nothing is compared yet");
         watched.predict(4, 5);
         assert_eq!(watched.0.good_before(), Some(4 * ROWS));
-        // Half of the window is bad before the fall is seen. A part of the good one was bad already.
+        // Half of the window is bad before the fall is seen. A part of the good one was bad
+        // already.
         assert_eq!(watched.predict(1, 20), [true]);
         let good_before = watched.0.good_before().unwrap();
         assert!((4 * ROWS..5 * ROWS).contains(&good_before), "{good_before}");

@@ -106,8 +106,8 @@ pub fn hidden(
 }
 
 /// The derivatives of a hidden layer before its ReLU: `derivatives · weight`, and 0 where ReLU let
-/// nothing through. `derivatives` are the next layer's, `weight` is the transpose of its weight, and
-/// `passes` is from [`hidden`]. The operands in `to` are overwritten and keep their memory.
+/// nothing through. `derivatives` are the next layer's, `weight` is the transpose of its weight,
+/// and `passes` is from [`hidden`]. The operands in `to` are overwritten and keep their memory.
 ///
 /// # Panics
 /// If the shapes do not fit, or the operands were not packed for the same kernel.

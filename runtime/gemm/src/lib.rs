@@ -7,8 +7,9 @@
 //! it is or transposed. A packed operand may be used in any number of products ([`multiply`]) with
 //! operands that were packed for the same [`Kernel`]. An operand that is packed again reuses its
 //! memory. [`hidden`] and [`hidden_backward`] leave their results as operands of the next products,
-//! which are then not packed. A product allocates at most its result ([`product_into`]). For wide results and
-//! hidden layers, each thread also allocates 264 KiB once, as a buffer of incomplete sums.
+//! which are then not packed. A product allocates at most its result ([`product_into`]). For wide
+//! results and hidden layers, each thread also allocates 264 KiB once, as a buffer of incomplete
+//! sums.
 //!
 //! # Numerical results
 //!

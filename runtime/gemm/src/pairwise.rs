@@ -6,8 +6,8 @@
 //! - forward: 16 pairs of one vector with others, from a transposed copy of the sample's vectors;
 //! - backward: 16 values of the gradient of one vector.
 //!
-//! Four vectors are computed together, so that their sums do not wait for each other. Either copy of
-//! a sample stays in the nearest cache. Every sum is in the order of its terms and uses fused
+//! Four vectors are computed together, so that their sums do not wait for each other. Either copy
+//! of a sample stays in the nearest cache. Every sum is in the order of its terms and uses fused
 //! multiply-adds. So AVX-512, AVX2 and NEON produce the same bits.
 // Calls of functions that are compiled for a vector unit.
 #![allow(unsafe_code)]
@@ -248,8 +248,8 @@ fn forward<const FUSED: bool>(
             let lanes = &mut transposed[index / LANES * dim..][..dim];
             lanes.iter_mut().zip(vector).for_each(|(lanes, &value)| lanes[index % LANES] = value);
         }
-        // The last 16 products of a vector may end beyond its pairs, in the first 16 products of the
-        // next vectors. So those are computed later.
+        // The last 16 products of a vector may end beyond its pairs, in the first 16 products of
+        // the next vectors. So those are computed later.
         for part in (0..count.div_ceil(LANES)).rev() {
             let others = &transposed[part * dim..][..dim];
             let mut index = part * LANES + 1;

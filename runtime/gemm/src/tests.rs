@@ -362,8 +362,8 @@ fn operands_for_different_kernels_are_refused() {
     multiply(&operands.0, &operands.1, &mut [0.0; 4], Start::Zero, Finish::Plain);
 }
 
-/// Rows, inner dimension and columns of hidden layers: as [`SHAPES`], with more than a block of rows,
-/// of the inner dimension and of columns. A smaller layer follows each larger one.
+/// Rows, inner dimension and columns of hidden layers: as [`SHAPES`], with more than a block of
+/// rows, of the inner dimension and of columns. A smaller layer follows each larger one.
 const HIDDEN_SHAPES: [[usize; 3]; 11] = [
     [32, 64, 64],
     [12, 32, 32],

@@ -1,6 +1,6 @@
 //! Records a sample of the requests: one line of JSON a request, in the form of the REST interface,
-//! whichever interface it came by. A request's id and parameters are left out. [`mod@crate::warm_up`]
-//! replays the lines.
+//! whichever interface it came by. A request's id and parameters are left out.
+//! [`mod@crate::warm_up`] replays the lines.
 //!
 //! A thread of its own writes, so that no request waits for a disk. The requests that wait for it
 //! are bounded, and so is the file. An existing file is continued, so that a process that restarts

@@ -1,6 +1,6 @@
 //! Linear layers on the CPU, and the state that a tower keeps for them from step to step.
-//! Parameters and gradients are 32-bit floats. In bf16 only the operands of the products are rounded
-//! (see `rectrain_gemm`). A hidden layer's output exists only as these operands.
+//! Parameters and gradients are 32-bit floats. In bf16 only the operands of the products are
+//! rounded (see `rectrain_gemm`). A hidden layer's output exists only as these operands.
 //!
 //! Burn's graph has these layers as operations of this crate:
 //!

@@ -231,8 +231,8 @@ impl Kernel {
         }
     }
 
-    /// Sets values of a complete tile to 0 where ReLU let nothing through. Adds its rows to sums, in
-    /// order. Lays it out as a part of a left and of a right operand.
+    /// Sets values of a complete tile to 0 where ReLU let nothing through. Adds its rows to sums,
+    /// in order. Lays it out as a part of a left and of a right operand.
     ///
     /// # Panics
     /// As [`Self::lay_outputs`].
