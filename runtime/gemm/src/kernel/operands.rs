@@ -90,6 +90,7 @@ mod x86 {
     /// # Safety
     /// The processor has the function's target features. `left` points to 32 rows of 16 words, and
     /// comes with their distance. So does the first part of `recorded`.
+    #[expect(clippy::needless_range_loop, reason = "a pair is two rows of the tile and one of the columns")]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
     unsafe fn outputs_in_bf16(
         tile: &CompleteTile,
