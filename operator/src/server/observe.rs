@@ -12,8 +12,8 @@ use crate::reconcile::error::ReconcileError;
 
 /// The kinds with one object of a known name. A canary has a Deployment of its own.
 const NAMED: [Kind; 3] = [Kind::ServiceAccount, Kind::Deployment, Kind::HorizontalPodAutoscaler];
-/// Each shard has an object of each of these kinds. They are found by their label, because an
-/// earlier manifest may have had more shards. A shard's StatefulSet is deleted last.
+/// The kinds with an object for each shard. They are found by their label, because an earlier
+/// manifest may have had more shards. A shard's StatefulSet is deleted last.
 const LISTED: [Kind; 4] = [Kind::Service, Kind::NetworkPolicy, Kind::PodDisruptionBudget, Kind::StatefulSet];
 
 /// A pod of a `RecModelServer`.

@@ -8,9 +8,9 @@ use rectrain_bring_up::Paths;
 use rectrain_harness::jobs::NAMESPACE;
 
 use super::steps::{
-    alerts, contention, dashboards, failures, faked_nodes, kills, lifecycle, long_names, measured, model_servers, page,
-    recovery, refusals, repairs, rights, scaling, scrapes, serving, shortage, silence, slow_at_random, slow_kills,
-    slow_members, strangers, stream, survivors, switches, takeover, thousand, unseen,
+    alerts, contention, dashboards, failures, faked_nodes, kills, lifecycle, long_names, measured, model_servers,
+    model_shards, page, recovery, refusals, repairs, rights, scaling, scrapes, serving, shortage, silence,
+    slow_at_random, slow_kills, slow_members, strangers, stream, survivors, switches, takeover, thousand, unseen,
 };
 use super::support::TestCluster;
 use super::support::chart::{POLL_EVERY_SECOND, install};
@@ -36,7 +36,7 @@ const fn long(name: &'static str, run: fn(&TestCluster) -> Result<(), TrialError
     Step { name, claim, run, is_quick: false }
 }
 
-const STEPS: [Step; 53] = [
+const STEPS: [Step; 54] = [
     quick("completes", lifecycle::completes, "a job completes with the model of a run outside of the cluster"),
     quick("switches", switches::switches, "a running job switches its training mode without a restart"),
     quick("refuses", refusals::refuses, "the API server refuses invalid manifests, and says why"),
@@ -172,6 +172,11 @@ const STEPS: [Step; 53] = [
         "model-servers node",
         model_servers::node,
         "one of two servers answers while the node of the other has no power, and is not alone for long",
+    ),
+    long(
+        "model-servers shards",
+        model_shards::shards,
+        "killed pods of shards and of servers fail no request, and the servers end with the newest model",
     ),
     quick("fails", failures::fails, "every failure shows its condition"),
     quick("needs-its-rights", rights::needs_its_rights, "the operator uses every right that the chart grants"),

@@ -317,7 +317,7 @@ async fn shards_of_another_path_end_at_once_if_there_is_no_server() {
 #[tokio::test]
 async fn namesakes_of_a_shards_objects_are_reported_and_kept() {
     let servers = serving().await;
-    // It has the labels, too, and no owner.
+    // They have the labels, too, but no owner.
     let labels = servers.set(0)["metadata"]["labels"].clone();
     let other = |kind: &str, name: &str| json!({"apiVersion": "apps/v1", "kind": kind, "metadata": {"name": name, "labels": labels}, "spec": {"replicas": 7}});
     servers.api.lock().create("statefulsets", other("StatefulSet", "answers-rows-7"));

@@ -18,6 +18,7 @@ use rectrain_harness::workspace::{built, workspace};
 use rectrain_harness::{HarnessError, not_yet, say};
 use serde_json::{Value, json};
 
+use super::serving::server;
 use crate::TrialError;
 use crate::cluster::support::TestCluster;
 use crate::cluster::support::chart::{POLL_EVERY_SECOND, install};
@@ -62,6 +63,7 @@ pub(in crate::cluster) fn alerts(cluster: &TestCluster) -> Result<(), TrialError
     cargo(&["build", "--release", "--workspace", "--example", "faulty_member"], "the faulty member cannot be built")?;
     let mut watch = Watch { cluster, monitoring, fired: BTreeSet::new() };
     stalled_and_failed_jobs(&mut watch)?;
+    silent_shard(&mut watch)?;
     drops_gradients(&mut watch)?;
     faulty_member(&mut watch)?;
     crowding_member(&mut watch)?;
@@ -130,6 +132,15 @@ fn stalled_and_failed_jobs(watch: &mut Watch<'_>) -> Result<(), HarnessError> {
     watch.fires("RectrainJobFailed", Some("bad-input"))?;
     jobs.delete("waits")?;
     jobs.delete("bad-input")
+}
+
+/// A shard whose path has no publication. Its pod restarts and never answers.
+fn silent_shard(watch: &mut Watch<'_>) -> Result<(), HarnessError> {
+    let (jobs, name) = (&watch.cluster.jobs, "silent");
+    let shards = json!({"count": 1, "replicas": 1});
+    jobs.apply(&server(name, &json!({"model": {"path": "/tmp/none"}, "shards": shards})))?;
+    watch.fires("RectrainShardDown", None)?;
+    jobs.within(&["delete", "recmodelserver", name, "--timeout=120s"]).map(drop)
 }
 
 /// Each step uses the first of two gradients and drops the other one. Then a killed pod uses up the

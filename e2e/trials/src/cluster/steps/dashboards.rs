@@ -31,6 +31,8 @@ const JOB: &str = "shown";
 /// The path of its published models, and the server that answers with them.
 const PUBLISHED: &str = "s3://data/published/shown";
 const SERVER: &str = "answers";
+/// Servers with a shard that never answers. Its number is shown all the same.
+const SHARDED: &str = "sharded";
 
 pub(in crate::cluster) fn dashboards(cluster: &TestCluster) -> Result<(), TrialError> {
     let Some(monitoring) = Monitoring::start(cluster, None)? else { return Ok(()) };
@@ -67,7 +69,7 @@ pub(in crate::cluster) fn dashboards(cluster: &TestCluster) -> Result<(), TrialE
     }
     println!("{panels} queries of {} dashboards answered with data", DASHBOARDS.len());
     monitoring.end()?;
-    jobs.within(&["delete", "recmodelserver", SERVER, "--timeout=120s"])?;
+    jobs.within(&["delete", "recmodelserver", SERVER, SHARDED, "--timeout=120s"])?;
     delete_others(jobs)?;
     Ok(jobs.delete(JOB)?)
 }
@@ -76,6 +78,8 @@ pub(in crate::cluster) fn dashboards(cluster: &TestCluster) -> Result<(), TrialE
 fn serve(cluster: &TestCluster) -> Result<PathBuf, TrialError> {
     let spec = json!({"model": {"path": PUBLISHED}, "storage": {"secretName": "object-store"}, "replicas": 1});
     cluster.jobs.apply(&server(SERVER, &spec))?;
+    let sharded = json!({"model": {"path": "/tmp/none"}, "shards": {"count": 1, "replicas": 1}});
+    cluster.jobs.apply(&server(SHARDED, &sharded))?;
     let request = cluster.paths.run().join("dashboards-request.json");
     write(&request, row().to_string())?;
     Ok(request)

@@ -11,6 +11,7 @@ pub(super) mod lifecycle;
 pub(super) mod long_names;
 pub(super) mod measured;
 pub(super) mod model_servers;
+pub(super) mod model_shards;
 pub(super) mod page;
 pub(super) mod recovery;
 pub(super) mod refusals;

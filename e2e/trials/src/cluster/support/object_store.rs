@@ -82,6 +82,12 @@ pub(crate) fn upload(kubectl: &Kubectl, namespace: &str, folder: &Path, files: &
     Ok(())
 }
 
+/// The text of an object in the bucket `data`.
+pub(crate) fn download(kubectl: &Kubectl, namespace: &str, key: &str) -> Result<String, TrialError> {
+    let forwarded = forward(kubectl, namespace)?;
+    Ok(output(&mut s3(&format!("http://{}/data/{key}", forwarded.address)))?)
+}
+
 /// Makes the bucket `data` if it does not exist.
 pub(crate) fn make_bucket(kubectl: &Kubectl, namespace: &str) -> Result<(), TrialError> {
     upload(kubectl, namespace, Path::new("."), &[])
