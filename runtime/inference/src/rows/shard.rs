@@ -189,6 +189,7 @@ mod tests {
             shard.candidates(&base(1), now);
             shard.may_hedge()
         });
-        assert_eq!(hedged.count(), 1000 / HEDGE_COST as usize + MOST_HEDGES as usize);
+        // The first look-up finds everything saved.
+        assert_eq!(hedged.count(), 999 / HEDGE_COST as usize + MOST_HEDGES as usize);
     }
 }

@@ -138,7 +138,7 @@ impl RowsFile {
             if table.last_key().is_some_and(|last| last >= *key) {
                 return Err("its keys do not rise".to_owned());
             }
-            let scale = scales.map_or(1.0, |scales| ExportType::F32.decode(&scales[4 * place..], 1.0));
+            let scale = scales.map_or(1.0, |scales| ExportType::F32.decode(&scales[4 * place..][..4], 1.0));
             row.clear();
             row.extend(values.chunks_exact(width).map(|value| value_type.decode(value, scale)));
             table.push(*key, &row);
