@@ -109,26 +109,30 @@ fn the_servers_of_a_model_are_those_of_the_formulas() {
     let output = rectrain(folder.path(), &[&arguments[..], &prices].concat());
     assert!(output.status.success(), "{output:?}");
     let plan: Value = serde_json::from_slice(&output.stdout).unwrap();
-    // A key and 4 values a row, and 200 candidates of two features.
-    let bytes = 1_010_000_000_u64 * 24;
+    // 16 bytes and 4 values a row, and 200 candidates of two features.
+    let bytes = 1_010_000_000_u64 * 32;
     assert_eq!((&plan["bytes"], &plan["requestIds"]), (&json!(bytes), &json!(400.0)));
     let servers = |place: usize| {
         let of = &plan["deployments"][place];
         (of["large"].as_u64().unwrap(), of["small"].as_u64().unwrap(), of["price"].as_f64().unwrap())
     };
     // A server of 16 cores at half of its load answers 800 requests a second. Two models in memory
-    // are 48 GB: .6 of 128 GiB are enough, and .6 of 16 GiB are not.
+    // are 65 GB: .6 of 128 GiB are enough, and .6 of 16 GiB are not.
     assert_eq!(servers(0), (13, 0, 26.0));
-    // Two copies of all rows are 3.7 GB in each of 13 servers.
+    // Two copies of all rows are 5.0 GB in each of 13 servers.
     assert_eq!(servers(1), (0, 13, 13.0));
     // A large machine holds all rows. The second one has the second copy.
     assert_eq!(servers(2), (2, 13, 17.0));
-    // 10,000 requests of 400 rows of 24 bytes are 96 MB a second, of 1.25 GB in two machines.
+    assert_eq!(plan["deployments"][2]["shards"], json!({"count": 1, "replicas": 2}));
+    assert!(plan["deployments"][0]["shards"].is_null());
+    // 10,000 requests of 400 rows of a key and 4 values are 96 MB a second. Two machines have 1.25
+    // GB each.
     let network = plan["deployments"][2]["network"].as_f64().unwrap();
     assert!((network - 0.096 / 2.5).abs() < 1e-9, "{network}");
     let person = rectrain(folder.path(), &[&["plan", "serving", "job.yaml"], &IDS[..], &LOAD].concat());
     let text = String::from_utf8(person.stdout).unwrap();
-    for part in ["1,010,000,000, 24.2 GB of keys and values", "whole", "co-located", "non-co-located"] {
+    let shards = "spec.shards of a RecModelServer, for the last one: {count: 1, replicas: 2}";
+    for part in ["1,010,000,000, 32.3 GB in the memory of servers", "whole", "co-located", "non-co-located", shards] {
         assert!(text.contains(part), "{part}: {text}");
     }
 }
@@ -141,12 +145,12 @@ fn a_request_reads_rows_of_all_features_alike() {
     let output = rectrain(folder.path(), &[&arguments[..], &wide].concat());
     assert!(output.status.success(), "{output:?}");
     let plan: Value = serde_json::from_slice(&output.stdout).unwrap();
-    let (users, items) = (1_000_000_000.0 * 56.0, 10_000_000.0 * 24.0);
-    assert_eq!(plan["bytes"].as_f64(), Some(users + items));
+    let of = |user_bytes: f64, item_bytes: f64| 1_000_000_000.0 * user_bytes + 10_000_000.0 * item_bytes;
+    assert_eq!(plan["bytes"].as_f64(), Some(of(64.0, 32.0)));
     // 10,000 requests of 200 rows of 56 bytes and 200 of 24. Nearly all rows are the users', and so
     // are the changed ones, which two copies take.
     let read = 10_000.0 * 200.0 * (56.0 + 24.0);
-    let changed = 2.0 * 1e6 * (users + items) / 1.01e9;
+    let changed = 2.0 * 1e6 * of(56.0, 24.0) / 1.01e9;
     let deployment = &plan["deployments"][2];
     assert_eq!(deployment["storage"], 2);
     let network = deployment["network"].as_f64().unwrap();

@@ -4,7 +4,8 @@
 //! - *whole*: each server holds all rows. `rectrain serve` runs so.
 //! - *co-located*: each server predicts and holds a part of the rows. It reads the others from its
 //!   peers.
-//! - *non-co-located*: inference servers predict, and storage servers hold the rows.
+//! - *non-co-located*: inference servers predict, and storage servers hold the rows, as with
+//!   `spec.shards` of a `RecModelServer`. Each shard has a storage server for each copy.
 
 use rectrain_crds::defaults::AUTO_MEMORY_SHARE;
 use serde::Serialize;
@@ -16,7 +17,7 @@ const MODELS_IN_MEMORY: u64 = 2;
 /// The model and its load.
 #[derive(Clone, Debug)]
 pub(super) struct Demand {
-    /// Bytes of all rows: keys and values.
+    /// Bytes of all rows in the memory of servers, once.
     pub(super) bytes: u64,
     pub(super) requests_per_second: f64,
     /// Requests a second of one saturated core.
@@ -72,6 +73,8 @@ pub(super) struct Deployment {
     /// Servers that predict, and servers that only hold rows.
     pub(super) inference: u64,
     pub(super) storage: u64,
+    /// The storage servers as shards.
+    pub(super) shards: Option<Shards>,
     /// Bytes of rows in a server that has rows.
     pub(super) row_bytes: u64,
     /// False if the rows of a server do not fit a machine for rows.
@@ -84,6 +87,15 @@ pub(super) struct Deployment {
     pub(super) price: Option<f64>,
     /// Requests a second for a unit of the price.
     pub(super) requests_per_price: Option<f64>,
+}
+
+/// Storage servers as `spec.shards` of a `RecModelServer`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(super) struct Shards {
+    /// Shards, each with a part of the rows.
+    pub(super) count: u64,
+    /// Servers of each shard.
+    pub(super) replicas: u64,
 }
 
 /// A number of servers, and the bound that determines it.
@@ -185,21 +197,25 @@ fn non_co_located(demand: &Demand, machines: &Machines) -> Deployment {
     let inference = number(&[(demand.by_cores(machines.cores), "cores"), (read_bytes / network, "network")]);
     let rows = uncached * demand.requests_per_second * demand.request_ids;
     let storage_cores = machines.cores - demand.update_cores;
-    let storage = number(&[
-        (demand.by_memory(machines.large_memory), "memory"),
-        (rows / (demand.load * storage_cores * demand.core_rows_per_second), "cores"),
-        (stored_bytes / network, "network"),
-        (demand.copies as f64, "copies"),
+    let copies = demand.copies as f64;
+    // Each shard has all copies of its rows, and the copies share its look-ups.
+    let shards = number(&[
+        (demand.by_memory(machines.large_memory) / copies, "memory"),
+        (rows / (demand.load * storage_cores * demand.core_rows_per_second) / copies, "cores"),
+        (stored_bytes / network / copies, "network"),
+        (1.0, "copies"),
     ]);
+    let storage = shards.servers * demand.copies;
     let share = |bytes: f64, servers: u64| bytes / (servers as f64 * machines.network);
     Deployment {
-        large: storage.servers,
+        large: storage,
         small: inference.servers,
         inference: inference.servers,
-        storage: storage.servers,
-        row_bytes: (demand.copies as f64 * demand.bytes as f64 / storage.servers as f64).ceil() as u64,
-        network: share(stored_bytes, storage.servers).max(share(read_bytes, inference.servers)),
-        ..Deployment::new("non-co-located", storage)
+        storage,
+        shards: Some(Shards { count: shards.servers, replicas: demand.copies }),
+        row_bytes: (copies * demand.bytes as f64 / storage as f64).ceil() as u64,
+        network: share(stored_bytes, storage).max(share(read_bytes, inference.servers)),
+        ..Deployment::new("non-co-located", shards)
     }
     .priced(demand, machines)
 }
@@ -212,6 +228,7 @@ impl Deployment {
             small: 0,
             inference: 0,
             storage: 0,
+            shards: None,
             row_bytes: 0,
             fits: true,
             network: 0.0,
@@ -292,6 +309,20 @@ mod tests {
         // 2 million changed rows of 72 bytes have two copies: .288 GB a second.
         let changed = Demand { bytes: 1, copies: 2, changed_rows_per_second: 2e6, ..reads };
         assert!((non_co_located(&changed, &machines).network - 7.488 / 8.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn each_shard_has_all_copies_of_its_rows() {
+        let machines = machines(2.0, 1.0);
+        // 15.5 machines hold the rows once. Two copies fit 31 machines, and 16 shards need 32.
+        let found = non_co_located(&Demand { copies: 2, ..demand(930.4) }, &machines);
+        assert_eq!(found.shards, Some(Shards { count: 16, replicas: 2 }));
+        assert_eq!((found.storage, found.large, found.bound), (32, 32, "memory"));
+        let bytes = 2.0 * demand(930.4).bytes as f64 / 32.0;
+        assert!((found.row_bytes as f64 - bytes).abs() <= 1.0, "{found:?}");
+        // A model that fits one machine has one shard, with all copies.
+        let small = non_co_located(&Demand { copies: 3, bytes: 1, ..demand(930.4) }, &machines);
+        assert_eq!((small.shards, small.bound), (Some(Shards { count: 1, replicas: 3 }), "copies"));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use comfy_table::{Table as TextTable, presets};
 use rectrain_protocol::plan::JobPlan;
 use serde::Serialize;
 
-use super::deployments::{Demand, Deployment, MachinePrices, Machines, deployments};
+use super::deployments::{Demand, Deployment, MachinePrices, Machines, Shards, deployments};
 use super::sizes::Table;
 use super::{Tables, read_tables};
 use crate::args::ServingPlanArgs;
@@ -13,8 +13,11 @@ use crate::failure::Failure;
 use crate::human::{bytes, list, number, percent, rate, right_but_first, thousands};
 use crate::output;
 
-/// Bytes of a value in the memory of a server, and of a key.
+/// Bytes of a value, in memory and between servers.
 const VALUE_BYTES: u64 = 4;
+/// Bytes that a server keeps for each row beside its values (docs/guide/publishing.md, Limits).
+const KEPT_BYTES: u64 = 16;
+/// Bytes of a key between servers, and in a published model.
 const KEY_BYTES: u64 = 8;
 
 /// The figures of the command.
@@ -23,7 +26,7 @@ const KEY_BYTES: u64 = 8;
 struct Plan {
     job: String,
     rows: u64,
-    /// Keys and values of all rows.
+    /// All rows in the memory of servers, once.
     bytes: u64,
     requests_per_second: f64,
     request_ids: f64,
@@ -59,22 +62,32 @@ fn sum(tables: &[Table], of: fn(&Table) -> u64) -> u64 {
     tables.iter().map(of).fold(0, u64::saturating_add)
 }
 
-/// The bytes of a row of each sparse feature in the memory of a server: its key and its values.
+/// The bytes of a row of each sparse feature in the memory of a server.
 fn serving_row_bytes(job: &JobPlan) -> Vec<u64> {
     let dims = job.layout.features.iter().filter_map(|place| job.layout.group_dims.get(place.group));
-    dims.map(|dim| KEY_BYTES + VALUE_BYTES * *dim as u64).collect()
+    dims.map(|dim| KEPT_BYTES + VALUE_BYTES * *dim as u64).collect()
+}
+
+/// The bytes of a row of a feature that is sent: its key and its values.
+fn sent_row_bytes(table: &Table) -> u64 {
+    table.row_bytes - KEPT_BYTES + KEY_BYTES
+}
+
+/// The bytes of all rows of a feature that are sent.
+fn sent_bytes(table: &Table) -> u64 {
+    sent_row_bytes(table).saturating_mul(table.rows)
 }
 
 fn demand(args: &ServingPlanArgs, tables: &[Table], request_ids: f64) -> Demand {
-    let (rows, bytes) = (sum(tables, |table| table.rows), sum(tables, Table::bytes));
+    let rows = sum(tables, |table| table.rows);
     Demand {
-        bytes,
+        bytes: sum(tables, Table::bytes),
         requests_per_second: args.requests_per_second,
         core_requests_per_second: args.core_requests_per_second,
         request_ids,
         // A request has as many ids of each feature, however many rows the feature has.
-        read_row_bytes: sum(tables, |table| table.row_bytes) as f64 / tables.len().max(1) as f64,
-        changed_row_bytes: bytes as f64 / rows.max(1) as f64,
+        read_row_bytes: sum(tables, sent_row_bytes) as f64 / tables.len().max(1) as f64,
+        changed_row_bytes: sum(tables, sent_bytes) as f64 / rows.max(1) as f64,
         changed_rows_per_second: args.changed_rows_per_second,
         update_cores: args.update_cores,
         copies: args.copies,
@@ -98,13 +111,18 @@ fn machines(args: &ServingPlanArgs) -> Machines {
 
 fn text(plan: &Plan) -> String {
     let lines = [
-        ("rows", format!("{}, {} of keys and values", thousands(plan.rows), bytes(plan.bytes))),
+        ("rows", format!("{}, {} in the memory of servers", thousands(plan.rows), bytes(plan.bytes))),
         ("requests/s", rate(plan.requests_per_second)),
         ("ids of a request", rate(plan.request_ids)),
     ];
     let lines = lines.map(|(name, value)| (name.to_owned(), value));
     let title = format!("{}: an estimate (docs/operations/sizing.md)", plan.job);
-    format!("{title}\n\n{}\n\n{}", list(&lines), table(&plan.deployments))
+    let shards = plan.deployments.iter().filter_map(|of| of.shards).map(|shards| {
+        let Shards { count, replicas } = shards;
+        format!("\n\nspec.shards of a RecModelServer, for the last one: {{count: {count}, replicas: {replicas}}}")
+    });
+    let shards: String = shards.collect();
+    format!("{title}\n\n{}\n\n{}{shards}", list(&lines), table(&plan.deployments))
 }
 
 fn table(deployments: &[Deployment]) -> String {
@@ -151,6 +169,7 @@ mod tests {
             small: 0,
             inference: 3,
             storage: 0,
+            shards: None,
             row_bytes: 240_000_000_000,
             fits,
             network: 0.25,
