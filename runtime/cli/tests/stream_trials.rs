@@ -237,10 +237,15 @@ fn offsets_that_compaction_has_removed_are_no_rows() {
     let folder = folder_with(JOB);
     broker.administer(&["compacted", "compacted"]).unwrap();
     let mut producer = broker.transactions("compacted", 0).unwrap();
-    let keyed = |from: usize, count: usize| -> Vec<String> {
-        (from..from + count).map(|number| format!("k{}\t{}", number % 40, json(&row(number)))).collect()
+    // Every tenth row has a key of its own and stays, so holes lie between the rows.
+    let key = |number: usize| match number % 10 {
+        0 => format!("own{number}"),
+        _ => format!("k{}", number % 40),
     };
-    // Each of 40 keys has ten rows. The last segment is never compacted, so another one follows.
+    let keyed = |from: usize, count: usize| -> Vec<String> {
+        (from..from + count).map(|number| format!("{}\t{}", key(number), json(&row(number)))).collect()
+    };
+    // The last segment is never compacted, so another one follows.
     let begun = Instant::now();
     let mut written = 0;
     let left = loop {
