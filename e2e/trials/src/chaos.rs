@@ -46,7 +46,7 @@ const ROWS: u64 = 200_000;
 
 /// In `shadow`, training goes on while a victim is away. So the job has to last this long for each
 /// kill.
-const SECONDS_A_KILL: f64 = 3.0;
+const SECONDS_A_KILL: f64 = 5.0;
 /// The job gets at most this many times its rows.
 const MOST_TIMES_THE_ROWS: f64 = 50.0;
 /// In `shadow`, the largest difference of the AUC from the undisturbed run. With the test rows
@@ -457,8 +457,8 @@ mod tests {
 
     #[test]
     fn a_job_in_shadow_gets_rows_for_its_kills() {
-        assert_eq!(rows_for(20, 60.0), None, "three seconds a kill");
-        assert_eq!(rows_for(20, 15.0), Some(4 * ROWS));
+        assert_eq!(rows_for(20, 100.0), None, "five seconds a kill");
+        assert_eq!(rows_for(20, 25.0), Some(4 * ROWS));
         assert_eq!(rows_for(1, 0.0), Some(50 * ROWS), "a bound");
         let grows = |arguments: &[&str]| parse(arguments).unwrap().may_grow();
         assert!(grows(&["--mode", "shadow"]) && !grows(&["--mode", "gba"]));
