@@ -215,14 +215,8 @@ impl InferenceServer {
     /// A server that ends before it answers.
     pub fn start(model: &Path, listen: SocketAddr, arguments: &[&str], log: &Path) -> Result<Self, HarnessError> {
         let mut serve = command(built("rectrain")?, ["serve", "--listen", &listen.to_string(), "--name", "model"]);
-        serve.args(arguments).arg(model).stdout(Stdio::piped()).stderr(files::log_file(log)?);
-        let mut process = Running::start(&mut serve)?;
-        let output = process.0.stdout.take();
-        let output = output.ok_or(HarnessError::NoPipe { program: "rectrain", stream: "output" })?;
-        let mut line = String::new();
-        BufReader::new(output)
-            .read_line(&mut line)
-            .map_err(HarnessError::io("read", "the output of rectrain serve"))?;
+        serve.args(arguments).arg(model);
+        let (process, line) = start_and_read_line(&mut serve, log)?;
         let expected = "the URL of its model";
         let endpoint =
             Endpoint::of_line(&line).ok_or(HarnessError::NoOutput { program: "rectrain serve", expected })?;
@@ -300,6 +294,17 @@ impl RowsReplica {
     }
 }
 
+/// Starts a server, and reads the first line of its output, which is empty if it ends before. Its
+/// log goes to the file `log`.
+fn start_and_read_line(server: &mut Command, log: &Path) -> Result<(Running, String), HarnessError> {
+    let mut process = Running::start(server.stdout(Stdio::piped()).stderr(files::log_file(log)?))?;
+    let output = process.0.stdout.take();
+    let output = output.ok_or(HarnessError::NoPipe { program: "rectrain", stream: "output" })?;
+    let mut line = String::new();
+    BufReader::new(output).read_line(&mut line).map_err(HarnessError::io("read", "the output of a server"))?;
+    Ok((process, line))
+}
+
 fn rows_process(
     model: &Path,
     shard: usize,
@@ -312,14 +317,8 @@ fn rows_process(
     for (option, word) in ["--shard", "--shards", "--listen", "--http"].into_iter().zip(&words) {
         serve.args([option, word]);
     }
-    serve.arg(model).stdout(Stdio::piped()).stderr(files::log_file(log)?);
-    let mut process = Running::start(&mut serve)?;
-    let output = process.0.stdout.take();
-    let output = output.ok_or(HarnessError::NoPipe { program: "rectrain", stream: "output" })?;
-    let mut line = String::new();
-    BufReader::new(output)
-        .read_line(&mut line)
-        .map_err(HarnessError::io("read", "the output of rectrain serving-ps"))?;
+    serve.arg(model);
+    let (process, line) = start_and_read_line(&mut serve, log)?;
     if line.is_empty() {
         return Err(HarnessError::NoOutput { program: "rectrain serving-ps", expected: "its addresses" });
     }
