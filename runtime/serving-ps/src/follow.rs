@@ -4,7 +4,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rectrain_serving::ServingError;
-use rectrain_serving::publication::Follower;
+use rectrain_serving::publication::{Follower, Trouble};
 use rectrain_storage::Directory;
 use tokio::sync::{oneshot, watch};
 
@@ -13,9 +13,6 @@ use crate::held::{Held, show};
 use crate::metrics::Metrics;
 use crate::options::Options;
 
-/// The longest time between two looks while a model cannot be taken. A full model is loaded at each
-/// of them.
-const LONGEST_BACKOFF: Duration = Duration::from_secs(10);
 /// Half of the time from the first look for a publication to the second one.
 const FIRST: Duration = Duration::from_millis(250);
 
@@ -53,15 +50,16 @@ async fn follow(options: &Options, held: &watch::Sender<Held>, metrics: &Metrics
         Err(error) => return error.into(),
     };
     let mut trouble = Trouble::default();
+    let failed = || metrics.update_failures.inc();
     let mut follower = loop {
         match Follower::open_part(directory.clone(), options.keys(), options.versions).await {
             Ok((follower, update)) => {
                 metrics.count(&update);
-                trouble.note(metrics, update.stopped.map(|error| error.to_string()));
+                trouble.note(update.stopped.map(|error| error.to_string()), failed);
                 break follower;
             }
             Err(error) if error.is_users_input() => return error,
-            Err(error) => trouble.note(metrics, Some(error.to_string())),
+            Err(error) => trouble.note(Some(error.to_string()), failed),
         }
         tokio::time::sleep(trouble.wait(FIRST)).await;
     };
@@ -82,33 +80,6 @@ async fn follow(options: &Options, held: &watch::Sender<Held>, metrics: &Metrics
             }
             Err(error) => Some(error.to_string()),
         };
-        trouble.note(metrics, problem);
-    }
-}
-
-/// The present reason why the newest model cannot be taken.
-#[derive(Default)]
-struct Trouble {
-    reason: Option<String>,
-    /// Looks with a reason, in a row.
-    looks: u32,
-}
-
-impl Trouble {
-    /// Counts a failure, and logs a reason that is new.
-    fn note(&mut self, metrics: &Metrics, reason: Option<String>) {
-        self.looks = if reason.is_some() { self.looks.saturating_add(1) } else { 0 };
-        if let Some(reason) = &reason {
-            metrics.update_failures.inc();
-            if self.reason.as_ref() != Some(reason) {
-                tracing::warn!(error = reason, "the newest model cannot be taken; the server looks again");
-            }
-        }
-        self.reason = reason;
-    }
-
-    /// The time until the next look.
-    fn wait(&self, every: Duration) -> Duration {
-        (every * 2_u32.saturating_pow(self.looks.min(16))).min(LONGEST_BACKOFF.max(every))
+        trouble.note(problem, failed);
     }
 }

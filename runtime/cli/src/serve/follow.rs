@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rectrain_inference::{NextModel, Updates};
-use rectrain_serving::publication::{Follower, RowChanges, ServedVersion, is_local_publication, is_publication};
+use rectrain_serving::publication::{
+    Follower, RowChanges, ServedVersion, Trouble, is_local_publication, is_publication,
+};
 use rectrain_serving::{Predictor, ServingError};
 use rectrain_storage::Directory;
 use tokio::runtime::Runtime;
@@ -13,10 +15,6 @@ use tokio::runtime::Runtime;
 use super::gate::Gate;
 use crate::checkpoint::store_options;
 use crate::failure::Failure;
-
-/// The longest time between two looks while a model cannot be taken. A full model is loaded at each
-/// of them.
-const LONGEST_BACKOFF: Duration = Duration::from_secs(10);
 
 /// Published models, and the newest one in memory.
 pub(super) struct Following {
@@ -72,43 +70,15 @@ pub(super) fn start_thread(work: impl FnOnce() + Send + 'static) -> Result<(), F
     thread.map(drop).map_err(|error| Failure::Failed(format!("cannot start the thread that follows: {error}")))
 }
 
-/// The present reason why the newest model cannot be taken.
-pub(super) struct Trouble {
-    every: Duration,
-    reason: Option<String>,
-    /// The time until the next look.
-    pub(super) wait: Duration,
-}
-
-impl Trouble {
-    pub(super) fn new(every: Duration) -> Self {
-        Self { every, reason: None, wait: every }
-    }
-
-    /// Counts a failure, and looks less often while there is one. A reason that repeats is not
-    /// logged again.
-    pub(super) fn note(&mut self, updates: &Updates, reason: Option<String>) {
-        let longest = LONGEST_BACKOFF.max(self.every);
-        self.wait = if reason.is_some() { (2 * self.wait).min(longest) } else { self.every };
-        if let Some(error) = &reason {
-            updates.failed();
-            if self.reason.as_ref() != Some(error) {
-                tracing::warn!(%error, "the newest model cannot be taken; the server looks again");
-            }
-        }
-        self.reason = reason;
-    }
-}
-
 /// The model of a version, as a predictor takes it.
 pub(super) fn next_model(version: &ServedVersion) -> NextModel {
     NextModel { model: Arc::clone(&version.model), base: version.base.clone(), changes: RowChanges::Unknown }
 }
 
 async fn follow(mut follower: Follower, every: Duration, mut gate: Option<Gate<Predictor>>, updates: Updates) {
-    let mut trouble = Trouble::new(every);
+    let mut trouble = Trouble::default();
     loop {
-        tokio::time::sleep(trouble.wait).await;
+        tokio::time::sleep(trouble.wait(every)).await;
         let problem = match follower.poll().await {
             Ok(None) => None,
             Ok(Some(update)) => {
@@ -122,6 +92,6 @@ async fn follow(mut follower: Follower, every: Duration, mut gate: Option<Gate<P
             }
             Err(error) => Some(error.to_string()),
         };
-        trouble.note(&updates, problem);
+        trouble.note(problem, || updates.failed());
     }
 }

@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 use prometheus::Registry;
 use rectrain_inference::{NextModel, RowClient, RowOptions, ShardedPredictor, Updates};
 use rectrain_serving::GroupContent;
-use rectrain_serving::publication::{DenseFollower, DenseUpdate, DenseVersion, RowChanges};
+use rectrain_serving::publication::{DenseFollower, DenseUpdate, DenseVersion, RowChanges, Trouble};
 use tokio::runtime::Runtime;
 
 use super::args::ServeArgs;
-use super::follow::{Trouble, open_directory, start_thread};
+use super::follow::{open_directory, start_thread};
 use super::gate::Gate;
 use crate::failure::Failure;
 
@@ -115,7 +115,7 @@ async fn follow(
     mut gate: Option<Gate<ShardedPredictor>>,
     updates: &Updates,
 ) {
-    let mut trouble = Trouble::new(every);
+    let mut trouble = Trouble::default();
     let mut changes = client.changes();
     let mut next_look = Instant::now() + every;
     // The changes of models that the gate did not let through.
@@ -148,10 +148,10 @@ async fn follow(
             }
         }
         if has_looked || has_advanced {
-            trouble.note(updates, problem);
+            trouble.note(problem, || updates.failed());
         }
         if has_looked {
-            next_look = Instant::now() + trouble.wait;
+            next_look = Instant::now() + trouble.wait(every);
         }
     }
 }

@@ -24,6 +24,7 @@ mod known_rows;
 mod latest;
 mod names;
 mod publisher;
+mod trouble;
 
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -35,6 +36,7 @@ pub use self::dense_follower::{DenseFollower, DenseUpdate, DenseVersion, RowChan
 pub use self::follower::{Follower, ServedVersion, Update};
 pub use self::full::{FullModel, WrittenFull};
 pub use self::publisher::{Published, Publisher};
+pub use self::trouble::Trouble;
 use crate::error::ServingError;
 
 /// Whether models are published in a directory.
