@@ -491,6 +491,14 @@ pub(crate) enum CheckpointCommand {
         /// does. Only the eviction policy lfu counts them
         #[arg(long, value_name = "EXAMPLES", requires = "purpose", conflicts_with = "min_score", value_parser = clap::value_parser!(u32).range(1..=4096))]
         min_count: Option<u32>,
+        /// Write the ids of this feature with their embeddings instead, such as for an index of
+        /// nearest neighbours: embeddings-FEATURE.parquet with the columns id and embedding
+        #[arg(long, value_name = "FEATURE", requires = "ids", conflicts_with_all = ["format", "optimizer_state", "min_score", "min_count", "purpose"])]
+        embeddings: Option<String>,
+        /// Files with the ids of --embeddings, one a row, in a column with the feature's name: a
+        /// list of items, or training data
+        #[arg(long, value_name = "FILE", num_args = 1.., requires = "embeddings")]
+        ids: Vec<String>,
         /// Write one folder for programs that predict instead: rows for mapping into memory, the
         /// tower as ONNX, and model.json. The folder must be empty or new
         #[arg(long = "for", value_enum, value_name = "PURPOSE", conflicts_with_all = ["format", "optimizer_state"])]

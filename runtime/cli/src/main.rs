@@ -40,6 +40,7 @@ mod publishing;
 mod record;
 mod replay;
 mod role;
+mod row_files;
 mod row_progress;
 mod run;
 mod running;

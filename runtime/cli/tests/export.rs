@@ -4,13 +4,20 @@
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
+mod common;
 mod python;
+#[allow(dead_code, reason = "a part of it is for other tests")]
+mod trained;
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
+use arrow_array::{Array, FixedSizeListArray, Float32Array, RecordBatch, StringArray, UInt64Array};
+use parquet::arrow::ArrowWriter;
+use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use rectrain_checkpoint::{
     Base, Begin, CheckpointWriter, DensePart, FeatureIdentity, Identity, Manifest, SlotSet, save_dense, save_rows,
 };
@@ -269,4 +276,72 @@ fn checkpoints_are_listed_verified_shown_and_compared() {
     assert!(success, "{text}");
     let (success, text) = rectrain(&["checkpoint", "inspect", &format!("{path}/none")]);
     assert!(!success && text.contains("none"), "{text}");
+}
+
+/// The batches of a Parquet file.
+fn read_parquet(file: &Path) -> Vec<RecordBatch> {
+    let reader = ParquetRecordBatchReaderBuilder::try_new(File::open(file).unwrap()).unwrap().build().unwrap();
+    reader.map(Result::unwrap).collect()
+}
+
+fn column<'b, T: 'static>(batch: &'b RecordBatch, name: &str) -> &'b T {
+    batch.column_by_name(name).unwrap().as_any().downcast_ref().unwrap()
+}
+
+fn embeddings(batch: &RecordBatch) -> Vec<Vec<f32>> {
+    let lists = column::<FixedSizeListArray>(batch, "embedding");
+    let list = |row| lists.value(row).as_any().downcast_ref::<Float32Array>().unwrap().values().to_vec();
+    (0..lists.len()).map(list).collect()
+}
+
+/// The ids of a feature with their embeddings, by `--embeddings`.
+fn vectors(folder: &Path, feature: &str, ids: &str) -> BTreeMap<String, Vec<f32>> {
+    let arguments =
+        ["checkpoint", "export", "checkpoints", "--embeddings", feature, "--ids", ids, "--output", "vectors"];
+    let output = common::rectrain(folder, &arguments);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let mut found = BTreeMap::new();
+    for batch in read_parquet(&folder.join(format!("vectors/embeddings-{feature}.parquet"))) {
+        let ids = column::<StringArray>(&batch, "id");
+        for (row, embedding) in embeddings(&batch).into_iter().enumerate() {
+            assert_eq!(found.insert(ids.value(row).to_owned(), embedding), None, "{} is there twice", ids.value(row));
+        }
+    }
+    found
+}
+
+#[test]
+fn ids_of_a_feature_are_exported_with_their_embeddings() {
+    let place = tempfile::tempdir().unwrap();
+    let folder = place.path();
+    trained::train(folder, "deepfm", &[]);
+    let all =
+        common::rectrain(folder, &["checkpoint", "export", "checkpoints", "--format", "parquet", "--output", "all"]);
+    assert!(all.status.success(), "{}", String::from_utf8_lossy(&all.stderr));
+    let mut rows = BTreeMap::new();
+    for batch in read_parquet(&folder.join("all/embeddings-0.parquet")) {
+        rows.extend(column::<UInt64Array>(&batch, "key").values().iter().copied().zip(embeddings(&batch)));
+    }
+    // The training data name each id many times.
+    let users = vectors(folder, "user", "train.csv");
+    let expected: BTreeMap<String, Vec<f32>> = (0..60)
+        .map(|user| (format!("u{user}"), rows[&TableSeed::of("user").text(format!("u{user}").as_bytes())].clone()))
+        .collect();
+    assert_eq!(users, expected, "a missing user has a row, and no id");
+    // A list of items as Parquet, with an id that training never had, and one of a feature with
+    // several values a cell.
+    let names: [(&str, StringArray); 1] = [("tags", ["t3", "never", "t8", "t3"].into_iter().map(Some).collect())];
+    let batch = RecordBatch::try_from_iter(names.map(|(name, ids)| (name, Arc::new(ids) as _))).unwrap();
+    let mut writer =
+        ArrowWriter::try_new(File::create(folder.join("tags.parquet")).unwrap(), batch.schema(), None).unwrap();
+    writer.write(&batch).unwrap();
+    writer.close().unwrap();
+    let tags = vectors(folder, "tags", "tags.parquet");
+    let key = |tag: &str| TableSeed::of("tags").text(tag.as_bytes());
+    assert_eq!(tags, ["t3", "t8"].map(|tag| (tag.to_owned(), rows[&key(tag)].clone())).into());
+    let arguments =
+        ["checkpoint", "export", "checkpoints", "--embeddings", "usr", "--ids", "train.csv", "--output", "a"];
+    let refused = common::rectrain(folder, &arguments);
+    let message = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(refused.status.code() == Some(2) && message.contains("it has user, city, tags"), "{message}");
 }

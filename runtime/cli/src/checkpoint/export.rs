@@ -296,11 +296,11 @@ fn item() -> Arc<Field> {
     Arc::new(Field::new("item", DataType::Float32, false))
 }
 
-fn list_of(length: usize) -> DataType {
+pub(super) fn list_of(length: usize) -> DataType {
     DataType::FixedSizeList(item(), length as i32)
 }
 
-fn lists(values: Vec<f32>, length: usize) -> ArrayRef {
+pub(super) fn lists(values: Vec<f32>, length: usize) -> ArrayRef {
     Arc::new(FixedSizeListArray::new(item(), length as i32, Arc::new(Float32Array::from(values)), None))
 }
 

@@ -6,6 +6,7 @@ mod export;
 mod serving;
 mod show;
 mod uses;
+mod vectors;
 
 use std::collections::BTreeMap;
 
@@ -19,6 +20,7 @@ use crate::human::bytes;
 use crate::output;
 
 use self::uses::LeastScore;
+use self::vectors::Ids;
 
 impl From<CheckpointError> for Failure {
     fn from(error: CheckpointError) -> Self {
@@ -77,6 +79,11 @@ pub(crate) fn run(command: &CheckpointCommand) -> Result<(), Failure> {
                 let (one, other) = (Place::of(place)?.one().await?, Place::of(&other)?.one().await?);
                 diff::run(&one, &other).await
             }
+            CheckpointCommand::Export { place, output, embeddings: Some(feature), ids, .. } => {
+                let options = store_options(&place.options)?;
+                let ids = Ids { feature: feature.clone(), files: ids.clone(), options };
+                vectors::run(&Place::of(place)?.one().await?, ids, output).await
+            }
             CheckpointCommand::Export {
                 place,
                 output,
@@ -86,6 +93,7 @@ pub(crate) fn run(command: &CheckpointCommand) -> Result<(), Failure> {
                 min_count,
                 purpose,
                 values,
+                ..
             } => {
                 let checkpoint = Place::of(place)?.one().await?;
                 let least = match min_score {

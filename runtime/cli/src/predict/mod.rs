@@ -6,9 +6,8 @@ mod table;
 use std::collections::BTreeSet;
 use std::time::Instant;
 
-use rectrain_data::{BadRows, Batch, Dataset, FileFormat, Format, ReadPlan, SourceConfig};
+use rectrain_data::{BadRows, Batch, Dataset, ReadPlan, SourceConfig};
 use rectrain_dense::metrics::Evaluation;
-use rectrain_kinds::DataFormat;
 use rectrain_serving::{Description, Predictor, PredictorOptions, unseen};
 
 use self::report::Report;
@@ -17,6 +16,7 @@ use crate::args::{BadRowsChoice, PredictArgs};
 use crate::failure::Failure;
 use crate::human::thousands;
 use crate::outlook::failure;
+use crate::row_files::format;
 use crate::row_progress::RowProgress;
 use crate::{checkpoint, output, trained};
 
@@ -85,15 +85,6 @@ fn open(args: &PredictArgs, description: &Description) -> Result<Dataset, Failur
         ..SourceConfig::default()
     };
     Dataset::open(config, description.schema.clone()).map_err(failure)
-}
-
-/// Text has the format of the training files, if those were text.
-pub(crate) fn format(paths: &[String], description: &Description) -> Format {
-    let is_parquet = |path: &String| DataFormat::of_path(path) == Some(DataFormat::Parquet);
-    match &description.csv {
-        Some(format) if !paths.iter().any(is_parquet) => Format::Files(FileFormat::Csv(format.clone())),
-        _ => Format::Auto,
-    }
 }
 
 /// Predicts all rows, a batch at a time. While one batch is predicted, the next ones are read.

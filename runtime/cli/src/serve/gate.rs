@@ -9,7 +9,7 @@ use super::args::ServeArgs;
 use crate::checkpoint::store_options;
 use crate::failure::Failure;
 use crate::outlook::failure;
-use crate::predict::format;
+use crate::row_files::format;
 
 /// Rows of a batch.
 const BATCH_ROWS: u64 = 4096;
