@@ -395,7 +395,7 @@ fn stream(
             topics: given.topics.clone(),
             format: record_format(given, schema, &kafka, errors),
             start: stream_start(given),
-            until: given.until.map(|StreamEndSpec::Latest| StreamEnd::Latest),
+            until: stream_end(given),
             linger_millis: given.linger_millis.unwrap_or(d::LINGER_MILLIS),
             lost_records: lost_records(given.lost_records),
             dead_letter_topic: dead_letter_topic(given, data, errors),
@@ -504,6 +504,14 @@ fn stream_start(given: &KafkaSpec) -> StreamStart {
         StreamStartSpec::Latest => StreamStart::Latest,
         StreamStartSpec::Committed => StreamStart::Committed,
         StreamStartSpec::Timestamp => StreamStart::Timestamp(given.start_timestamp.unwrap_or(0) as i64),
+    }
+}
+
+fn stream_end(given: &KafkaSpec) -> Option<StreamEnd> {
+    match given.until? {
+        StreamEndSpec::Latest => Some(StreamEnd::Latest),
+        StreamEndSpec::Timestamp => given.until_timestamp.map(|millis| StreamEnd::Timestamp(millis as i64)),
+        StreamEndSpec::Idle => given.until_idle_seconds.map(StreamEnd::IdleSeconds),
     }
 }
 

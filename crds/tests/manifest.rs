@@ -1692,6 +1692,14 @@ const RULES: &[(&[&str], &[&str])] = &[
     ),
     (&[KAFKA, "spec.data.train.kafka.startTimestamp=5"], &[KAFKA, "spec.data.train.kafka.start=latest"]),
     (
+        &[KAFKA, "spec.data.train.kafka.until=timestamp"],
+        &[KAFKA, "spec.data.train.kafka.until=timestamp,spec.data.train.kafka.untilTimestamp=5"],
+    ),
+    (
+        &[KAFKA, "spec.data.train.kafka.until=latest,spec.data.train.kafka.untilIdleSeconds=5"],
+        &[KAFKA, "spec.data.train.kafka.until=idle,spec.data.train.kafka.untilIdleSeconds=5"],
+    ),
+    (
         &[KAFKA, "spec.data.train.kafka.format=csv"],
         &[KAFKA, "spec.data.train.kafka.format=csv,spec.data.train.kafka.csv.columns={label,user,item,age}"],
     ),

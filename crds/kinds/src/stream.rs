@@ -74,6 +74,11 @@ pub enum StreamStart {
 pub enum StreamEnd {
     /// Behind the records that the topics have when the run starts, or resumes.
     Latest,
+    /// In each partition before the first record whose timestamp is at least this, in milliseconds
+    /// since 1970 (UTC). Without such a record, behind the ones that are there at this moment.
+    Timestamp(i64),
+    /// Behind the last records, once no new one has come for so many seconds.
+    IdleSeconds(u32),
 }
 
 /// What happens if the broker has deleted records before they were trained.
@@ -186,6 +191,8 @@ pub struct PartitionState {
     pub aged_end: u64,
     /// Where a job begins that has no checkpoint. The records before `begin` are lost then.
     pub start: u64,
+    /// Where training ends with [`StreamEnd::Timestamp`], once that is known.
+    pub stop: Option<u64>,
 }
 
 #[cfg(test)]

@@ -45,6 +45,11 @@ pub enum StreamStartSpec {
 pub enum StreamEndSpec {
     /// Behind the records that the topics have when the job starts, or resumes.
     Latest,
+    /// Before the first record of each partition that has at least the time in `untilTimestamp`. A
+    /// partition without one ends with its records of that moment.
+    Timestamp,
+    /// Behind the last records, once no new record has come for `untilIdleSeconds`.
+    Idle,
 }
 
 /// The treatment of rows that are gone before they were trained: records that the brokers deleted,
@@ -104,6 +109,8 @@ pub struct KafkaSecuritySpec {
 #[serde(rename_all = "camelCase")]
 #[x_kube(
     validation = Rule::new("(has(self.start) && self.start == 'timestamp') == has(self.startTimestamp)").message("`startTimestamp` goes with start: timestamp: give both or neither").field_path(".startTimestamp"),
+    validation = Rule::new("(has(self.until) && self.until == 'timestamp') == has(self.untilTimestamp)").message("`untilTimestamp` goes with until: timestamp: give both or neither").field_path(".untilTimestamp"),
+    validation = Rule::new("(has(self.until) && self.until == 'idle') == has(self.untilIdleSeconds)").message("`untilIdleSeconds` goes with until: idle: give both or neither").field_path(".untilIdleSeconds"),
     validation = Rule::new("!(has(self.start) && self.start == 'committed') || has(self.group)").message("start: committed needs the `group` that has committed the offsets").field_path(".group"),
     validation = Rule::new("(self.format == 'avro' || self.format == 'protobuf') == has(self.schemaRegistry)").message("format: avro and format: protobuf need `schemaRegistry`, which has the schemas, and other formats need none").field_path(".schemaRegistry"),
     validation = Rule::new("(self.format == 'csv') == has(self.csv)").message("format: csv needs `csv` with the names of the columns, and other formats have none").field_path(".csv")
@@ -162,6 +169,18 @@ pub struct KafkaSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = "training has no end"))]
     pub until: Option<StreamEndSpec>,
+
+    /// The time of the first record that is not trained, for `until: timestamp`, in milliseconds
+    /// since 1970 (UTC).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 9_007_199_254_740_991u64), extend("x-default" = "none"))]
+    pub until_timestamp: Option<u64>,
+
+    /// The seconds without a new record after which training ends, for `until: idle`. The brokers
+    /// must answer meanwhile.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 31_536_000), extend("x-default" = "none"))]
+    pub until_idle_seconds: Option<u32>,
 
     /// How long rows of a partition wait for a full global batch, in milliseconds. Then they are
     /// trained as a smaller one.

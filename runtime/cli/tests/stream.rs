@@ -262,6 +262,29 @@ fn history_and_then_a_stream_train_each_row_once() {
     assert_eq!(summary(&second)["parametersSha256"], summary(&one)["parametersSha256"]);
 }
 
+/// A run up to a moment trains the records before it, and the next one the rest. Training ends by
+/// itself once no record comes.
+#[test]
+fn training_ends_at_a_moment_or_once_nothing_comes() {
+    const START: usize = 1_700_000_000;
+    let Some(broker) = Broker::shared_for_test() else { return };
+    let folder = folder_with(JOB);
+    let (first, all) = (5 * BATCH, 8 * BATCH);
+    let of_topic =
+        |number: usize| NewRecord { timestamp: 1_000 * (START + number) as i64, ..record(&json(&row(number))) };
+    produce_records(&broker.address, "until", &[(0..all).map(of_topic).collect(), Vec::new()]);
+    write_rows(folder.path(), &[(0..all).map(row).collect()]);
+    let one = run(folder.path(), &[]);
+    let until = |end: &str| from_topic(&broker, "until").replace("kafka.until=latest", &format!("kafka.until={end}"));
+    let kept = "spec.checkpoint.path=until,spec.checkpoint.resume=latest";
+    let moment = until(&format!("timestamp,spec.data.train.kafka.untilTimestamp={}000", START + first));
+    assert_eq!(summary(&run(folder.path(), &[&moment, kept]))["samples"], first);
+    let idle = until("idle,spec.data.train.kafka.untilIdleSeconds=2");
+    let rest = run(folder.path(), &[&idle, kept]);
+    assert_eq!(summary(&rest)["samples"], all);
+    assert_eq!(summary(&rest)["parametersSha256"], summary(&one)["parametersSha256"]);
+}
+
 /// The offsets that a group has committed, by partition.
 fn committed(address: &str, group: &str, topic: &str) -> Vec<Option<i64>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

@@ -500,7 +500,7 @@ impl TakenFile {
     fn state(&self) -> Option<PartitionState> {
         let end = self.rows?;
         let begin = if self.is_lost { end } else { 0 };
-        Some(PartitionState { part: PartId(self.part), begin, end, aged_end: end, start: 0 })
+        Some(PartitionState { part: PartId(self.part), begin, end, aged_end: end, start: 0, stop: None })
     }
 }
 

@@ -6,13 +6,14 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::UNIX_EPOCH;
 
 use futures::{StreamExt, TryStreamExt};
 use object_store::{ObjectMeta, ObjectStore};
 use rectrain_kinds::{FollowConfig, Schema};
 use rectrain_storage::Place;
 
+use crate::clock::unix_millis;
 use crate::config::SourceConfig;
 use crate::dataset::Dataset;
 use crate::error::DataError;
@@ -233,13 +234,9 @@ fn local_file(path: &Path, folders: &mut Folders) -> Result<Option<Match>, DataE
     let Some(canonical) = if_there("look at", &name, folders.canonical(path, is_link))? else { return Ok(None) };
     let modified = metadata.modified().unwrap_or(UNIX_EPOCH);
     let version = version_text(&Version::Modified(modified));
-    let (size, modified_millis) = (metadata.len(), millis(modified));
+    let (size, modified_millis) = (metadata.len(), unix_millis(modified));
     let file = FoundFile { name, canonical: canonical.into_os_string(), size, version, modified_millis };
     Ok(Some(Match { file, is_link }))
-}
-
-fn millis(time: SystemTime) -> i64 {
-    time.duration_since(UNIX_EPOCH).map_or(0, |since| i64::try_from(since.as_millis()).unwrap_or(i64::MAX))
 }
 
 /// Whether a file may have rows: a marker has none.

@@ -29,6 +29,7 @@
 mod batch;
 mod blocking;
 mod blocks;
+mod clock;
 mod columns;
 mod config;
 mod dataset;

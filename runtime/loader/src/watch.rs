@@ -173,6 +173,7 @@ fn write_partition(found: &PartitionFound) -> v1::PartitionFound {
         end: state.end,
         aged_end: state.aged_end,
         start: state.start,
+        stop: state.stop,
     }
 }
 
@@ -184,7 +185,7 @@ mod tests {
 
     #[test]
     fn a_report_is_due_when_something_changed_or_the_last_one_is_old() {
-        let state = PartitionState { part: PartId(0), begin: 0, end: 5, aged_end: 0, start: 0 };
+        let state = PartitionState { part: PartId(0), begin: 0, end: 5, aged_end: 0, start: 0, stop: None };
         let partitions = vec![PartitionFound { topic: "t".to_owned(), topic_id: [0; 16], state }];
         let now = Instant::now();
         assert!(Told::default().is_due(&partitions, now));

@@ -566,7 +566,7 @@ mod tests {
         let mut ledger = DataLedger::of_stream(plan(4, 1, length), StreamChunks::new(stream), trained);
         assert_eq!(ledger.lease(), Lease::Wait);
         let chunks = ledger.chunks_mut().stream_mut().unwrap();
-        let state = PartitionState { part: PartId(0), begin: 0, end, aged_end: 0, start: 0 };
+        let state = PartitionState { part: PartId(0), begin: 0, end, aged_end: 0, start: 0, stop: None };
         chunks.found(0, &[state]).unwrap();
         for segment in chunks.to_probe() {
             assert!(chunks.probed(segment, SegmentRead { next: segment.from, more: true }));

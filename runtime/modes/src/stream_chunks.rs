@@ -172,7 +172,7 @@ pub struct StreamChunks {
     next_chunk: u64,
     /// Records that were deleted before they were trained.
     lost_records: u64,
-    /// Whether no file follows the known ones.
+    /// Whether nothing follows the known files, or the known ends of the partitions.
     #[serde(default)]
     is_closed: bool,
     /// By partition and loader: reports in a row by which the partition ends before its next
@@ -215,12 +215,16 @@ impl StreamChunks {
         self.plan.parts == StreamParts::Whole
     }
 
-    /// No file follows the known ones. Training ends behind their rows.
+    /// Nothing follows: no file comes after the known ones, and no record after the known ends of
+    /// the partitions. Training ends there.
     pub fn close(&mut self) {
         (self.is_closed, self.is_known) = (true, true);
+        if !self.is_of_files() {
+            self.partitions.values_mut().for_each(|of| of.stop = of.stop.or(Some(of.end.max(of.next))));
+        }
     }
 
-    /// Whether no file follows the known ones.
+    /// Whether nothing follows the known files, or the known ends of the partitions.
     #[must_use]
     pub const fn is_closed(&self) -> bool {
         self.is_closed
@@ -287,6 +291,8 @@ impl StreamChunks {
                 part.stop = Some(part.end);
             } else if is_first && self.plan.until == Some(StreamEnd::Latest) {
                 part.stop = Some(state.end.max(part.next));
+            } else {
+                part.stop = part.stop.or(state.stop.map(|stop| stop.max(part.next)));
             }
         }
         if !states.is_empty() {
@@ -301,9 +307,10 @@ impl StreamChunks {
     }
 
     /// A run up to the latest records reads no partition that the first report lacks. All its
-    /// records are later ones.
+    /// records are later ones. The same holds behind the end of a closed stream.
     fn end_others(&mut self) {
-        if self.plan.until == Some(StreamEnd::Latest) {
+        let is_ended = self.is_closed && !self.is_of_files();
+        if is_ended || self.plan.until == Some(StreamEnd::Latest) {
             self.partitions.values_mut().for_each(|part| part.stop = part.stop.or(Some(part.next)));
         }
     }
@@ -471,6 +478,18 @@ impl StreamChunks {
         self.next_chunk
     }
 
+    /// Where training ends; `None`: never.
+    #[must_use]
+    pub const fn until(&self) -> Option<StreamEnd> {
+        self.plan.until
+    }
+
+    /// The sum of the ends of the partitions. It grows with each new record.
+    #[must_use]
+    pub fn ends(&self) -> u64 {
+        self.partitions.values().map(|of| of.end).sum()
+    }
+
     /// Records that wait to be read. Gaps between offsets count, too.
     #[must_use]
     pub fn waiting(&self) -> u64 {
@@ -541,7 +560,47 @@ mod tests {
     };
 
     fn state(part: u32, end: u64) -> PartitionState {
-        PartitionState { part: PartId(part), begin: 0, end, aged_end: 0, start: 0 }
+        PartitionState { part: PartId(part), begin: 0, end, aged_end: 0, start: 0, stop: None }
+    }
+
+    /// Takes all chunks that may begin. Each record is a row. Returns their segments as text.
+    fn drain(chunks: &mut StreamChunks, from: u64) -> Vec<String> {
+        let mut taken = Vec::new();
+        loop {
+            for segment in chunks.to_probe() {
+                chunks.probed(segment, SegmentRead { next: segment.from, more: true });
+            }
+            let chunk = from + taken.len() as u64;
+            let Some(Segment { part, from, until }) = chunks.begin(chunk) else { return taken };
+            let next = until.min(from + chunks.plan.chunk_rows);
+            chunks.read(chunk, SegmentRead { next, more: next < until });
+            taken.push(format!("{}: {from} to {next}", part.0));
+        }
+    }
+
+    #[test]
+    fn a_partition_ends_before_the_first_record_that_is_too_late() {
+        let mut chunks = StreamChunks::new(StreamPlan { until: Some(StreamEnd::Timestamp(9)), ..PLAN });
+        let with_stop = |part, end, stop| PartitionState { stop, ..state(part, end) };
+        chunks.found(0, &[with_stop(0, 10, Some(6)), with_stop(1, 5, None)]).unwrap();
+        assert_eq!(drain(&mut chunks, 0), ["0: 0 to 4", "1: 0 to 4", "0: 4 to 6"]);
+        assert!(!chunks.is_finished(), "partition 1 has no end yet");
+        chunks.found(0, &[with_stop(0, 12, Some(6)), with_stop(1, 9, Some(7))]).unwrap();
+        assert_eq!(drain(&mut chunks, 3), ["1: 4 to 7"]);
+        assert!(chunks.is_finished());
+    }
+
+    #[test]
+    fn a_closed_stream_ends_behind_the_records_that_are_known() {
+        let mut chunks = StreamChunks::new(StreamPlan { until: Some(StreamEnd::IdleSeconds(5)), ..PLAN });
+        chunks.found(0, &[state(0, 6)]).unwrap();
+        assert_eq!((drain(&mut chunks, 0), chunks.ends()), (vec!["0: 0 to 4".to_owned()], 6));
+        assert!(chunks.is_at_rest() && !chunks.is_finished());
+        chunks.close();
+        // Records and partitions that come now are for the next run.
+        chunks.found(0, &[state(0, 9), state(1, 9)]).unwrap();
+        assert_eq!(drain(&mut chunks, 1), ["0: 4 to 6"]);
+        assert!(chunks.is_finished());
     }
 
     /// The topic: by partition, whether each offset has a good row.

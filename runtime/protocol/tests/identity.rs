@@ -599,6 +599,8 @@ const LEFT_OUT: &[(&str, &str)] = &[
         "it says where the first run begins; a later one continues at its offsets",
     ),
     ("spec.data.train.kafka.until", "the length of training, as the guide says"),
+    ("spec.data.train.kafka.untilTimestamp", "the length of training, as the guide says"),
+    ("spec.data.train.kafka.untilIdleSeconds", "the length of training, as the guide says"),
     ("spec.data.train.kafka.lingerMillis", "the size of the batches to come; it trains the same records"),
     ("spec.data.train.kafka.lostRecords", "the treatment of records that no run can read"),
     ("spec.data.train.kafka.deadLetterTopic", "where bad records are kept, not which are good"),

@@ -1,7 +1,7 @@
 //! Followed paths: what loaders found there, and which files they look at.
 //! [`crate::followed`] has the ledger of the files.
 
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::Instant;
 
 use rectrain_kinds::{LostRecords, PartId, PartitionState, Start};
 use rectrain_modes::{ChunkLease, Lost, StreamChunks};
@@ -10,13 +10,13 @@ use rectrain_protocol::error::RoleError;
 use rectrain_protocol::events::{FollowedFiles, JobEvent};
 
 use super::State;
+use super::stream::now_millis;
 use crate::followed::{Finding, Followed};
 
 impl State {
     /// A loader asks for work on followed paths, and tells what it has found.
     pub(crate) fn files_seen(&mut self, seen: &v1::FilesSeen) -> Result<v1::FilesWanted, RoleError> {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as i64);
-        self.files_seen_at(seen, now)
+        self.files_seen_at(seen, now_millis())
     }
 
     fn files_seen_at(&mut self, seen: &v1::FilesSeen, now: i64) -> Result<v1::FilesWanted, RoleError> {

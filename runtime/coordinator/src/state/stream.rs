@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use rectrain_kinds::{PartId, PartitionState, Segment, SegmentRead};
+use rectrain_kinds::{PartId, PartitionState, Segment, SegmentRead, StreamEnd};
 use rectrain_modes::{DataLedger, FirstPass, JobChunks, Lost, StreamChunks, StreamError};
 use rectrain_proto::v1;
 use rectrain_protocol::error::RoleError;
@@ -29,6 +29,10 @@ pub(super) struct Stream {
     event_millis: Option<i64>,
     /// Whether the loaders cannot look at the brokers now.
     is_unreachable: bool,
+    /// The time of the last new record, or of the last look that failed, in milliseconds since 1970
+    /// (UTC). For [`StreamEnd::IdleSeconds`].
+    #[serde(default)]
+    news_millis: Option<i64>,
     /// The offsets for the consumer group, if the stream has one.
     #[serde(default)]
     commits: Option<Commits>,
@@ -100,6 +104,16 @@ impl Stream {
         }
     }
 
+    /// Whether no record has come for so long that training ends. `has_news` says whether one has
+    /// come now.
+    fn is_idle(&mut self, until: Option<StreamEnd>, has_news: bool, now: i64) -> bool {
+        let Some(StreamEnd::IdleSeconds(seconds)) = until else { return false };
+        if has_news {
+            self.news_millis = None;
+        }
+        now - *self.news_millis.get_or_insert(now) >= i64::from(seconds) * 1_000
+    }
+
     fn error(&self, error: StreamError) -> RoleError {
         let remedy = match error {
             StreamError::Lost(_) => {
@@ -125,8 +139,13 @@ impl Stream {
 impl State {
     /// A loader has looked at the brokers. Returns the segments in which it should look for a row.
     pub(crate) fn stream_found(&mut self, found: &v1::StreamFound) -> Result<v1::StreamKnown, RoleError> {
+        self.stream_found_at(found, now_millis())
+    }
+
+    fn stream_found_at(&mut self, found: &v1::StreamFound, now: i64) -> Result<v1::StreamKnown, RoleError> {
         self.note_source(&found.unreachable, "the brokers of the stream answer again");
         if !found.unreachable.is_empty() {
+            self.data.stream.news_millis = Some(now);
             return Ok(v1::StreamKnown::default());
         }
         found.partitions.iter().try_for_each(|partition| self.data.stream.note_topic(partition))?;
@@ -135,6 +154,7 @@ impl State {
             let reason = "the job trains on files".to_owned();
             return Err(RoleError::Inconsistent { message: "stream_found", reason });
         };
+        let ends = chunks.ends();
         let lost = chunks.found(found.loader, &states).map_err(|error| self.data.stream.error(error))?;
         self.pending_events.extend(lost.iter().map(|lost| self.data.stream.warning(lost)));
         for probed in &found.probed {
@@ -144,6 +164,10 @@ impl State {
             if chunks.probed(segment, read) && !read.more {
                 self.data.skipped_rows += probed.skipped_rows;
             }
+        }
+        let has_news = chunks.ends() != ends;
+        if self.data.stream.is_idle(chunks.until(), has_news, now) {
+            chunks.close();
         }
         let probes = chunks.to_probe().into_iter().map(write_segment).collect();
         if chunks.is_at_rest() || self.is_held {
@@ -209,7 +233,7 @@ impl State {
                 Some(_) => {
                     "no file with rows came before spec.data.train.follow.until: check spec.data.train.follow.paths"
                 }
-                None => "the topics have no rows: check spec.data.train.kafka.topics and spec.data.train.kafka.start",
+                None => "the topics have no rows: check topics, start and until of spec.data.train.kafka",
             };
             return Err(RoleError::Input(problem.to_owned()));
         }
@@ -313,6 +337,11 @@ impl State {
     }
 }
 
+/// The time, in milliseconds since 1970 (UTC).
+pub(super) fn now_millis() -> i64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as i64)
+}
+
 /// The chunks of a job on a stream, and the batches trained before them.
 pub(super) fn chunks(plan: rectrain_modes::StreamPlan, saved: Option<&Snapshot>) -> StreamChunks {
     let Some(stream) = saved.and_then(|saved| saved.stream.as_ref()) else { return StreamChunks::new(plan) };
@@ -324,8 +353,8 @@ pub(super) fn chunks(plan: rectrain_modes::StreamPlan, saved: Option<&Snapshot>)
 }
 
 fn state(found: &v1::PartitionFound) -> PartitionState {
-    let v1::PartitionFound { part, begin, end, aged_end, start, .. } = *found;
-    PartitionState { part: PartId(part), begin, end, aged_end, start }
+    let v1::PartitionFound { part, begin, end, aged_end, start, stop, .. } = *found;
+    PartitionState { part: PartId(part), begin, end, aged_end, start, stop }
 }
 
 fn segment(segment: v1::Segment) -> Segment {
@@ -639,6 +668,23 @@ mod tests {
         let Some(JobEvent::Progress { window, baseline, .. }) = event else { panic!("{event:?}") };
         let auc = |quality: Option<rectrain_protocol::events::WindowQuality>| quality.unwrap().auc;
         assert_eq!((auc(window), auc(baseline)), (Some(0.0), Some(1.0)));
+    }
+
+    #[test]
+    fn a_stream_ends_once_no_record_has_come_for_long_enough() {
+        let mut state = running(&plan(&["spec.data.train.kafka.until=idle,spec.data.train.kafka.untilIdleSeconds=60"]));
+        let look = |state: &mut State, end, seconds: i64| {
+            state.stream_found_at(&found(vec![partition(0, end)]), seconds * 1_000).unwrap();
+            state.data.ledger.chunks().stream().unwrap().is_closed()
+        };
+        assert!(!look(&mut state, 50, 10) && !look(&mut state, 50, 69), "a minute is not over");
+        assert!(!look(&mut state, 60, 70) && !look(&mut state, 60, 129), "a record came");
+        let gone = v1::StreamFound { unreachable: "no answer".to_owned(), ..v1::StreamFound::default() };
+        state.stream_found_at(&gone, 200_000).unwrap();
+        assert!(!look(&mut state, 60, 259), "the brokers did not answer");
+        assert!(look(&mut state, 60, 260));
+        let mut endless = running(&plan(&[]));
+        assert!(!look(&mut endless, 50, 10) && !look(&mut endless, 50, 100_000));
     }
 
     #[test]

@@ -11,14 +11,16 @@ mod registry;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use parking_lot::Mutex;
 use rectrain_kafka::{
     Client, ErrorCode, FetchFrom, Fetched, FetchedPartition, GroupOffset, KafkaError, NewRecord, OffsetAt, Record,
     Security, TopicMetadata,
 };
-use rectrain_kinds::{KafkaConfig, LostRecords, PartId, PartitionState, Position, RecordFormat, StreamStart};
+use rectrain_kinds::{
+    KafkaConfig, LostRecords, PartId, PartitionState, Position, RecordFormat, StreamEnd, StreamStart,
+};
 
 use self::decode::{BadValue, Decoder, NoCells};
 use self::registry::{Language, Registry};
@@ -26,6 +28,7 @@ use super::Opening;
 use super::csv::{Fault, Row};
 use crate::batch::Batch;
 use crate::blocking::{self, Pending, Stop};
+use crate::clock::unix_millis;
 use crate::error::{DataError, Place};
 use crate::identity::{Identity, PartIdentity};
 use crate::pace;
@@ -252,11 +255,13 @@ impl Shared {
     fn partitions_of(&self, place: u32, topic: &TopicMetadata) -> Result<Vec<PartitionFound>, DataError> {
         check_topic(topic)?;
         let numbers: Vec<i32> = topic.partitions.iter().map(|partition| partition.number).collect();
+        let is_past_end = self.is_past_end();
         // The first offset comes first: a partition never ends before it.
         let begins = self.offsets(&topic.name, &numbers, OffsetAt::Earliest)?;
         let ends = self.offsets(&topic.name, &numbers, OffsetAt::Latest)?;
         let parts: Vec<PartId> = numbers.iter().map(|number| PartId::of_partition(place, *number as u32)).collect();
         let starts = self.starts(topic, &numbers, &parts, &begins, &ends)?;
+        let stops = self.stops(&topic.name, &numbers)?;
         let (mut aging, now) = (self.aging.lock(), Instant::now());
         let mut found = Vec::with_capacity(parts.len());
         for (index, &part) in parts.iter().enumerate() {
@@ -265,7 +270,8 @@ impl Shared {
             // The records from a committed offset on are for training, also if they are gone.
             let is_due = self.config.start == StreamStart::Committed;
             let start = if is_due { starts[index] } else { starts[index].max(begin) };
-            let state = PartitionState { part, begin, end, aged_end: aging.note(part, end, now), start };
+            let stop = stops[index].or(is_past_end.then_some(end));
+            let state = PartitionState { part, begin, end, aged_end: aging.note(part, end, now), start, stop };
             found.push(PartitionFound { topic: topic.name.clone(), topic_id: topic.id, state });
         }
         Ok(found)
@@ -297,6 +303,21 @@ impl Shared {
             }
         }
         Ok(parts.iter().map(|part| known.get(part).copied().unwrap_or(0)).collect())
+    }
+
+    /// Whether the time has come at which training ends. A partition without a later record then
+    /// ends with the records that are found from now on.
+    fn is_past_end(&self) -> bool {
+        matches!(self.config.until, Some(StreamEnd::Timestamp(millis)) if unix_millis(SystemTime::now()) >= millis)
+    }
+
+    /// By partition: the first record that is too late for training. To be asked for after the ends
+    /// of the partitions, so that no such record is before an end unseen.
+    fn stops(&self, topic: &str, numbers: &[i32]) -> Result<Vec<Option<u64>>, DataError> {
+        match self.config.until {
+            Some(StreamEnd::Timestamp(millis)) => self.offsets(topic, numbers, OffsetAt::Timestamp(millis)),
+            Some(StreamEnd::Latest | StreamEnd::IdleSeconds(_)) | None => Ok(vec![None; numbers.len()]),
+        }
     }
 
     /// The topic and the number of a partition.
