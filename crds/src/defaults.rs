@@ -134,6 +134,8 @@ pub const SERVER_UPDATE_SECONDS: u32 = 300;
 pub const SERVER_MAX_IN_FLIGHT: u32 = 256;
 /// `spec.autoscaling.cpuPercent` of a RecModelServer
 pub const SERVER_CPU_PERCENT: u32 = 70;
+/// `spec.warmUp.key` of a RecModelServer
+pub const WARM_UP_KEY: &str = "requests.jsonl";
 /// `spec.canary.percent` of a RecModelServer
 pub const CANARY_PERCENT: u32 = 10;
 /// `spec.shards.replicas` of a RecModelServer

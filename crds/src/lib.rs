@@ -88,7 +88,7 @@ pub use schema::{crd, crd_yaml, server_crd, server_crd_yaml};
 pub use server::{
     CanarySpec, GateSpec, ModelPlace, ModelVersion, RecModelServer, RecModelServerSpec, RecModelServerStatus,
     ServedModelSpec, ServerAutoscalingSpec, ServerCount, ServerPhase, ServerTlsSpec, ShardCount, ShardsSpec,
-    VersionStatus,
+    VersionStatus, WarmUpSpec,
 };
 pub use set::{SetError, SetKind, apply_set};
 pub use spec::*;

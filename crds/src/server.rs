@@ -44,7 +44,7 @@ use crate::{CheckpointStatus, PodTemplate, StorageSpec, defaults};
     validation = Rule::new("!has(self.version) || self.version == 'latest' || string(self.version).matches('^[1-9][0-9]{0,14}$')").message("expected `latest`, or the global step of a checkpoint such as 8000").field_path(".version"),
     validation = Rule::new("!has(self.model.path) || !has(self.version) || self.version != 'latest'").message("version: latest needs model.job, because the operator does not read stores: give a step, or leave version out to serve model.path as it is"),
     validation = Rule::new("!has(self.replicas) || !has(self.autoscaling)").message("replicas and autoscaling contradict each other: remove one of them"),
-    validation = Rule::new("!has(self.autoscaling) || (has(self.template) && has(self.template.resources) && has(self.template.resources.requests) && 'cpu' in self.template.resources.requests)").message("autoscaling measures the use of the requested CPU: set template.resources.requests.cpu"),
+    validation = Rule::new("!has(self.autoscaling) || (has(self.autoscaling.requestsInProgress) && !has(self.autoscaling.cpuPercent)) || (has(self.template) && has(self.template.resources) && has(self.template.resources.requests) && 'cpu' in self.template.resources.requests)").message("autoscaling measures the use of the requested CPU: set template.resources.requests.cpu"),
     validation = Rule::new("!has(self.canary) || !has(self.autoscaling)").message("canary and autoscaling contradict each other: remove one of them"),
     validation = Rule::new("!has(self.canary) || (has(self.replicas) ? self.replicas : 2) >= 2").message("a canary is one of several servers: set replicas to at least 2"),
     validation = Rule::new("!has(self.canary) || has(self.model.job) || has(self.version)").message("a canary and the other servers have checkpoints: set model.job, or a version of model.path"),
@@ -78,8 +78,7 @@ pub struct RecModelServerSpec {
     #[schemars(range(min = 0, max = 1000), extend("x-default" = defaults::SERVERS))]
     pub replicas: Option<u32>,
 
-    /// A number of servers that follows their load, by a HorizontalPodAutoscaler. It needs the
-    /// cluster's metrics-server.
+    /// A number of servers that follows their load, by a HorizontalPodAutoscaler.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = "a fixed number, as in `replicas`"))]
     pub autoscaling: Option<ServerAutoscalingSpec>,
@@ -115,6 +114,12 @@ pub struct RecModelServerSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = "connections are not encrypted"))]
     pub tls: Option<ServerTlsSpec>,
+
+    /// Predicts recorded requests before a server answers, so that its first clients do not wait
+    /// for memory that is not mapped yet.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-default" = "none"))]
+    pub warm_up: Option<WarmUpSpec>,
 
     /// Keeps the rows of the model in shards: pods of their own, each with a part of the rows. The
     /// servers then hold the dense part of the model, and a bounded cache of rows. Needs a
@@ -208,6 +213,21 @@ pub struct ServerTlsSpec {
     pub client_certificates: Option<bool>,
 }
 
+/// Recorded requests.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct WarmUpSpec {
+    /// ConfigMap of the servers' namespace with the requests. Required.
+    #[schemars(length(min = 1, max = 253))]
+    pub config_map_name: String,
+
+    /// Its entry with the requests, as `rectrain serve --record` writes them: in each line the body
+    /// of a REST request.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 253), regex(pattern = r"^[-._a-zA-Z0-9]+$"), extend("x-default" = defaults::WARM_UP_KEY))]
+    pub key: Option<String>,
+}
+
 /// Pods that hold the rows of a model, each a part of them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
@@ -250,7 +270,7 @@ fn version_schema(_: &mut SchemaGenerator) -> Schema {
     })
 }
 
-/// A number of servers that follows their use of CPU.
+/// A number of servers that follows their load. With both measures, the larger number counts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
@@ -266,10 +286,18 @@ pub struct ServerAutoscalingSpec {
     #[schemars(range(min = 1, max = 1000))]
     pub max_replicas: u32,
 
-    /// The mean use of the requested CPU that the number of servers aims at, in percent.
+    /// The mean use of the requested CPU that the number of servers aims at, in percent. It needs
+    /// the cluster's metrics-server.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 1, max = 1000), extend("x-default" = defaults::SERVER_CPU_PERCENT))]
+    #[schemars(range(min = 1, max = 1000), extend("x-default" = "70, and none with `requestsInProgress`"))]
     pub cpu_percent: Option<u32>,
+
+    /// The mean number of requests in progress in a server that the number of servers aims at. It
+    /// needs an adapter for the pods' metric `rectrain_inference_requests_in_progress`, such as
+    /// prometheus-adapter.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1_048_576), extend("x-default" = "none"))]
+    pub requests_in_progress: Option<u32>,
 }
 
 /// Phase of the servers of a model.

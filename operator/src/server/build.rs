@@ -4,7 +4,9 @@
 use std::collections::BTreeMap;
 
 use kube::{Resource, ResourceExt};
-use rectrain_crds::{PodTemplate, RecModelServer, ServerAutoscalingSpec, ServerTlsSpec, ShardsSpec, defaults};
+use rectrain_crds::{
+    PodTemplate, RecModelServer, ServerAutoscalingSpec, ServerTlsSpec, ShardsSpec, WarmUpSpec, defaults,
+};
 use serde_json::{Value, json};
 
 use super::model::Target;
@@ -29,6 +31,11 @@ const TLS_FOLDER: &str = "/etc/rectrain-tls";
 const TLS_ARGUMENTS: [(&str, &str); 2] = [("--tls-cert", "tls.crt"), ("--tls-key", "tls.key")];
 /// The authorities of clients' certificates.
 const CLIENT_AUTHORITY: (&str, &str) = ("--tls-client-ca", "ca.crt");
+/// The folder with the recorded requests, and the file in it.
+const WARM_UP_FOLDER: &str = "/etc/rectrain-warm-up";
+const WARM_UP_FILE: &str = "requests.jsonl";
+/// The gauge of a server for an autoscaler.
+const IN_PROGRESS: &str = "rectrain_inference_requests_in_progress";
 
 /// The input of the builders.
 #[derive(Clone, Copy, Debug)]
@@ -155,15 +162,27 @@ pub(super) fn one_at_a_time(selector: &Value) -> Value {
 }
 
 fn autoscaler(plan: Plan<'_>, scaling: &ServerAutoscalingSpec) -> Value {
-    let percent = scaling.cpu_percent.unwrap_or(defaults::SERVER_CPU_PERCENT);
-    let target = json!({"type": "Utilization", "averageUtilization": percent});
     let deployment = names::of_server(&plan.server.name_any());
     json!({
         "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": deployment},
         "minReplicas": least(scaling),
         "maxReplicas": scaling.max_replicas,
-        "metrics": [{"type": "Resource", "resource": {"name": "cpu", "target": target}}],
+        "metrics": measures(scaling),
     })
+}
+
+/// What the number of servers follows: the use of CPU, requests in progress, or the larger need.
+fn measures(scaling: &ServerAutoscalingSpec) -> Vec<Value> {
+    let without_requests = scaling.requests_in_progress.is_none().then_some(defaults::SERVER_CPU_PERCENT);
+    let cpu = scaling.cpu_percent.or(without_requests).map(|percent| {
+        let target = json!({"type": "Utilization", "averageUtilization": percent});
+        json!({"type": "Resource", "resource": {"name": "cpu", "target": target}})
+    });
+    let requests = scaling.requests_in_progress.map(|requests| {
+        let target = json!({"type": "AverageValue", "averageValue": requests.to_string()});
+        json!({"type": "Pods", "pods": {"metric": {"name": IN_PROGRESS}, "target": target}})
+    });
+    cpu.into_iter().chain(requests).collect()
 }
 
 /// A rollout starts a new server before an old one ends, so no request is refused.
@@ -193,6 +212,8 @@ pub(super) struct Pods<'a> {
     pub(super) arguments: Vec<String>,
     /// The certificate of their ports. `None` if connections are not encrypted.
     pub(super) tls: Option<&'a ServerTlsSpec>,
+    /// The requests that they predict before they answer.
+    pub(super) warm_up: Option<&'a WarmUpSpec>,
     /// Further fields of a pod.
     pub(super) fields: Value,
 }
@@ -213,6 +234,7 @@ fn servers(plan: Plan<'_>) -> Pods<'_> {
         ports: PORTS,
         arguments: arguments(plan),
         tls: plan.server.spec.tls.as_ref(),
+        warm_up: plan.server.spec.warm_up.as_ref(),
         fields: json!({}),
     }
 }
@@ -276,6 +298,11 @@ fn volumes(pods: &Pods<'_>) -> Vec<Value> {
         let items: Vec<Value> = tls_files(tls).map(|(_, file)| json!({"key": file, "path": file})).collect();
         volumes.push(json!({"name": "tls", "secret": {"secretName": tls.secret_name, "items": items}}));
     }
+    if let Some(WarmUpSpec { config_map_name, key }) = pods.warm_up {
+        let key = key.as_deref().unwrap_or(defaults::WARM_UP_KEY);
+        let requests = json!({"name": config_map_name, "items": [{"key": key, "path": WARM_UP_FILE}]});
+        volumes.push(json!({"name": "warm-up", "configMap": requests}));
+    }
     volumes
 }
 
@@ -283,6 +310,9 @@ fn mounts(pods: &Pods<'_>) -> Vec<Value> {
     let mut mounts = vec![json!({"name": "tmp", "mountPath": "/tmp"})];
     if pods.tls.is_some() {
         mounts.push(json!({"name": "tls", "mountPath": TLS_FOLDER, "readOnly": true}));
+    }
+    if pods.warm_up.is_some() {
+        mounts.push(json!({"name": "warm-up", "mountPath": WARM_UP_FOLDER, "readOnly": true}));
     }
     mounts
 }
@@ -350,6 +380,9 @@ fn arguments(plan: Plan<'_>) -> Vec<String> {
     ];
     if let Some(tls) = &plan.server.spec.tls {
         arguments.extend(tls_files(tls).map(|(argument, file)| format!("{argument}={TLS_FOLDER}/{file}")));
+    }
+    if plan.server.spec.warm_up.is_some() {
+        arguments.push(format!("--warm-up={WARM_UP_FOLDER}/{WARM_UP_FILE}"));
     }
     if let Some(gate) = &plan.server.spec.gate {
         arguments.extend(gate.rows.iter().map(|rows| format!("--gate-rows={rows}")));

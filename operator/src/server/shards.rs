@@ -252,6 +252,7 @@ fn pods_of(plan: Plan<'_>, shard: u32) -> Pods<'_> {
         arguments,
         // Only the servers of the model reach a shard. Look-ups have no TLS.
         tls: None,
+        warm_up: None,
         fields: json!({"topologySpreadConstraints": spread}),
     }
 }

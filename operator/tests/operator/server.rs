@@ -449,6 +449,48 @@ async fn an_autoscaler_decides_while_the_manifest_has_one() {
 }
 
 #[tokio::test]
+async fn an_autoscaler_follows_cpu_or_requests_or_both() {
+    let cpu = |percent: u32| {
+        let target = json!({"type": "Utilization", "averageUtilization": percent});
+        json!({"type": "Resource", "resource": {"name": "cpu", "target": target}})
+    };
+    let target = json!({"type": "AverageValue", "averageValue": "8"});
+    let metric = json!({"name": "rectrain_inference_requests_in_progress"});
+    let requests = json!({"type": "Pods", "pods": {"metric": metric, "target": target}});
+    for (measures, expected) in [
+        (json!({"requestsInProgress": 8}), json!([requests])),
+        (json!({"requestsInProgress": 8, "cpuPercent": 50}), json!([cpu(50), requests])),
+        (json!({}), json!([cpu(70)])),
+    ] {
+        let mut scaling = measures;
+        scaling["maxReplicas"] = json!(6);
+        let servers = Servers::of_job(json!({"autoscaling": scaling}));
+        servers.settle().await;
+        assert_eq!(servers.object("horizontalpodautoscalers").unwrap()["spec"]["metrics"], expected);
+    }
+}
+
+#[tokio::test]
+async fn recorded_requests_warm_the_servers_up() {
+    for (warm_up, key) in [
+        (json!({"configMapName": "recorded"}), "requests.jsonl"),
+        (json!({"configMapName": "recorded", "key": "monday"}), "monday"),
+    ] {
+        let servers = Servers::of_job(json!({"warmUp": warm_up}));
+        servers.settle().await;
+        let pod = servers.deployment()["spec"]["template"]["spec"].clone();
+        let container = &pod["containers"][0];
+        let argument = json!("--warm-up=/etc/rectrain-warm-up/requests.jsonl");
+        assert!(container["args"].as_array().unwrap().contains(&argument), "{container}");
+        let mount = json!({"name": "warm-up", "mountPath": "/etc/rectrain-warm-up", "readOnly": true});
+        assert!(container["volumeMounts"].as_array().unwrap().contains(&mount), "{container}");
+        let requests = json!({"name": "recorded", "items": [{"key": key, "path": "requests.jsonl"}]});
+        let volume = json!({"name": "warm-up", "configMap": requests});
+        assert!(pod["volumes"].as_array().unwrap().contains(&volume), "{pod}");
+    }
+}
+
+#[tokio::test]
 async fn a_stuck_rollout_is_reported() {
     let servers = Servers::of_job(json!({}));
     servers.settle().await;
