@@ -55,11 +55,12 @@ impl StepTimes {
     /// part of the reply's time. In order, that time is spent on the loader, on earlier steps, on a
     /// parameter server, and on the embedding worker.
     pub(crate) fn waited(&mut self, wait: Duration, of: &ReplyTime) {
+        // A worker without a processor reads the request late. That time is its own, too.
+        let own = of.reply.own_seconds + (of.took - of.reply.seconds).max(0.0);
         let (pieces, seconds) = self.pieces.entry(of.embedding_worker).or_default();
         *pieces += 1;
-        *seconds += of.reply.own_seconds;
+        *seconds += own;
         let mut left = wait.as_secs_f64();
-        let own = of.reply.own_seconds + (of.took - of.reply.seconds).max(0.0);
         let seconds_of = |role: v1::Role| of.reply.spent.iter().find(|spent| spent.role() == role).copied();
         let (server, loader) = (seconds_of(v1::Role::Ps), seconds_of(v1::Role::Loader));
         self.spend(Role::EmbeddingWorker, of.embedding_worker, take(&mut left, own));
@@ -134,8 +135,10 @@ mod tests {
         }
         let mut progress = v1::Progress::default();
         times.write_to(&mut progress);
-        let pieces = progress.pieces.iter().map(|time| (time.embedding_worker, time.pieces, time.seconds));
-        assert_eq!(pieces.collect::<Vec<_>>(), [(0, 1, 0.1), (2, 2, 0.2)]);
+        let milliseconds = |seconds: f64| (seconds * 1e3).round();
+        let pieces =
+            progress.pieces.iter().map(|time| (time.embedding_worker, time.pieces, milliseconds(time.seconds)));
+        assert_eq!(pieces.collect::<Vec<_>>(), [(0, 1, 200.0), (2, 2, 400.0)]);
     }
 
     #[test]

@@ -94,10 +94,10 @@ impl EmbeddingWorker {
         }
         self.pieces.admitted(key, samples > 0).await;
         let rest = tensors.split_off(ids);
-        let layout = Arc::clone(&self.layout);
+        let (layout, started) = (Arc::clone(&self.layout), Instant::now());
         let prepared = self.work("preparation of ids", move || prepare(samples, tensors, &layout)).await??;
         self.metrics.unique_ids.inc_by(prepared.keys().iter().map(Vec::len).sum::<usize>() as u64);
-        self.pieces.put(key, Piece::new(prepared, &request, rest));
+        self.pieces.put(key, Piece::new(prepared, started.elapsed(), &request, rest));
         Ok(message::done::<v1::PutBatch>())
     }
 
@@ -138,7 +138,14 @@ impl EmbeddingWorker {
         let (widths, compression) = self.form(request.partial)?;
         let mut tensors = encode_pooled(pooled, widths, |values, dim| compression.encode(values, dim))?;
         tensors.extend(piece.rest.iter().cloned());
-        let times = ForwardTimes { all: arrived.elapsed(), waited_for_piece, looked_up, loader: piece.loader, servers };
+        let times = ForwardTimes {
+            all: arrived.elapsed(),
+            waited_for_piece,
+            prepared: waited_for_piece.min(piece.preparation),
+            looked_up,
+            loader: piece.loader,
+            servers,
+        };
         let reply = v1::Forwarded {
             seconds: times.all.as_secs_f64(),
             own_seconds: times.own_seconds(),

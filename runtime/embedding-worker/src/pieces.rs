@@ -39,6 +39,8 @@ pub(crate) struct Piece {
     pub(crate) rest: Vec<Tensor>,
     /// The loader that sent it.
     pub(crate) loader: u32,
+    /// How long this worker prepared its ids, with the wait for a processor.
+    pub(crate) preparation: Duration,
     /// In `des`: the cells that several servers hold.
     pub(crate) cells: KeptCells,
     /// In an evaluation: whether a dense worker has fetched the piece. If the connection broke
@@ -48,10 +50,10 @@ pub(crate) struct Piece {
 
 impl Piece {
     /// A piece that `request` brought.
-    pub(crate) fn new(prepared: PreparedIds, request: &v1::PutBatch, rest: Vec<Tensor>) -> Self {
+    pub(crate) fn new(prepared: PreparedIds, preparation: Duration, request: &v1::PutBatch, rest: Vec<Tensor>) -> Self {
         let &v1::PutBatch { global_samples, moment, loader, .. } = request;
-        let cells = KeptCells::default();
-        Self { prepared, global_samples, moment, rest, loader, cells, is_evaluated: AtomicBool::new(false) }
+        let (cells, is_evaluated) = (KeptCells::default(), AtomicBool::new(false));
+        Self { prepared, global_samples, moment, rest, loader, preparation, cells, is_evaluated }
     }
 
     /// The labels of the rows.
