@@ -13,7 +13,7 @@ use crate::BringUpError;
 const ROOT: &str = "/sys/fs/cgroup";
 /// The cluster's own group.
 const CLUSTER: &str = "rectrain-e2e";
-/// The kernel's default period of a limit. Version 1 keeps it beside the quota.
+/// The period of a limit. The kubelet may give its groups another one.
 const PERIOD_MICROSECONDS: u32 = 100_000;
 /// How long a group may keep its last process.
 const REMOVAL: Duration = Duration::from_secs(20);
@@ -160,7 +160,8 @@ fn confine_tree(group: &Path, list: &str) -> std::io::Result<()> {
 #[derive(Debug)]
 pub struct LimitedProcessor {
     limit: PathBuf,
-    before: String,
+    /// The files of the former limit and their text, in the order in which they are restored.
+    before: Vec<(PathBuf, String)>,
 }
 
 impl LimitedProcessor {
@@ -174,11 +175,18 @@ impl LimitedProcessor {
         let groups = std::fs::read_to_string(&list).map_err(refused("read", &list))?;
         let limit = limit_of(&groups, version_2())
             .ok_or_else(|| BringUpError::Processors(format!("{} names no group with processors", list.display())))?;
-        let before = std::fs::read_to_string(&limit).map_err(refused("read the limit of", &limit))?;
-        let quota = PERIOD_MICROSECONDS / 100 * percent;
-        let text = if version_2() { format!("{quota} {PERIOD_MICROSECONDS}") } else { quota.to_string() };
-        std::fs::write(&limit, text).map_err(refused("limit the processors of", &limit))?;
-        Ok(Self { limit, before })
+        let files = limit_files(&limit, PERIOD_MICROSECONDS / 100 * percent, version_2());
+        let read = |(file, _): &(PathBuf, String)| {
+            let text = std::fs::read_to_string(file).map_err(refused("read the limit of", file))?;
+            Ok((file.clone(), text))
+        };
+        // The files are restored in reverse order: the limit goes before its period changes.
+        let before = files.iter().rev().map(read).collect::<Result<_, BringUpError>>()?;
+        let limited = Self { limit, before };
+        for (file, text) in files {
+            std::fs::write(&file, text).map_err(refused("limit the processors of", &file))?;
+        }
+        Ok(limited)
     }
 
     /// The number of periods in which the limit has stopped the container so far. It does not grow
@@ -197,12 +205,24 @@ impl LimitedProcessor {
 impl Drop for LimitedProcessor {
     fn drop(&mut self) {
         // The group is gone if its container has ended.
-        if let Err(error) = std::fs::write(&self.limit, self.before.trim())
-            && self.limit.exists()
-        {
-            say(format!("{} stays limited: {error}", self.limit.display()));
+        for (file, text) in &self.before {
+            if let Err(error) = std::fs::write(file, text.trim())
+                && file.exists()
+            {
+                say(format!("{} stays limited: {error}", file.display()));
+            }
         }
     }
+}
+
+/// The files that make a limit, and their text, in the order in which they are written. Version 1
+/// keeps the period beside the quota.
+fn limit_files(limit: &Path, quota: u32, version_2: bool) -> Vec<(PathBuf, String)> {
+    if version_2 {
+        return vec![(limit.to_owned(), format!("{quota} {PERIOD_MICROSECONDS}"))];
+    }
+    let period = (limit.with_file_name("cpu.cfs_period_us"), PERIOD_MICROSECONDS.to_string());
+    vec![period, (limit.to_owned(), quota.to_string())]
 }
 
 /// The file with the limit of a process's processors, from the list of its control groups. Its
@@ -280,7 +300,21 @@ fn hierarchies() -> Result<BTreeSet<PathBuf>, BringUpError> {
 
 #[cfg(test)]
 mod tests {
-    use super::{limit_of, processors, throttled};
+    use std::path::{Path, PathBuf};
+
+    use super::{limit_files, limit_of, processors, throttled};
+
+    #[test]
+    fn a_limit_has_a_period_of_its_own() {
+        let expected = |files: &[(&str, &str)]| -> Vec<(PathBuf, String)> {
+            files.iter().map(|(file, text)| (PathBuf::from(file), (*text).to_owned())).collect()
+        };
+        assert_eq!(
+            limit_files(Path::new("/a/cpu.cfs_quota_us"), 3_000, false),
+            expected(&[("/a/cpu.cfs_period_us", "100000"), ("/a/cpu.cfs_quota_us", "3000")])
+        );
+        assert_eq!(limit_files(Path::new("/a/cpu.max"), 3_000, true), expected(&[("/a/cpu.max", "3000 100000")]));
+    }
 
     #[test]
     fn throttled_periods_are_read_from_both_versions() {

@@ -232,11 +232,14 @@ fn slowed(cluster: &TestCluster, case: &Case) -> Result<(), TrialError> {
 /// A DLRM over many wide rows, whose parameter servers and embedding workers have about as much
 /// work as its dense workers. With rows of 16 values, [`SLOW_PERCENT`] of a processor is nearly
 /// enough for a server. The operator may change its mode and the number of its members.
+///
+/// A step takes longer than a period of a limit. A limited member may stand still for the rest of
+/// each period, so it may delay every step that long, however little work it has left.
 pub(super) fn job() -> Value {
     json!({
         "model": {"kind": "dlrm", "embeddingDim": 64, "hidden": [64], "bottom": [32]},
         "data": {"synthetic": {"vocabulary": 100_000}},
-        "training": {"mode": "auto", "globalBatchSize": 4_000, "localBatchSize": 1_000},
+        "training": {"mode": "auto", "globalBatchSize": 16_000, "localBatchSize": 4_000},
         "roles": {
             "ps": {"replicas": 3}, "embeddingWorker": {"replicas": 2}, "loader": {"replicas": 2},
             "denseWorker": {"replicas": WORKERS},
