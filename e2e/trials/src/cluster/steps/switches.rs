@@ -14,6 +14,8 @@ use crate::error::unmet;
 
 /// How long a switch may take. An idle machine needs a few seconds.
 const SWITCH: Duration = Duration::from_secs(30);
+/// The job switches to these modes too, in this order. `hopBw` is refused here.
+const OTHERS: [&str; 6] = ["shadow", "des", "async", "bsp", "hopBs", "sync"];
 /// How long the first step after the last switch may take.
 const PROGRESS: Duration = Duration::from_secs(180);
 
@@ -30,6 +32,12 @@ pub(in crate::cluster) fn switches(cluster: &TestCluster) -> Result<(), TrialErr
     jobs.rectrain(&["mode", "set", name, "hopBw"])?;
     println!("ModeRefused: {}", jobs.until_condition(name, "Stalled", "ModeRefused")?);
     switch_between(jobs, name, "hybrid", "gba")?;
+    let mut from = "gba";
+    for to in OTHERS {
+        switch_between(jobs, name, from, to)?;
+        from = to;
+    }
+    switch_between(jobs, name, from, "gba")?;
     has_not_restarted(jobs, name)?;
     let reasons = jobs.within(&["get", "events", "--output=jsonpath={.items[*].reason}"])?;
     if !reasons.split_whitespace().any(|reason| reason == "ModeSwitched") {
