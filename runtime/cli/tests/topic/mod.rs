@@ -55,9 +55,14 @@ pub fn produce_records(address: &str, topic: &str, partitions: &[Vec<NewRecord>]
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let client = Client::new(vec![address.to_owned()], Security::default());
-        match client.create_topic(topic, partitions.len() as i32).await {
-            Ok(()) | Err(KafkaError::Broker { .. }) => {}
-            Err(error) => panic!("{error}"),
+        loop {
+            match client.create_topic(topic, partitions.len() as i32).await {
+                // It may be there already.
+                Ok(()) | Err(KafkaError::Broker { .. }) => break,
+                // The broker has just started.
+                Err(error) if error.is_transient() => tokio::time::sleep(Duration::from_millis(100)).await,
+                Err(error) => panic!("{error}"),
+            }
         }
         for (partition, records) in (0..).zip(partitions) {
             for records in records.chunks(1_000) {
