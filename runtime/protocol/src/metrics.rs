@@ -477,6 +477,21 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_rollback_has_the_records_of_each_partition() {
+        let all = RoleMetrics::new(Registry::new()).unwrap();
+        let lost = |partition, from, until| LostRecords { topic: "clicks".to_owned(), partition, from, until };
+        CoordinatorMetrics::of(&all, 0).set_rollback(2, 50, &[lost(0, 10, 40), lost(3, 0, 20)]);
+        let text = all.encode().unwrap();
+        for line in
+            [r#"{partition="0",replica="0",topic="clicks"} 30"#, r#"{partition="3",replica="0",topic="clicks"} 20"#]
+        {
+            assert!(text.contains(&format!("rectrain_coordinator_rolled_back_records{line}")), "{text}");
+        }
+        assert!(text.contains("rectrain_coordinator_rollbacks{replica=\"0\"} 2"), "{text}");
+        assert!(text.contains("rectrain_coordinator_rolled_back_rows{replica=\"0\"} 50"), "{text}");
+    }
+
     /// The operator reads them from this process.
     #[test]
     fn every_shared_metric_name_is_registered() {

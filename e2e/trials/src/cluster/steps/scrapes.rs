@@ -25,7 +25,7 @@ const TARGETS: Duration = Duration::from_secs(90);
 /// The references that document every metric.
 const REFERENCES: [&str; 2] = ["docs/reference/metrics.md", "docs/reference/operator-metrics.md"];
 /// The metrics that this trial's jobs give no data: one exists while a member is slow, the other
-/// after a rollback of a stream. Tests of the operator and of streams cover them.
+/// after a rollback of a stream. Tests of their crates cover them.
 const CONDITIONAL: [&str; 2] = ["rectrain_operator_job_slowest_share", "rectrain_coordinator_rolled_back_records"];
 /// The start of the metrics that have data only while there are servers of a model. Tests of the
 /// operator cover them.
