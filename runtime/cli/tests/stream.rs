@@ -225,11 +225,18 @@ fn offsets_are_committed_for_a_group_and_another_job_begins_there() {
     assert_eq!(summary(&run(folder.path(), &[&other]))["samples"], count(&early) + count(&all));
 }
 
+/// The time of row 0 of a timed topic, in seconds since 1970. Each row comes a second later.
+const START: usize = 1_700_000_000;
+
+/// The record of a row, with the time of the row.
+fn timed(number: usize) -> NewRecord {
+    NewRecord { timestamp: 1_000 * (START + number) as i64, ..record(&json(&row(number))) }
+}
+
 /// The file and the topic have the rows around the boundary both. The file is trained up to it, and
 /// the topic from it on.
 #[test]
 fn history_and_then_a_stream_train_each_row_once() {
-    const START: usize = 1_700_000_000;
     let Some(broker) = Broker::shared_for_test() else { return };
     let folder = folder_with(JOB);
     let (boundary, all) = (12 * BATCH, 20 * BATCH);
@@ -239,9 +246,7 @@ fn history_and_then_a_stream_train_each_row_once() {
         writeln!(history, "{label},{user},{item},{age},{}", START + number).unwrap();
     }
     std::fs::write(folder.path().join("history.csv"), history).unwrap();
-    let of_topic =
-        |number: usize| NewRecord { timestamp: 1_000 * (START + number) as i64, ..record(&json(&row(number))) };
-    produce_records(&broker.address, "history", &[(boundary - 7..all).map(of_topic).collect()]);
+    produce_records(&broker.address, "history", &[(boundary - 7..all).map(timed).collect()]);
     write_rows(folder.path(), &[(0..all).map(row).collect()]);
     let one = run(folder.path(), &[]);
     let moment = START + boundary;
@@ -266,13 +271,10 @@ fn history_and_then_a_stream_train_each_row_once() {
 /// itself once no record comes.
 #[test]
 fn training_ends_at_a_moment_or_once_nothing_comes() {
-    const START: usize = 1_700_000_000;
     let Some(broker) = Broker::shared_for_test() else { return };
     let folder = folder_with(JOB);
     let (first, all) = (5 * BATCH, 8 * BATCH);
-    let of_topic =
-        |number: usize| NewRecord { timestamp: 1_000 * (START + number) as i64, ..record(&json(&row(number))) };
-    produce_records(&broker.address, "until", &[(0..all).map(of_topic).collect(), Vec::new()]);
+    produce_records(&broker.address, "until", &[(0..all).map(timed).collect(), Vec::new()]);
     write_rows(folder.path(), &[(0..all).map(row).collect()]);
     let one = run(folder.path(), &[]);
     let until = |end: &str| from_topic(&broker, "until").replace("kafka.until=latest", &format!("kafka.until={end}"));

@@ -14,7 +14,7 @@ use parquet::arrow::ArrowWriter;
 use parquet::basic::{Compression, ZstdLevel};
 use parquet::file::properties::WriterProperties;
 use rectrain_checkpoint::Checkpoint;
-use rectrain_data::{Batch, Dataset, MissingValue, ReadPlan, Schema as Columns, SourceConfig, SparseField};
+use rectrain_data::{Batch, Dataset, MissingValue, Schema as Columns, SourceConfig, SparseField};
 use rectrain_serving::{Description, Model};
 
 use super::export::{list_of, lists};
@@ -23,12 +23,8 @@ use crate::human::thousands;
 use crate::outlook::failure;
 use crate::output;
 use crate::partial::{Partial, failed};
-use crate::row_files::format;
+use crate::row_files::{each_batch, source};
 
-/// Rows of a batch.
-const BATCH_ROWS: u64 = 4096;
-/// Batches that are parsed ahead.
-const READ_AHEAD: usize = 2;
 /// Ids that are collected before they are written.
 const IDS_A_GROUP: usize = 1 << 16;
 
@@ -59,14 +55,9 @@ fn file_name(feature: &str) -> String {
 fn write(model: &Model, ids: &Ids, path: &str) -> Result<(), Failure> {
     let vectors = Vectors::of(model, &ids.feature)?;
     let dataset = open(&model.description, ids, vectors.field.clone())?;
-    let plan = ReadPlan { chunk_rows: BATCH_ROWS, shuffle: None, epoch: 0, read_ahead_chunks: READ_AHEAD };
-    let mut reader = dataset.reader(plan).map_err(failure)?;
     let mut file = VectorFile::create(path, vectors.dim)?;
     let mut found = Found::default();
-    for chunk in 0.. {
-        let Some(batch) = reader.read(chunk).map_err(failure)? else { break };
-        vectors.add(&batch, &mut found, &mut file)?;
-    }
+    each_batch(&dataset, |batch| vectors.add(&batch, &mut found, &mut file))?;
     let written = file.finish()?;
     output::line(path)?;
     output::line(format_args!(
@@ -87,13 +78,9 @@ fn open(description: &Description, ids: &Ids, field: SparseField) -> Result<Data
         time: None,
     };
     let config = SourceConfig {
-        paths: ids.files.clone(),
-        format: format(&ids.files, description),
-        null_values: description.null_values.clone(),
-        storage_options: ids.options.clone(),
         carried: vec![ids.feature.clone()],
         label_is_optional: true,
-        ..SourceConfig::default()
+        ..source(&ids.files, description, ids.options.clone())
     };
     Dataset::open(config, columns).map_err(failure)
 }

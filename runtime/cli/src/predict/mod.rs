@@ -16,7 +16,7 @@ use crate::args::{BadRowsChoice, PredictArgs};
 use crate::failure::Failure;
 use crate::human::thousands;
 use crate::outlook::failure;
-use crate::row_files::format;
+use crate::row_files::source;
 use crate::row_progress::RowProgress;
 use crate::{checkpoint, output, trained};
 
@@ -75,14 +75,10 @@ fn open(args: &PredictArgs, description: &Description) -> Result<Dataset, Failur
         BadRowsChoice::Skip => BadRows::Skip { limit: args.bad_rows_limit },
     };
     let config = SourceConfig {
-        paths: args.input.clone(),
-        format: format(&args.input, description),
         bad_rows,
-        null_values: description.null_values.clone(),
-        storage_options: checkpoint::store_options(&args.options)?,
         carried: args.ids.clone(),
         label_is_optional: true,
-        ..SourceConfig::default()
+        ..source(&args.input, description, checkpoint::store_options(&args.options)?)
     };
     Dataset::open(config, description.schema.clone()).map_err(failure)
 }

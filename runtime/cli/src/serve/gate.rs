@@ -1,6 +1,6 @@
 //! The gate of a server: a model with a low AUC on held-out rows is not taken.
 
-use rectrain_data::{Batch, Dataset, ReadPlan, SourceConfig};
+use rectrain_data::{Batch, Dataset};
 use rectrain_dense::metrics::Evaluation;
 use rectrain_inference::{NextModel, Patience, Predict, predict_now};
 use rectrain_serving::{Description, PredictorOptions, ServingError};
@@ -9,12 +9,8 @@ use super::args::ServeArgs;
 use crate::checkpoint::store_options;
 use crate::failure::Failure;
 use crate::outlook::failure;
-use crate::row_files::format;
+use crate::row_files::{each_batch, source};
 
-/// Rows of a batch.
-const BATCH_ROWS: u64 = 4096;
-/// Batches that are parsed ahead.
-const READ_AHEAD: usize = 2;
 /// The most held-out rows. They stay in memory.
 const MAX_ROWS: usize = 1 << 20;
 
@@ -33,13 +29,7 @@ impl<P: Predict> Gate<P> {
         predictor: impl FnOnce(PredictorOptions) -> Result<P, ServingError>,
     ) -> Result<Option<Self>, Failure> {
         let Some(least_auc) = args.gate_min_auc else { return Ok(None) };
-        let config = SourceConfig {
-            paths: args.gate_rows.clone(),
-            format: format(&args.gate_rows, description),
-            null_values: description.null_values.clone(),
-            storage_options: store_options(&args.options)?,
-            ..SourceConfig::default()
-        };
+        let config = source(&args.gate_rows, description, store_options(&args.options)?);
         let dataset = Dataset::open(config, description.schema.clone()).map_err(failure)?;
         let options = PredictorOptions { threads: 1, precision: args.precision };
         Ok(Some(Self { predictor: predictor(options)?, batches: read(&dataset)?, least_auc }))
@@ -67,16 +57,14 @@ impl<P: Predict> Gate<P> {
 }
 
 fn read(dataset: &Dataset) -> Result<Vec<Batch>, Failure> {
-    let plan = ReadPlan { chunk_rows: BATCH_ROWS, shuffle: None, epoch: 0, read_ahead_chunks: READ_AHEAD };
-    let mut reader = dataset.reader(plan).map_err(failure)?;
     let (mut batches, mut rows) = (Vec::new(), 0);
-    for chunk in 0.. {
-        let Some(batch) = reader.read(chunk).map_err(failure)? else { break };
+    each_batch(dataset, |batch| {
         rows += batch.samples;
         if rows > MAX_ROWS {
             return Err(Failure::User(format!("--gate-rows have more than {MAX_ROWS} rows; name fewer")));
         }
         batches.push(batch);
-    }
+        Ok(())
+    })?;
     Ok(batches)
 }
