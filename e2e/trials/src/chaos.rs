@@ -59,6 +59,8 @@ const STREAM_MANIFEST: &str = "docs/examples/movielens-100k.yaml";
 const STREAM_DATA: &str = "data/movielens-100k/train.csv";
 const TOPIC: &str = "chaos";
 
+/// The longest time without a report that a victim is back.
+const BACK: Duration = Duration::from_secs(10);
 /// The mode that trains replicas.
 const SHADOW: &str = "shadow";
 
@@ -247,8 +249,8 @@ struct Killer<'a> {
     later: std::slice::Iter<'a, Moment>,
     /// The time of the next kill, once its occasion has come.
     due: Option<Instant>,
-    /// Whether the last victim is not back.
-    is_down: bool,
+    /// When the last victim died, if it is not known to be back.
+    down_since: Option<Instant>,
     /// The broker of a run on a stream. It may be a victim, too.
     broker: Option<Broker>,
 }
@@ -257,7 +259,7 @@ impl<'a> Killer<'a> {
     fn new(run: u32, moments: &'a [Moment], random: SplitMix64) -> Self {
         let mut later = moments.iter();
         let next = later.next().copied();
-        Self { run, random, kills: Kills::default(), next, later, due: None, is_down: false, broker: None }
+        Self { run, random, kills: Kills::default(), next, later, due: None, down_since: None, broker: None }
     }
 
     /// Follows the run and kills, until its summary or its end.
@@ -280,18 +282,23 @@ impl<'a> Killer<'a> {
         }
     }
 
+    /// Whether the last victim is not back. The replacement of a member that had not joined yet is
+    /// not reported, so a victim counts as back after [`BACK`].
+    fn is_down(&self) -> bool {
+        self.down_since.is_some_and(|since| since.elapsed() < BACK)
+    }
+
     /// Plans the next kill if the event is its occasion.
     fn plan_after(&mut self, event: &Value) {
         match event["event"].as_str() {
-            // The replacement of a member that had not joined yet is not reported.
-            Some("started") => self.is_down = false,
+            Some("started") => self.down_since = None,
             Some("restarting" | "rejoined" | "serverKeptRows" | "coordinatorTakenUp") => self.plan_after_return(event),
-            Some("checkpointSaved") if !self.is_down => {
+            Some("checkpointSaved") if !self.is_down() => {
                 if let Some(Before::Checkpoint(after)) = self.next.map(|next| next.before) {
                     self.due = self.due.or(Some(Instant::now() + after));
                 }
             }
-            Some("progress") if !self.is_down => {
+            Some("progress") if !self.is_down() => {
                 let step = event["step"].as_u64().unwrap_or(0);
                 if self.next.is_some_and(|next| step >= next.batch) {
                     self.due = Some(Instant::now());
@@ -303,7 +310,7 @@ impl<'a> Killer<'a> {
 
     /// The last victim is back, or the job restarts after a pause.
     fn plan_after_return(&mut self, event: &Value) {
-        self.is_down = false;
+        self.down_since = None;
         if let Some(killed) = self.kills.server.take().filter(|_| event["event"] == "serverKeptRows") {
             self.kills.longest_server_restart = self.kills.longest_server_restart.max(killed.elapsed());
         }
@@ -324,7 +331,7 @@ impl<'a> Killer<'a> {
             self.due = Some(Instant::now() + Duration::from_millis(50));
             return Ok(());
         };
-        self.is_down = true;
+        self.down_since = Some(Instant::now());
         self.kills.server = (killed == "ps").then(Instant::now);
         self.note(&killed);
         Ok(())
