@@ -13,7 +13,8 @@ const OVERDUE_INTERVALS: u32 = 3;
 /// Usual intervals after which no step is expected to arrive.
 const OVER_INTERVALS: u32 = 10;
 
-/// Rows trained so far, at the times of the last reports with new rows.
+/// Rows trained so far, at the times of the last reports with new rows. The first one is the last
+/// before the window, so that reports after a stall are not taken for all of the time.
 #[derive(Debug, Default)]
 pub(super) struct Throughput(VecDeque<(Instant, u64)>);
 
@@ -25,7 +26,7 @@ impl Throughput {
             return;
         }
         self.0.push_back((now, samples));
-        while self.0.len() > 2 && self.0.front().is_some_and(|(then, _)| now.duration_since(*then) > WINDOW) {
+        while self.0.len() > 2 && self.0.get(1).is_some_and(|(then, _)| now.duration_since(*then) > WINDOW) {
             self.0.pop_front();
         }
     }
@@ -51,10 +52,16 @@ impl Throughput {
     }
 
     fn measured(&self) -> Option<Measured> {
-        let (&(from, before), &(to, after)) = (self.0.front()?, self.0.back()?);
-        let intervals = u32::try_from(self.0.len() - 1).ok().filter(|intervals| *intervals > 0)?;
-        let interval = to.duration_since(from) / intervals;
-        let rows_of_interval = after.saturating_sub(before) as f64 / f64::from(intervals);
+        let (&(from, before), &(second, next), &(to, after)) = (self.0.front()?, self.0.get(1)?, self.0.back()?);
+        let intervals = u32::try_from(self.0.len() - 1).ok()?;
+        // The part of the first interval before the window does not count, if there are more.
+        let whole = second.duration_since(from);
+        let outside = to.duration_since(from).saturating_sub(WINDOW).min(whole);
+        let outside = if intervals > 1 { outside } else { Duration::ZERO };
+        let outside_share = outside.as_secs_f64() / whole.as_secs_f64().max(f64::MIN_POSITIVE);
+        let rows = after.saturating_sub(before) as f64 - next.saturating_sub(before) as f64 * outside_share;
+        let interval = (to.duration_since(from) - outside) / intervals;
+        let rows_of_interval = rows / f64::from(intervals);
         (!interval.is_zero()).then_some(Measured { last: to, interval, rows_of_interval })
     }
 }
@@ -106,6 +113,25 @@ mod tests {
         let later = last + Duration::from_secs(6);
         throughput.note(later, 9900);
         assert!(throughput.per_second(later) < 20.0 && throughput.overdue(later).is_some());
+    }
+
+    /// Four dense workers report the first step after a stall within milliseconds.
+    #[test]
+    fn the_first_reports_after_a_stall_are_not_taken_for_its_time() {
+        let (mut throughput, last) = steady(Instant::now());
+        for report in 1..=4_u32 {
+            let now = last + Duration::from_secs(40) + Duration::from_millis(2) * report;
+            throughput.note(now, 9900 + 100 * u64::from(report));
+            let found = throughput.per_second(now);
+            assert!(found < 45.0, "{found} after report {report}");
+        }
+        // Ten seconds later, nothing of the stall is left in the window.
+        let resumed = last + Duration::from_secs(40);
+        for report in 1..=60_u32 {
+            throughput.note(resumed + Duration::from_millis(200) * report, 10_300 + 100 * u64::from(report));
+        }
+        let found = throughput.per_second(resumed + Duration::from_secs(12));
+        assert!((found - 500.0).abs() < 10.0, "{found}");
     }
 
     #[test]
