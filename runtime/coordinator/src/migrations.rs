@@ -33,6 +33,9 @@ const FORWARD_EVERY: Duration = Duration::from_millis(200);
 /// this many rounds. The remaining changes are sent while training is paused.
 const FEW_ROWS: u64 = 10_000;
 const LAST_ROUNDS: usize = 5;
+/// Up to this weight and this many bytes of rows, a source copies its slots without other work.
+const ALONE_WEIGHT: u32 = EVEN / 4;
+const ALONE_BYTES: u64 = 2 << 30;
 
 /// The migration under way, if any, and the state machine of all migrations.
 pub(super) struct Migrations {
@@ -61,6 +64,8 @@ struct ActiveMigration {
     to: u32,
     slots: usize,
     imbalance: f64,
+    /// Sources that copy their slots without other work.
+    slow: BTreeSet<u16>,
     started: Instant,
     bytes: u64,
     copied: bool,
@@ -122,7 +127,13 @@ impl Migrations {
                 Order::Copy { server, migration, slot, to } => {
                     let source = active.endpoint(server)?.channel.clone();
                     let address = active.endpoint(to)?.address.clone();
-                    let copy = v1::CopySlot { migration: migration.0, slot: slot.0, to: u32::from(to), address };
+                    let copy = v1::CopySlot {
+                        migration: migration.0,
+                        slot: slot.0,
+                        to: u32::from(to),
+                        address,
+                        alone: active.slow.contains(&server),
+                    };
                     calls.spawn(async move {
                         let (sent, _) = message::call(&source, copy, Vec::new(), CALL_DEADLINE).await?;
                         Ok(CallDone::Copied { migration, slot, sent })
@@ -226,6 +237,7 @@ impl ActiveMigration {
             to: sizes.1,
             slots,
             imbalance,
+            slow: BTreeSet::new(),
             started: Instant::now(),
             bytes: 0,
             copied: false,
@@ -270,10 +282,10 @@ async fn forward(
     migration: MigrationId,
     mut all_copied: watch::Receiver<bool>,
 ) -> Result<u64, RoleError> {
-    let request = v1::ForwardChanges { migration: migration.0 };
     let (mut bytes, mut last_rounds) = (0, 0);
     while last_rounds < LAST_ROUNDS {
         let is_last = *all_copied.borrow();
+        let request = v1::ForwardChanges { migration: migration.0, copied: is_last };
         let (sent, _) = message::call(&source, request, Vec::new(), CALL_DEADLINE).await?;
         bytes += sent.bytes;
         last_rounds += usize::from(is_last);
@@ -304,9 +316,9 @@ impl Coordinator {
         let imbalance = imbalance(&placement.map, &look_ups);
         migrations.add_earlier_look_ups(&mut costs);
         let weights = self.lock().server_weights(&servers);
-        let moves = match weights {
+        let moves = match &weights {
             Some(weights) => {
-                plan_weighted_moves(&placement.map, &costs, &servers, &targets(&servers, &weights, &places))
+                plan_weighted_moves(&placement.map, &costs, &servers, &targets(&servers, weights, &places))
             }
             None => plan_moves(&placement.map, &costs, &servers),
         };
@@ -317,7 +329,9 @@ impl Coordinator {
         migrations.looked_up = costs.iter().map(|cost| cost.look_ups).collect();
         let (from, to) = (placement.map.servers().len() as u32, servers.len() as u32);
         let endpoints = connect_all(addresses, transport)?;
-        migrations.active = Some(ActiveMigration::new(endpoints, (from, to), moves.len(), imbalance));
+        let active = ActiveMigration::new(endpoints, (from, to), moves.len(), imbalance);
+        migrations.active =
+            Some(ActiveMigration { slow: slow_sources(&servers, weights.as_deref(), &places), ..active });
         let new: Vec<u16> = servers.iter().copied().filter(|server| placement.map.place(*server).is_none()).collect();
         migrations.announce_map(&new).await?;
         let (orders, progress) = migrations.machine.begin(&moves, &servers)?;
@@ -516,6 +530,16 @@ fn targets(servers: &[u16], weights: &[u32], places: &BTreeMap<u16, Place>) -> V
     let of_leaving = places.iter().filter(|(server, _)| !servers.contains(server)).map(|(_, place)| place.bytes).sum();
     let staying: Vec<Place> = servers.iter().zip(weights).map(place).collect();
     slot_targets::targets(&staying, of_leaving)
+}
+
+/// The servers that copy their slots without other work: much slower than the others, with few
+/// enough rows for a short wait.
+fn slow_sources(servers: &[u16], weights: Option<&[u32]>, places: &BTreeMap<u16, Place>) -> BTreeSet<u16> {
+    let weighed = servers.iter().zip(weights.unwrap_or_default());
+    let is_slow = |(server, weight): &(&u16, &u32)| {
+        **weight <= ALONE_WEIGHT && places.get(*server).is_some_and(|place| place.bytes <= ALONE_BYTES)
+    };
+    weighed.filter(is_slow).map(|(server, _)| *server).collect()
 }
 
 /// Measures the cost of every slot, and the memory of every server.

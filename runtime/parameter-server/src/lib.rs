@@ -10,6 +10,7 @@
 mod averages;
 mod checkpoint;
 mod contribution;
+mod copying_alone;
 mod early;
 mod first_layers;
 mod half;
@@ -108,7 +109,7 @@ impl ParameterServer {
         let store = Arc::new(store);
         store.track_changes(plan.checkpoint.is_some());
         let map = left.as_ref().map_or_else(|| Ok(plan.slot_map()), |left| left.standing.map())?;
-        let slots = Arc::new(Slots::new(index, map, &store, transport, metrics.clone()));
+        let slots = Arc::new(Slots::new(index, map, &store, transport, plan.stall, metrics.clone()));
         let half = Arc::<CurrentHalf>::default();
         let server = Self {
             saving: Saving::new(plan, index, &slots),
@@ -240,6 +241,9 @@ impl ParameterServer {
     }
 
     async fn look_up(&self, request: v1::Lookup, tensors: Vec<Tensor>) -> Result<Frame, RoleError> {
+        if request.train {
+            self.shared.slots.copied_alone().await;
+        }
         if let Some(samples) = request.partial_samples {
             return self.look_up_partial(request, samples, tensors).await;
         }
@@ -566,8 +570,8 @@ impl ParameterServer {
                 Ok(message::reply::<v1::CopySlot>(&self.shared.slots.copy(request).await?, Vec::new()))
             }
             v1::ForwardChanges::KIND => {
-                message::read::<v1::ForwardChanges>(frame)?;
-                Ok(message::reply::<v1::ForwardChanges>(&self.shared.slots.forward().await?, Vec::new()))
+                let (v1::ForwardChanges { copied, .. }, _) = message::read::<v1::ForwardChanges>(frame)?;
+                Ok(message::reply::<v1::ForwardChanges>(&self.shared.slots.forward(copied).await?, Vec::new()))
             }
             v1::SealSlots::KIND => {
                 let (request, _) = message::read::<v1::SealSlots>(frame)?;

@@ -5,6 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 use rectrain_checkpoint::SlotSet;
@@ -13,6 +14,7 @@ use rectrain_modes::migration::{Changes, Epoch, HolderError, MigrationId, Receip
 use rectrain_proto::v1;
 use rectrain_wire::{Channel, Tensor, Transport};
 
+use crate::copying_alone::CopyingAlone;
 use rectrain_protocol::blocking::blocking;
 use rectrain_protocol::connect;
 use rectrain_protocol::deadline::CALL_DEADLINE;
@@ -47,6 +49,7 @@ pub(super) struct Slots {
     /// The channels to servers that slots move to.
     targets: Mutex<BTreeMap<u16, Channel>>,
     transport: Arc<dyn Transport>,
+    alone: CopyingAlone,
     /// See [`PACKAGE_BYTES`].
     package_bytes: usize,
     metrics: PsMetrics,
@@ -58,6 +61,7 @@ impl Slots {
         map: SlotMap,
         store: &Arc<Store>,
         transport: Arc<dyn Transport>,
+        stall: Duration,
         metrics: PsMetrics,
     ) -> Self {
         let number = index.min(u32::from(u16::MAX)) as u16;
@@ -71,6 +75,7 @@ impl Slots {
             removing: Mutex::default(),
             targets: Mutex::default(),
             transport,
+            alone: CopyingAlone::new(stall),
             package_bytes: PACKAGE_BYTES,
             metrics,
         };
@@ -177,16 +182,24 @@ impl Slots {
 
     /// Sends a whole slot, and records its changes from then on.
     pub(super) async fn copy(&self, request: v1::CopySlot) -> Result<v1::SentRows, RoleError> {
-        let v1::CopySlot { migration, slot, to, address } = request;
+        let v1::CopySlot { migration, slot, to, address, alone } = request;
         let (migration, slot) = (MigrationId(migration), Slot(slot));
         let to =
             u16::try_from(to).map_err(|_| inconsistent("copy_slot", format!("there is no parameter server {to}")))?;
         self.lock_targets().insert(to, connect(&*self.transport, &address)?);
         self.begin_copy(migration, slot, to)?;
+        if alone {
+            self.alone.begin(migration);
+        }
         let (store, most) = (Arc::clone(&self.store), self.package_bytes);
         let parts = blocking("copying of a slot", move || store.snapshot_slot_in_parts(slot, most)).await??;
         self.lock().cut(migration, slot, parts.len() as u64);
         self.send(to, migration, (0..).zip(parts).collect()).await
+    }
+
+    /// Waits while this server copies its slots without other work.
+    pub(super) async fn copied_alone(&self) {
+        self.alone.ended().await;
     }
 
     fn begin_copy(&self, migration: MigrationId, slot: Slot, to: u16) -> Result<(), RoleError> {
@@ -203,7 +216,7 @@ impl Slots {
         let migration = MigrationId(request.migration);
         let slots: Vec<Slot> = request.slots.into_iter().map(Slot).collect();
         self.lock().seal(migration, &slots).map_err(|error| refused("seal_slots", error))?;
-        let sent = self.forward().await?;
+        let sent = self.forward(true).await?;
         if self.lock().is_drained(migration) {
             return Ok(sent);
         }
@@ -254,6 +267,7 @@ impl Slots {
                 v1::AdoptedMap { epoch: holder.epoch().0, ended: holder.ended().0, ..v1::AdoptedMap::default() };
             (adopted, abandoned, holder.epoch() != before)
         };
+        self.alone.end();
         if is_new {
             *self.map.lock() = Arc::new(map);
             self.look_ups.iter().for_each(|look_ups| look_ups.store(0, Ordering::Relaxed));
@@ -277,9 +291,13 @@ impl Slots {
         Ok(())
     }
 
-    /// Sends the changes in slots that are moving. A slot's packages are sequential: each is read
-    /// only after the target has acknowledged the one before.
-    pub(super) async fn forward(&self) -> Result<v1::SentRows, RoleError> {
+    /// Sends the changes in slots that are moving. All slots are `copied`, or copies go on. A
+    /// slot's packages are sequential: each is read only after the target has acknowledged the one
+    /// before.
+    pub(super) async fn forward(&self, copied: bool) -> Result<v1::SentRows, RoleError> {
+        if copied {
+            self.alone.end();
+        }
         let mut by_target: BTreeMap<(u16, MigrationId), Vec<Changes<RowName>>> = BTreeMap::new();
         let most = self.store.rows_within(self.package_bytes);
         for changes in self.lock().take_changes(most) {
@@ -413,7 +431,7 @@ mod tests {
         let config = StoreConfig { slots: 2, seed: 3, groups: vec![group(4), group(2)], budget: None };
         let store = Arc::new(Store::new(config).unwrap());
         let metrics = PsMetrics::of(&RoleMetrics::new(Registry::new()).unwrap(), index);
-        let slots = Slots::new(index, SlotMap::even(2, 1), &store, transport(), metrics);
+        let slots = Slots::new(index, SlotMap::even(2, 1), &store, transport(), Duration::from_secs(1), metrics);
         Slots { package_bytes: 1_000, ..slots }
     }
 
@@ -453,13 +471,16 @@ mod tests {
         let target = Arc::new(Target { slots: server(1), packages: Mutex::default() });
         let serving = transport().serve(target.clone(), &Address::tcp("127.0.0.1", 0)).unwrap();
         let address = serving.address().to_string();
-        let copy = v1::CopySlot { migration: MIGRATION, slot: SLOT.0, to: 1, address };
+        let copy = v1::CopySlot { migration: MIGRATION, slot: SLOT.0, to: 1, address, alone: true };
         let mut sent = vec![source.copy(copy).await.unwrap()];
         assert_eq!(target.slots.store.snapshot_slot(SLOT).unwrap(), whole);
         train(&source, 100..450, 2);
         source.store.remove(GroupId(0), FeatureKey(120)).unwrap();
-        sent.push(source.forward().await.unwrap());
-        assert_eq!(source.forward().await.unwrap(), v1::SentRows::default(), "all of it has arrived");
+        sent.push(source.forward(false).await.unwrap());
+        let waiting = tokio::time::timeout(Duration::from_millis(20), source.copied_alone());
+        assert!(waiting.await.is_err(), "another slot may follow");
+        assert_eq!(source.forward(true).await.unwrap(), v1::SentRows::default(), "all of it has arrived");
+        source.copied_alone().await;
         train(&source, 1..300, 3);
         sent.push(source.seal(v1::SealSlots { migration: MIGRATION, slots: vec![SLOT.0] }).await.unwrap());
         let digest = |slots: &Slots| slots.store.slot_digest(SLOT).unwrap();
