@@ -42,7 +42,8 @@ impl Coordinator {
     }
 
     /// Gives a member another share of its role's work, as a measurement of its speed does. A later
-    /// measurement may change it again. A member with a `weight` of 64 gets an even share.
+    /// measurement may change it again. A member with a `weight` of
+    /// [`EVEN`](rectrain_modes::shares::EVEN) gets an even share.
     ///
     /// # Errors
     /// [`ResizeRefused`] for a role other than loaders, embedding workers and parameter servers, if

@@ -132,6 +132,6 @@ mod tests {
             panic!("{slow:?}")
         };
         assert!(reason.contains("ps 1 takes 32.0 times as long"), "{reason}");
-        assert_eq!(state.server_weights(&[0, 1, 2, 3]), Some(vec![64, 2, 64, 64]));
+        assert_eq!(state.server_weights(&[0, 1, 2, 3]), Some(vec![4096, 128, 4096, 4096]));
     }
 }

@@ -15,6 +15,7 @@ use prometheus::Registry;
 use rectrain_coordinator::{Coordinator, ResizeRefused, serve_control};
 use rectrain_kinds::Role;
 use rectrain_member::local::run_with;
+use rectrain_modes::shares::EVEN;
 use rectrain_proto::v1;
 use rectrain_proto::v1::control_client::ControlClient;
 use rectrain_protocol::RoleError;
@@ -232,12 +233,12 @@ fn sync_is_equal_to_the_bit_while_work_moves_from_slow_members_and_back() {
     ];
     let requests = [
         // From then on, loader 0 reads each chunk of loader 1, too.
-        Weight(Loader, 1, 4),
-        Weight(EmbeddingWorker, 1, 2),
-        Weight(Ps, 1, 2),
-        Weight(EmbeddingWorker, 1, 64),
-        Weight(Ps, 1, 64),
-        Weight(EmbeddingWorker, 0, 16),
+        Weight(Loader, 1, EVEN / 16),
+        Weight(EmbeddingWorker, 1, EVEN / 32),
+        Weight(Ps, 1, EVEN / 32),
+        Weight(EmbeddingWorker, 1, EVEN),
+        Weight(Ps, 1, EVEN),
+        Weight(EmbeddingWorker, 0, EVEN / 4),
     ];
     let weighed = train_and_request("weighed", &members, &requests, None).unwrap();
     let moves = weighed.moves();

@@ -16,10 +16,8 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use crate::shares::{EVEN, PIECES, ShareChange, Shares};
+use crate::shares::{CHUNKS, EVEN, ShareChange, Shares};
 
-/// The least weight of a slow loader.
-const LEAST: u32 = EVEN / 16;
 /// Time without a trained row after which a chunk may be late.
 const STANDS_STILL: Duration = Duration::from_secs(2);
 /// A chunk is late if it is read for this many times the median of the other loaders' last reads.
@@ -80,13 +78,18 @@ impl LoaderPace {
         is_its_turn || self.leased.is_none_or(|leased| now.saturating_duration_since(leased) >= OUT_OF_TURN)
     }
 
+    /// The loaders' shares of the chunks.
+    pub fn shares(&self) -> &Shares {
+        &self.shares
+    }
+
     /// Whether the loader gets fewer chunks than the others.
     pub fn is_slow(&self, loader: u32) -> bool {
         self.weight(loader) < EVEN
     }
 
     fn weight(&self, loader: u32) -> u32 {
-        self.shares.weight(loader).max(LEAST)
+        self.shares.weight(loader).max(CHUNKS.least)
     }
 
     fn taken_by(&self, loader: u32) -> u64 {
@@ -190,7 +193,7 @@ impl LoaderPace {
     /// seconds.
     pub fn decide(&mut self, loaders: u32, now: Instant) -> Option<ShareChange> {
         let numbers: Vec<u32> = (0..loaders).collect();
-        let change = self.shares.decide(&numbers, PIECES, now)?;
+        let change = self.shares.decide(&numbers, CHUNKS, now)?;
         self.taken.clear();
         Some(change)
     }
@@ -275,11 +278,11 @@ mod tests {
     fn a_slow_loader_gets_a_chunk_if_the_others_take_none() {
         let mut pace = LoaderPace::default();
         let now = Instant::now();
-        pace.set(1, 2);
+        pace.set(1, 128);
         pace.leased((0, 0), 0, BATCHES, now);
         assert!(!pace.may_lease(1, 2, now) && pace.may_lease(0, 2, now));
         assert!(pace.may_lease(1, 2, now + OUT_OF_TURN));
-        pace.set(0, 2);
+        pace.set(0, 128);
         assert!(pace.may_lease(1, 2, now), "none is faster");
         pace.set(0, EVEN);
         (1..17).for_each(|chunk| pace.leased((0, chunk), 0, BATCHES, now));

@@ -3,14 +3,20 @@
 //!
 //! A member's *time* is the seconds that it works on a unit: on a piece, or on a row. Its *weight*
 //! says how much of the work it gets compared with a member of usual speed, which has [`EVEN`]. A
-//! slow member gets a weight in proportion to its speed. It keeps at least [`LEAST`], so that its
+//! slow member gets a weight in proportion to its speed, and at least [`Pace::least`], so that its
 //! recovery can be measured.
+//!
+//! **A trickle.** With [`Pace::is_awaited`], training waits for every unit, and a unit is not
+//! divided. A member that takes [`TRICKLE_FACTOR`] times the usual time would then cost more than
+//! it gains, even with a share in proportion. So it gets few units: training waits for them for
+//! [`TRICKLE_COST`] of its time, or it gets one in [`TRICKLE_EVERY`]. Its last units measure its
+//! recovery.
 //!
 //! **Hysteresis.** A member is slow from [`SLOW_FACTOR`] times the median time of the others on. At
 //! an even share of work, that must also cost a noticeable share of training. It is well up to
 //! [`WELL_FACTOR`] times, or if it would cost next to nothing. In between, a member with [`EVEN`]
-//! keeps it, and the weight of any other doubles. A member with little work is measured less well:
-//! with more work it shows whether it is slow.
+//! keeps it, and the weight of any other doubles, from an eighth on. A member with little work is
+//! measured less well: with more work it shows whether it is slow.
 //!
 //! **Bound.** A weight falls once the member has been slow for [`Pace::slow_for`]. It rises once
 //! the member has been well for a while: at first for [`Pace::well_for`], and twice as long after
@@ -23,9 +29,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 /// The weight of a member of usual speed.
-pub const EVEN: u32 = 64;
-/// The least weight: a 32nd of an even share.
-pub const LEAST: u32 = 2;
+pub const EVEN: u32 = 4096;
 /// A member is slow from this many times the usual time on.
 const SLOW_FACTOR: f64 = 2.5;
 /// A slow member costs at least this share of the time of training, at an even share of work.
@@ -33,13 +37,25 @@ const SLOW_COST: f64 = 0.1;
 /// A member is well up to this many times the usual time, or up to this cost.
 const WELL_FACTOR: f64 = 1.5;
 const WELL_COST: f64 = 0.02;
+/// From this many times the usual time on, a member gets a trickle of awaited units.
+const TRICKLE_FACTOR: f64 = 8.0;
+/// The most that a trickle costs, as a share of the time of training.
+const TRICKLE_COST: f64 = 0.05;
+/// The longest time between two units of a trickle. They measure whether the member has recovered.
+const TRICKLE_EVERY: Duration = Duration::from_secs(20);
+/// Up to this weight a member has a trickle, or little more.
+const TRICKLE: u32 = EVEN / TRICKLE_FACTOR as u32;
 /// A weight changes by at least this factor.
 const LEAST_CHANGE: f64 = 1.5;
 /// The window over which times are measured, in parts.
 const PARTS: usize = 4;
 const PART: Duration = Duration::from_secs(2);
+/// The last parts of the window, in which a member must be slow as well.
+const LATE_PARTS: usize = 2;
 /// Units of a member in the window, below which its time is not known.
 const LEAST_UNITS: f64 = 2.0;
+/// The part of a higher rate of training that is kept from one decision to the next.
+const RATE_KEPT: f64 = 0.998;
 /// Time after a fall, after which the next fall counts as the first.
 const FORGIVEN_AFTER: Duration = Duration::from_mins(10);
 /// The least time between two decisions.
@@ -55,12 +71,25 @@ pub struct Pace {
     pub slow_for: Duration,
     /// Time for which it must be well before its weight rises again, after its first fall.
     pub well_for: Duration,
+    /// The least weight.
+    pub least: u32,
+    /// Whether training waits for each unit, however few a member has.
+    pub is_awaited: bool,
 }
 
-/// Work on pieces is assigned at no cost.
-pub const PIECES: Pace = Pace { slow_for: Duration::from_secs(10), well_for: Duration::from_secs(15) };
+impl Pace {
+    const fn new(slow_seconds: u64, well_seconds: u64, least: u32) -> Self {
+        let (slow_for, well_for) = (Duration::from_secs(slow_seconds), Duration::from_secs(well_seconds));
+        Self { slow_for, well_for, least, is_awaited: false }
+    }
+}
+
+/// Pieces are assigned to embedding workers at no cost.
+pub const PIECES: Pace = Pace { is_awaited: true, ..Pace::new(10, 15, 1) };
+/// Loaders lease chunks. A second loader reads the chunks of a slow one, so nothing waits for it.
+pub const CHUNKS: Pace = Pace::new(10, 15, EVEN / 16);
 /// Moving slots sends their rows.
-pub const SLOTS: Pace = Pace { slow_for: Duration::from_secs(10), well_for: Duration::from_secs(20) };
+pub const SLOTS: Pace = Pace::new(10, 20, EVEN / 32);
 
 /// The weights of a role's members, by number. A member without an entry has [`EVEN`].
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -70,6 +99,12 @@ pub struct Shares {
     window: VecDeque<Part>,
     #[serde(skip)]
     trends: BTreeMap<u32, Trend>,
+    /// By member with a trickle: the work that was recorded last.
+    #[serde(skip)]
+    last: BTreeMap<u32, (f64, f64)>,
+    /// Units in a second of training, at the best of the last minutes.
+    #[serde(skip)]
+    rate: f64,
     #[serde(skip)]
     decided: Option<Instant>,
 }
@@ -115,6 +150,9 @@ impl Shares {
         let (all_units, all_seconds) = self.part(now).work.entry(member).or_default();
         *all_units += units;
         *all_seconds += seconds;
+        if units > 0.0 && self.weight(member) <= TRICKLE {
+            self.last.insert(member, (units, seconds));
+        }
     }
 
     /// Records that training has gone on for `seconds`. Members' times are compared with them.
@@ -125,6 +163,7 @@ impl Shares {
     /// Forgets the measurements. Call it while an earlier change is not in force yet.
     pub fn forget(&mut self) {
         self.window.clear();
+        self.last.clear();
         for trend in self.trends.values_mut() {
             (trend.falls_since, trend.rises_since) = (None, None);
         }
@@ -133,6 +172,14 @@ impl Shares {
     /// The weight of a member.
     pub fn weight(&self, member: u32) -> u32 {
         self.weights.get(&member).copied().unwrap_or(EVEN)
+    }
+
+    /// The member with the least weight below [`EVEN`], and when its weight fell. The time is
+    /// unknown after the shares were read from a journal.
+    pub fn slowest(&self) -> Option<(u32, Option<Instant>)> {
+        let (member, _) = self.weights.iter().min_by_key(|(_, weight)| **weight)?;
+        let fell = self.trends.get(member).and_then(|trend| trend.fell);
+        Some((*member, fell.map(|(fell, _)| fell)))
     }
 
     /// Whether a member has another weight than the rest.
@@ -150,12 +197,14 @@ impl Shares {
         self.decided = Some(now);
         self.weights.retain(|member, _| members.contains(member));
         self.trends.retain(|member, _| members.contains(member));
+        self.last.retain(|member, _| members.contains(member));
         let oldest = now.checked_sub(PART * PARTS as u32);
         self.window.retain(|part| oldest.is_none_or(|oldest| part.begun >= oldest));
         if self.window.len() + 1 < PARTS {
             return None;
         }
-        let changes = self.wanted(members).into_iter().filter_map(|wanted| self.follow(wanted, pace, now));
+        self.follow_rate(members);
+        let changes = self.wanted(members, pace).into_iter().filter_map(|wanted| self.follow(wanted, pace, now));
         // Collected, so that the trend of each member is followed.
         let changes: Vec<ShareChange> = changes.collect();
         let change = changes.into_iter().max_by(|a, b| a.factor.total_cmp(&b.factor))?;
@@ -164,7 +213,7 @@ impl Shares {
     }
 
     /// The weight that each measured member should have.
-    fn wanted(&self, members: &[u32]) -> Vec<ShareChange> {
+    fn wanted(&self, members: &[u32], pace: Pace) -> Vec<ShareChange> {
         let (times, units) = self.times(members);
         let seconds: f64 = self.window.iter().map(|part| part.seconds).sum();
         let each = units / members.len().max(1) as f64;
@@ -174,14 +223,48 @@ impl Shares {
             let cost = (time - usual) * each / seconds.max(f64::MIN_POSITIVE);
             let weight = if factor <= WELL_FACTOR || cost <= WELL_COST {
                 EVEN
+            } else if factor >= SLOW_FACTOR && cost >= SLOW_COST && !self.is_slow_lately(member, usual) {
+                self.weight(member)
             } else if factor >= SLOW_FACTOR && cost >= SLOW_COST {
-                ((f64::from(EVEN) / factor).round() as u32).clamp(LEAST, EVEN)
+                // Without the slow member, training will be as fast as it was.
+                let rate = self.rate / (members.len().max(2) - 1) as f64;
+                self.slow_weight((time - usual, member), factor, rate, pace)
             } else {
-                (2 * self.weight(member)).min(EVEN)
+                (2 * self.weight(member)).clamp(TRICKLE, EVEN)
             };
             Some(ShareChange { member, weight, factor })
         };
         times.iter().enumerate().filter_map(wanted).collect()
+    }
+
+    /// Whether the member was slow in the last parts of the window, too. The whole window still has
+    /// the slow units of a member that has just recovered. A member without units may be stuck.
+    fn is_slow_lately(&self, member: u32, usual: f64) -> bool {
+        let lately = self.window.iter().rev().take(LATE_PARTS).filter_map(|part| part.work.get(&member));
+        let (units, seconds) = lately.fold((0.0, 0.0), |sum, work| (sum.0 + work.0, sum.1 + work.1));
+        units <= 0.0 || seconds / units >= SLOW_FACTOR * usual
+    }
+
+    /// Follows the rate of training. It falls slowly, because a slow member slows all.
+    fn follow_rate(&mut self, members: &[u32]) {
+        let (_, units) = self.times(members);
+        let seconds: f64 = self.window.iter().map(|part| part.seconds).sum();
+        self.rate = (units / seconds.max(f64::MIN_POSITIVE)).max(self.rate * RATE_KEPT);
+    }
+
+    /// The weight of a slow member, which takes `seconds` more for a unit than the others do. Each
+    /// of them has `rate` units a second if they have all of the work.
+    fn slow_weight(&self, (seconds, member): (f64, u32), factor: f64, rate: f64, pace: Pace) -> u32 {
+        let in_proportion = ((f64::from(EVEN) / factor).round() as u32).clamp(pace.least, EVEN);
+        if !pace.is_awaited {
+            return in_proportion;
+        }
+        let units_per_second = (TRICKLE_COST / seconds).max(1.0 / TRICKLE_EVERY.as_secs_f64());
+        let trickle = (f64::from(EVEN) * units_per_second / rate).ceil() as u32;
+        let weight = if factor < TRICKLE_FACTOR { in_proportion } else { in_proportion.min(trickle).max(pace.least) };
+        // A unit alone takes a throttled member less time than one of several. So a member that is
+        // still slow does not get more.
+        weight.min(self.weight(member))
     }
 
     /// The times of the measured members, ascending, and the units of all of them.
@@ -191,7 +274,11 @@ impl Shares {
             let sum = sums.entry(*member).or_default();
             *sum = (sum.0 + units, sum.1 + seconds);
         }
-        sums.retain(|member, (units, seconds)| members.contains(member) && *units >= LEAST_UNITS && *seconds > 0.0);
+        sums.retain(|_, (units, _)| *units >= LEAST_UNITS);
+        for (member, last) in &self.last {
+            sums.entry(*member).or_insert(*last);
+        }
+        sums.retain(|member, (_, seconds)| members.contains(member) && *seconds > 0.0);
         let units = sums.values().map(|(units, _)| units).sum();
         let mut times: Vec<(f64, u32)> =
             sums.into_iter().map(|(member, (units, seconds))| (seconds / units, member)).collect();
@@ -228,7 +315,7 @@ impl Shares {
 
     /// Sets the weight of a member.
     pub fn set(&mut self, member: u32, weight: u32) {
-        match weight.clamp(LEAST, EVEN) {
+        match weight.clamp(1, EVEN) {
             EVEN => self.weights.remove(&member),
             weight => self.weights.insert(member, weight),
         };

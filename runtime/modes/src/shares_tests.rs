@@ -73,13 +73,26 @@ fn a_slow_member_gets_less_and_then_as_much_as_before() {
     let mut role = Role::new(3, PIECES);
     assert_eq!(role.run(60, &well), []);
     let falls = role.run(120, &slow);
-    let [(fell, ShareChange { member: 1, weight: LEAST, .. })] = falls[..] else { panic!("{falls:?}") };
+    let [(fell, ShareChange { member: 1, weight, .. })] = falls[..] else { panic!("{falls:?}") };
     assert!(fell <= 15, "after {fell} s");
-    assert_eq!(role.weights(), [EVEN, LEAST, EVEN]);
+    assert_eq!(role.weights(), [EVEN, weight, EVEN]);
+    assert!(matches!(role.shares.slowest(), Some((1, Some(_)))), "{:?}", role.shares.slowest());
+    assert!(weight <= EVEN / 32, "{weight}");
     let rises = role.run(120, &well);
     let [(rose, ShareChange { member: 1, weight: EVEN, .. })] = rises[..] else { panic!("{rises:?}") };
     assert!((15..=30).contains(&rose), "after {rose} s");
-    assert!(!role.shares.is_uneven());
+    assert!(!role.shares.is_uneven() && role.shares.slowest().is_none());
+}
+
+/// The window still has slow units when the member has recovered.
+#[test]
+fn a_member_that_is_slow_for_less_than_the_pace_keeps_its_share() {
+    for pace in [PIECES, CHUNKS, SLOTS] {
+        let mut role = Role::new(3, pace);
+        role.run(60, &[1.0; 3]);
+        assert_eq!(role.run(8, &[1.0, 33.0, 1.0]), []);
+        assert_eq!(role.run(60, &[1.0; 3]), []);
+    }
 }
 
 #[test]
@@ -141,6 +154,73 @@ fn only_members_with_measured_peers_are_judged() {
     }
 }
 
+/// Training in steps of `PIECES` pieces. Each piece is one unit. A step lasts as long as its
+/// slowest piece.
+struct Steps {
+    role: Role,
+    pieces: u64,
+    seconds: f64,
+}
+
+impl Steps {
+    const PIECES: u64 = 4;
+    const SHORTEST: f64 = 0.02;
+
+    /// The steps of so many seconds. Returns the pieces in a second.
+    fn run(&mut self, seconds: f64, factors: &[f64]) -> f64 {
+        let (begun, before) = (self.seconds, self.pieces);
+        while self.seconds < begun + seconds {
+            let shares = crate::turns::of_weights(&self.role.weights());
+            let mut longest: f64 = Self::SHORTEST;
+            let mut times = vec![(0.0, 0.0); factors.len()];
+            for piece in 0..Self::PIECES {
+                let member = crate::turns::member_at(&shares, factors.len() as u32, self.pieces + piece);
+                let time = 0.25 * Self::SHORTEST * factors[member];
+                times[member] = (times[member].0 + 1.0, times[member].1 + time);
+                longest = longest.max(times[member].1);
+            }
+            self.pieces += Self::PIECES;
+            self.seconds += longest;
+            let now = self.role.begun + Duration::from_secs_f64(self.seconds);
+            for (member, (units, time)) in times.into_iter().enumerate() {
+                self.role.shares.record(member as u32, units, time, now);
+            }
+            self.role.shares.passed(longest, now);
+            self.role.shares.decide(&self.role.members, self.role.pace, now);
+        }
+        (self.pieces - before) as f64 / (self.seconds - begun)
+    }
+}
+
+/// In proportion, a member of 3 % gets every 33rd piece. Each of them takes 33 times as long.
+#[test]
+fn steps_that_wait_for_each_piece_go_on_beside_a_very_slow_member() {
+    for members in [2, 3, 8] {
+        let mut steps = Steps { role: Role::new(members, PIECES), pieces: 0, seconds: 0.0 };
+        let well = vec![1.0; members as usize];
+        let healthy = steps.run(60.0, &well);
+        let slow: Vec<f64> = (0..members).map(|member| if member == 0 { 33.0 } else { 1.0 }).collect();
+        steps.run(15.0, &slow);
+        let beside_a_slow_one = steps.run(60.0, &slow);
+        assert!(beside_a_slow_one > 0.9 * healthy, "{members}: {beside_a_slow_one} of {healthy}");
+        assert!(steps.role.shares.weight(0) >= 1 && steps.role.shares.is_uneven());
+        steps.run(90.0, &well);
+        assert_eq!(steps.role.weights(), vec![EVEN; members as usize], "its few pieces show that it has recovered");
+    }
+}
+
+/// With few pieces a slow member looks less slow. It keeps them until it is no longer slow.
+#[test]
+fn a_trickle_does_not_grow_while_the_member_is_slow() {
+    let mut role = Role::new(2, PIECES);
+    role.run(60, &[1.0, 33.0]);
+    let weight = role.weights()[1];
+    assert_eq!(role.run(300, &[1.0, 5.0]), []);
+    assert_eq!(role.weights(), [EVEN, weight]);
+    let rises = role.run(60, &[1.0, 1.2]);
+    assert!(matches!(rises[..], [(_, ShareChange { member: 1, weight: EVEN, .. })]), "{rises:?}");
+}
+
 /// The most changes of a member that flaps for so many seconds. A rise needs twice as long after
 /// each fall, and a fall follows each rise.
 fn most_changes(seconds: u64, pace: Pace) -> usize {
@@ -177,10 +257,10 @@ fn a_member_that_flaps_changes_seldom() {
 fn members_that_leave_are_forgotten_and_a_journal_keeps_the_weights() {
     let mut role = Role::new(3, SLOTS);
     role.run(60, &[1.0, 1.0, 8.0]);
-    assert_eq!(role.weights(), [EVEN, EVEN, 8]);
+    assert_eq!(role.weights(), [EVEN, EVEN, EVEN / 8]);
     let image = serde_json::to_vec(&role.shares).unwrap();
     let read: Shares = serde_json::from_slice(&image).unwrap();
-    assert_eq!(read.weight(2), 8);
+    assert_eq!((read.weight(2), read.slowest()), (EVEN / 8, Some((2, None))));
     role.members = vec![0, 1];
     role.run(1, &[1.0; 3]);
     assert!(!role.shares.is_uneven());
@@ -190,9 +270,9 @@ fn members_that_leave_are_forgotten_and_a_journal_keeps_the_weights() {
 fn a_member_between_slow_and_well_gets_more_until_it_is_either() {
     let mut role = Role::new(2, PIECES);
     role.run(60, &[1.0, 33.0]);
-    assert_eq!(role.weights(), [EVEN, LEAST]);
+    assert!(role.weights()[1] <= TRICKLE);
     let weights = role.run(150, &[1.0, 2.0]).into_iter().map(|(_, change)| change.weight);
-    assert_eq!(weights.collect::<Vec<_>>(), [4, 8, 16, 32, 64]);
+    assert_eq!(weights.collect::<Vec<_>>(), [EVEN / 8, EVEN / 4, EVEN / 2, EVEN]);
     // At an even share it keeps that.
     assert_eq!(role.run(300, &[1.0, 2.0]), []);
 }
@@ -207,5 +287,5 @@ fn a_change_in_force_is_measured_afresh() {
         role.second(&[1.0, 1.0]);
         role.shares.forget();
     }
-    assert_eq!(role.weights(), [EVEN, 16], "nothing was measured");
+    assert_eq!(role.weights(), [EVEN, EVEN / 4], "nothing was measured");
 }

@@ -1,8 +1,8 @@
 //! Which member of a role gets which unit of work: in equal turns, or by shares. Pure. The roles
 //! assign pieces by it, and so does the simulation.
 
-/// Shares are parts of this many, for each member.
-const PARTS_A_MEMBER: u64 = 64;
+/// Shares are parts of this many, for each member. So the least share is a piece in thousands.
+const PARTS_A_MEMBER: u64 = 4096;
 
 /// Shares in proportion to weights, with a power of two as their sum. Each is less than one off.
 /// Empty for equal weights.
@@ -49,12 +49,12 @@ mod tests {
     fn shares_are_in_proportion_to_weights_and_equal_weights_have_none() {
         assert_eq!(of_weights(&[64, 64, 64]), [0_u32; 0]);
         assert_eq!(of_weights(&[0, 0]), [0_u32; 0]);
-        assert_eq!(of_weights(&[64, 2]), [124, 4]);
-        assert_eq!(of_weights(&[64, 1, 0]).iter().sum::<u32>(), 256);
-        let many: Vec<u32> = (0..1000).map(|member| if member == 7 { 2 } else { 64 }).collect();
+        assert_eq!(of_weights(&[4096, 128]), [7943, 249]);
+        assert_eq!(of_weights(&[4096, 1, 0]).iter().sum::<u32>(), 16_384);
+        let many: Vec<u32> = (0..1000).map(|member| if member == 7 { 2 } else { 4096 }).collect();
         let shares = of_weights(&many);
-        assert_eq!(shares.iter().sum::<u32>(), 65_536);
-        assert!((2..=3).contains(&shares[7]) && shares.iter().all(|share| *share <= 66), "{shares:?}");
+        assert_eq!(shares.iter().sum::<u32>(), 4_194_304);
+        assert!((2..=3).contains(&shares[7]) && shares.iter().all(|share| *share <= 4200), "{shares:?}");
     }
 
     #[test]

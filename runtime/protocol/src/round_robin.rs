@@ -65,7 +65,7 @@ impl RoundRobin {
 
     /// Changes the workers and their shares from batch `from` on. No loader may have been given
     /// that batch yet. Shares are in proportion to `weights`, which has an entry for each worker.
-    /// A worker with at least a 64th of the largest weight gets some pieces.
+    /// A worker with at least a 4,096th of the largest weight gets some pieces.
     pub fn set_weights_from(&mut self, from: u64, weights: &[u32]) {
         self.set_from(Turns { from, workers: (weights.len() as u32).max(1), shares: of_weights(weights) });
     }
@@ -178,7 +178,7 @@ mod tests {
     fn an_assignment_survives_its_message_and_a_wrong_one_is_refused() {
         let mut turns = RoundRobin::new(2);
         turns.set_workers_from(7, 5);
-        turns.set_weights_from(9, &[64, 2, 64]);
+        turns.set_weights_from(9, &[4096, 128, 4096]);
         assert_eq!(RoundRobin::read("horizon", &turns.write()).unwrap(), turns);
         let of = |from, workers| v1::Turns { from, workers, shares: Vec::new() };
         let with = |shares: &[u32]| vec![v1::Turns { from: 0, workers: 2, shares: shares.to_vec() }];

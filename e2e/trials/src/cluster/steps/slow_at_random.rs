@@ -43,7 +43,7 @@ const PAUSE: Duration = Duration::from_secs(12);
 /// differ by up to a tenth.
 const NOT_BELOW: f64 = 0.9;
 /// The most changes of a share within [`DISTURBED`], of a parameter server and of any other member
-/// (docs/operations/scaling.md, step 4).
+/// (docs/operations/scaling.md, step 5).
 const MOST_OF_A_SERVER: usize = 7;
 const MOST_OF_OTHERS: usize = 9;
 /// The members, by role.
