@@ -489,7 +489,8 @@ pub struct RecTrainingJobStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub samples_per_second: Option<u64>,
 
-    /// The member that slows training the most. Absent if none is slow.
+    /// The member that slows training the most. Otherwise a slow one whose work has moved to other
+    /// members, with a share of 0. Absent if none is slow.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub slowest: Option<SlowestStatus>,
 

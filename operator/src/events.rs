@@ -187,8 +187,11 @@ fn slows_training(before: &RecTrainingJobStatus, after: &RecTrainingJobStatus) -
     match &after.slowest {
         Some(slowest) => {
             let node = slowest.node.as_deref().map(|node| format!(" on node {node}")).unwrap_or_default();
-            let percent = 100.0 * slowest.share;
-            let note = format!("{}{node} is slow: its slowness costs {percent:.0} % of a step's time", slowest.pod);
+            let cost = match 100.0 * slowest.share {
+                percent if percent < 1.0 => "its work has moved to other members".to_owned(),
+                percent => format!("its slowness costs {percent:.0} % of a step's time"),
+            };
+            let note = format!("{}{node} is slow: {cost}", slowest.pod);
             Some(Announcement { is_warning: true, reason: "SlowMember", action: format!("Slow/{}", slowest.pod), note })
         }
         None if after.phase == Some(Phase::Training) => {

@@ -2,14 +2,16 @@
 //!
 //! Dense workers report how they spend the time of their steps: on their own computation, and on
 //! waits for other members. A member's *load* is the time spent on it, over the time of all steps.
-//! For a dense worker it is the time of its computation per row. A member is slow if its load is
-//! far above the median load of its peers. A member without peers is compared with its own smallest
-//! load since the last change of the mode or of the members.
+//! If dense workers train steps together, the report with the largest load counts: the other
+//! workers wait for that one. The load of a dense worker is the time of its computation per row.
+//! The load of an embedding worker counts per piece, because shares of the pieces differ. A member
+//! is slow if its load is far above the median load of its peers. A member without peers is
+//! compared with its own smallest load since the last change of the mode or of the members.
 //!
 //! The *share* of a slow member is the part of the steps' time that it would save as fast as its
 //! peers.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use rectrain_proto::{member_role, v1};
@@ -20,6 +22,8 @@ const PARTS: usize = 5;
 const PART: Duration = Duration::from_secs(2);
 /// Least seconds of steps in the window, below which nothing is known.
 const LEAST_SECONDS: f64 = 1.0;
+/// Least pieces of an embedding worker in the window, below which its wait for loaders is unknown.
+const LEAST_PIECES: f64 = 2.0;
 /// A member with this share and this many times the usual load is slow.
 const SLOW_SHARE: f64 = 0.3;
 const SLOW_FACTOR: f64 = 2.0;
@@ -40,6 +44,8 @@ pub(super) type MemberId = (Role, u32);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Setting {
     pub(super) mode: &'static str,
+    /// Whether dense workers train steps together. A wait of one of them then delays all.
+    pub(super) together: bool,
     pub(super) members: BTreeMap<Role, u32>,
 }
 
@@ -84,7 +90,10 @@ struct Part {
 struct Sums {
     /// By rank: seconds of steps, and rows.
     steps: BTreeMap<u32, (f64, f64)>,
-    spent: BTreeMap<MemberId, f64>,
+    /// By member and rank.
+    spent: BTreeMap<(MemberId, u32), f64>,
+    /// By embedding worker and rank: its pieces, and the seconds spent on their loaders.
+    pieces: BTreeMap<(u32, u32), (f64, f64)>,
 }
 
 /// A member that is slow and not named yet.
@@ -119,8 +128,14 @@ impl Slowest {
         for spent in &report.spent {
             let role = member_role(spent.role()).filter(|role| spent.seconds > 0.0 && Some(*role) != ignored);
             if let Some(role) = role {
-                *part.sums.spent.entry((role, spent.index)).or_default() += spent.seconds;
+                *part.sums.spent.entry(((role, spent.index), report.rank)).or_default() += spent.seconds;
             }
+        }
+        let waits_for_records = ignored == Some(Role::Loader);
+        for time in &report.pieces {
+            let sum = part.sums.pieces.entry((time.embedding_worker, report.rank)).or_default();
+            let loader_seconds = if waits_for_records { 0.0 } else { time.loader_seconds };
+            *sum = (sum.0 + f64::from(time.pieces), sum.1 + loader_seconds);
         }
     }
 
@@ -252,16 +267,18 @@ impl Slowest {
         if seconds < LEAST_SECONDS {
             return None;
         }
-        let loads = loads(&sums, seconds);
+        let together = self.setting.as_ref().is_some_and(|setting| setting.together);
+        let loads = loads(&sums, together);
         let is_full = self.window.len() >= PARTS;
         let mut slow = Vec::new();
         for (&member, &load) in &loads {
-            let usual = usual(member, &loads, self.members_of(member.0)).or_else(|| self.calm.get(&member).copied());
+            let count = sums.judged(member.0).unwrap_or_else(|| self.members_of(member.0));
+            let usual = usual(member, &loads, count).or_else(|| self.calm.get(&member).copied());
             if is_full {
                 self.calm.entry(member).and_modify(|calm| *calm = calm.min(load)).or_insert(load);
             }
             let Some(usual) = usual.filter(|usual| load >= SLOW_FACTOR * usual) else { continue };
-            let share = (load - usual) * rows_per_second(member, &sums);
+            let share = (load - usual) * sums.units_per_second(member);
             slow.push(Slow { member, share: share.clamp(0.0, 1.0) });
         }
         // A member that nothing waited for before has no load. Its calm load is zero.
@@ -287,33 +304,100 @@ impl Slowest {
                 let sum = all.steps.entry(*rank).or_default();
                 *sum = (sum.0 + seconds, sum.1 + rows);
             }
-            for (member, seconds) in &part.sums.spent {
-                *all.spent.entry(*member).or_default() += seconds;
+            for (by_rank, seconds) in &part.sums.spent {
+                *all.spent.entry(*by_rank).or_default() += seconds;
+            }
+            for (by_rank, (pieces, seconds)) in &part.sums.pieces {
+                let sum = all.pieces.entry(*by_rank).or_default();
+                *sum = (sum.0 + pieces, sum.1 + seconds);
             }
         }
+        all.move_late_reads();
         all
     }
 }
 
-/// The load of each member on which time was spent.
-fn loads(sums: &Sums, step_seconds: f64) -> BTreeMap<MemberId, f64> {
-    let load = |(&(role, index), &spent): (&MemberId, &f64)| {
-        let load = match role {
-            Role::DenseWorker => spent / sums.steps.get(&index)?.1.max(1.0),
-            _ => spent / step_seconds,
-        };
-        Some(((role, index), load))
-    };
-    sums.spent.iter().filter_map(load).collect()
+impl Sums {
+    /// An embedding worker without a processor reads pieces late that have come long before. Dense
+    /// workers take that for a wait for the loader. But a late loader delays the pieces of every
+    /// embedding worker. So the time beyond the shortest mean wait is the embedding worker's.
+    fn move_late_reads(&mut self) {
+        let mut of_workers: BTreeMap<u32, (f64, f64)> = BTreeMap::new();
+        for ((worker, _), (pieces, seconds)) in &self.pieces {
+            let sum = of_workers.entry(*worker).or_default();
+            *sum = (sum.0 + pieces, sum.1 + seconds);
+        }
+        let of_loaders: f64 = of_workers.values().map(|(_, seconds)| seconds).sum();
+        of_workers.retain(|_, (pieces, _)| *pieces >= LEAST_PIECES);
+        if of_workers.len() < 2 || of_loaders <= 0.0 {
+            return;
+        }
+        let common = of_workers.values().map(|(pieces, seconds)| seconds / pieces).fold(f64::INFINITY, f64::min);
+        let mut moved = 0.0;
+        for ((worker, rank), (pieces, seconds)) in &self.pieces {
+            let late = (seconds - common * pieces).max(0.0);
+            if of_workers.contains_key(worker) {
+                *self.spent.entry(((Role::EmbeddingWorker, *worker), *rank)).or_default() += late;
+                moved += late;
+            }
+        }
+        let stays = (1.0 - moved / of_loaders).max(0.0);
+        let of_loader = |((member, _), _): &(&(MemberId, u32), &mut f64)| member.0 == Role::Loader;
+        self.spent.iter_mut().filter(of_loader).for_each(|(_, spent)| *spent *= stays);
+    }
+
+    /// The part of the steps' time that was spent on a member. A wait of one dense worker delays
+    /// all that train `together`.
+    fn share_of(&self, member: MemberId, together: bool) -> f64 {
+        if let (Role::DenseWorker, rank) = member {
+            let seconds = self.steps.get(&rank).map_or(0.0, |(seconds, _)| *seconds);
+            let own = self.spent.get(&(member, rank)).copied().unwrap_or_default();
+            return own / seconds.max(f64::MIN_POSITIVE);
+        }
+        let spent = self.spent.range((member, 0)..=(member, u32::MAX));
+        let of_ranks = spent.filter_map(|((_, rank), spent)| Some((spent, self.steps.get(rank)?.0)));
+        if together {
+            return of_ranks.map(|(spent, seconds)| spent / seconds.max(f64::MIN_POSITIVE)).fold(0.0, f64::max);
+        }
+        let seconds: f64 = self.steps.values().map(|(seconds, _)| seconds).sum();
+        of_ranks.map(|(spent, _)| spent).sum::<f64>() / seconds.max(f64::MIN_POSITIVE)
+    }
+
+    /// The units of work of a member in a second of steps: rows of a dense worker, and pieces of an
+    /// embedding worker. Other members, and members whose units are unknown, have 1.
+    fn units_per_second(&self, (role, index): MemberId) -> f64 {
+        match role {
+            Role::DenseWorker => {
+                self.steps.get(&index).map_or(1.0, |(seconds, rows)| rows.max(1.0) / seconds.max(f64::MIN_POSITIVE))
+            }
+            Role::EmbeddingWorker if !self.pieces.is_empty() => {
+                let seconds: f64 = self.steps.values().map(|(seconds, _)| seconds).sum();
+                self.pieces_of(index) / seconds.max(f64::MIN_POSITIVE)
+            }
+            _ => 1.0,
+        }
+    }
+
+    fn pieces_of(&self, worker: u32) -> f64 {
+        self.pieces.range((worker, 0)..=(worker, u32::MAX)).map(|(_, (pieces, _))| pieces).sum()
+    }
+
+    /// The number of members of a role that can be compared: embedding workers with pieces. `None`
+    /// if all can.
+    fn judged(&self, role: Role) -> Option<u32> {
+        let workers: BTreeSet<u32> = self.pieces.keys().map(|(worker, _)| *worker).collect();
+        (role == Role::EmbeddingWorker && !workers.is_empty()).then_some(workers.len() as u32)
+    }
 }
 
-/// Converts a load to a share: a dense worker's load is per row, and the loads of others are shares
-/// already.
-fn rows_per_second((role, index): MemberId, sums: &Sums) -> f64 {
-    match sums.steps.get(&index).filter(|_| role == Role::DenseWorker) {
-        Some((seconds, rows)) => rows / seconds.max(f64::MIN_POSITIVE),
-        None => 1.0,
-    }
+/// The load of each member on which time was spent.
+fn loads(sums: &Sums, together: bool) -> BTreeMap<MemberId, f64> {
+    let members: BTreeSet<MemberId> = sums.spent.keys().map(|(member, _)| *member).collect();
+    let load = |member: MemberId| {
+        let units = sums.units_per_second(member);
+        (units > 0.0).then(|| (member, sums.share_of(member, together) / units))
+    };
+    members.into_iter().filter_map(load).collect()
 }
 
 /// The median load of the member's peers. Peers on which no time was spent have none. `None`

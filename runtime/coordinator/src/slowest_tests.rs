@@ -24,7 +24,7 @@ impl Job {
             (Role::DenseWorker, dense_workers),
             (Role::Loader, loaders),
         ];
-        let setting = Setting { mode: "sync", members: members.into() };
+        let setting = Setting { mode: "sync", together: true, members: members.into() };
         Self { slowest: Slowest::default(), setting, ignored: None, begun: Instant::now(), seconds: 0 }
     }
 
@@ -111,6 +111,100 @@ fn a_slow_member_of_each_role_is_named_until_it_recovers() {
         assert_eq!(job.train(40, &[]), [Change::Recovered(member)]);
         assert_eq!(job.slowest.named(), None);
     }
+}
+
+/// Pieces of two embedding workers, with the seconds that each of them waited for loader 0.
+fn late_pieces(waits: [f64; 2]) -> v1::Progress {
+    let pieces = [0, 1].map(|worker| v1::PieceTime {
+        embedding_worker: worker,
+        pieces: 2,
+        loader_seconds: waits[worker as usize],
+        ..v1::PieceTime::default()
+    });
+    let loader = v1::Spent { role: v1::Role::Loader.into(), index: 0, seconds: waits.iter().sum() };
+    v1::Progress {
+        samples: 1,
+        step_seconds: 1.0,
+        spent: vec![loader],
+        pieces: pieces.into(),
+        ..v1::Progress::default()
+    }
+}
+
+#[test]
+fn pieces_that_are_late_at_one_embedding_worker_alone_are_its_own_fault() {
+    let named = |waits| {
+        let mut job = Job::new(1, 2, 1, 2);
+        for second in 0..20 {
+            job.seconds = second;
+            let now = job.now();
+            job.slowest.record(&late_pieces(waits), None, now);
+            job.decide();
+        }
+        job.slowest.named().map(|named| named.member)
+    };
+    assert_eq!(named([0.1, 0.8]), Some((Role::EmbeddingWorker, 1)));
+    assert_eq!(named([0.4, 0.45]), Some((Role::Loader, 0)));
+    assert_eq!(named([0.0, 0.1]), None);
+}
+
+#[test]
+fn a_wait_of_one_dense_worker_is_a_wait_of_all_that_train_together() {
+    // Rank 3 gets all its pieces from embedding worker 1. The other ranks wait in the ring.
+    let share = |together| {
+        let mut job = Job::new(1, 2, 4, 1);
+        job.setting.together = together;
+        for second in 0..20 {
+            job.seconds = second;
+            let now = job.now();
+            for rank in 0..4 {
+                let seconds = if rank == 3 { 0.8 } else { 0.01 };
+                let worker = u32::from(rank == 3);
+                let spent = vec![v1::Spent { role: v1::Role::EmbeddingWorker.into(), index: worker, seconds }];
+                let report = v1::Progress { rank, samples: 1, step_seconds: 1.0, spent, ..v1::Progress::default() };
+                job.slowest.record(&report, None, now);
+            }
+            job.decide();
+        }
+        job.slowest.named().map(|named| (named.member, (100.0 * named.share).round()))
+    };
+    assert_eq!(share(true), Some(((Role::EmbeddingWorker, 1), 79.0)));
+    assert_eq!(share(false), None, "it delays one of four");
+}
+
+/// After the pieces have moved away from a slow worker, the other one has nearly all of them.
+#[test]
+fn an_embedding_worker_with_more_pieces_is_not_slow() {
+    let named = |seconds: [f64; 2], pieces: [u32; 2]| {
+        let mut job = Job::new(1, 2, 1, 1);
+        for second in 0..30 {
+            job.seconds = second;
+            let spent = [0, 1].map(|index| v1::Spent {
+                role: v1::Role::EmbeddingWorker.into(),
+                index,
+                seconds: seconds[index as usize],
+            });
+            let pieces = [0, 1].map(|embedding_worker| v1::PieceTime {
+                embedding_worker,
+                pieces: pieces[embedding_worker as usize],
+                ..v1::PieceTime::default()
+            });
+            let report = v1::Progress {
+                samples: 1,
+                step_seconds: 1.0,
+                spent: spent.into(),
+                pieces: pieces.into(),
+                ..v1::Progress::default()
+            };
+            let now = job.now();
+            job.slowest.record(&report, None, now);
+            job.decide();
+        }
+        job.slowest.named().map(|named| named.member)
+    };
+    assert_eq!(named([0.02, 0.6], [1, 30]), None);
+    assert_eq!(named([0.02, 0.6], [15, 15]), Some((Role::EmbeddingWorker, 1)));
+    assert_eq!(named([0.6, 0.2], [2, 20]), Some((Role::EmbeddingWorker, 0)));
 }
 
 #[test]

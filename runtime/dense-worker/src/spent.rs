@@ -30,8 +30,18 @@ pub(crate) struct StepTimes {
     /// The part of `steps` that was a wait for data.
     data_wait: Duration,
     spent: BTreeMap<(Role, u32), f64>,
-    /// By embedding worker: the pieces that it delivered, and the seconds of its work on them.
-    pieces: BTreeMap<u32, (u32, f64)>,
+    /// By embedding worker.
+    pieces: BTreeMap<u32, Pieces>,
+}
+
+/// The pieces that an embedding worker delivered.
+#[derive(Debug, Default)]
+struct Pieces {
+    count: u32,
+    /// Seconds of its work on them.
+    own_seconds: f64,
+    /// Seconds that were spent on their loaders.
+    loader_seconds: f64,
 }
 
 impl StepTimes {
@@ -57,9 +67,6 @@ impl StepTimes {
     pub(crate) fn waited(&mut self, wait: Duration, of: &ReplyTime) {
         // A worker without a processor reads the request late. That time is its own, too.
         let own = of.reply.own_seconds + (of.took - of.reply.seconds).max(0.0);
-        let (pieces, seconds) = self.pieces.entry(of.embedding_worker).or_default();
-        *pieces += 1;
-        *seconds += own;
         let mut left = wait.as_secs_f64();
         let seconds_of = |role: v1::Role| of.reply.spent.iter().find(|spent| spent.role() == role).copied();
         let (server, loader) = (seconds_of(v1::Role::Ps), seconds_of(v1::Role::Loader));
@@ -69,9 +76,14 @@ impl StepTimes {
         }
         let known: f64 = of.reply.spent.iter().map(|spent| spent.seconds).sum();
         take(&mut left, (of.reply.seconds - of.reply.own_seconds - known).max(0.0));
+        let loader_seconds = loader.map_or(0.0, |loader| take(&mut left, loader.seconds));
         if let Some(loader) = loader {
-            self.spend(Role::Loader, loader.index, take(&mut left, loader.seconds));
+            self.spend(Role::Loader, loader.index, loader_seconds);
         }
+        let pieces = self.pieces.entry(of.embedding_worker).or_default();
+        pieces.count += 1;
+        pieces.own_seconds += own;
+        pieces.loader_seconds += loader_seconds;
     }
 
     /// Moves the times to a report.
@@ -84,7 +96,12 @@ impl StepTimes {
             .collect();
         let pieces = self.pieces.into_iter();
         progress.pieces = pieces
-            .map(|(embedding_worker, (pieces, seconds))| v1::PieceTime { embedding_worker, pieces, seconds })
+            .map(|(embedding_worker, Pieces { count, own_seconds, loader_seconds })| v1::PieceTime {
+                embedding_worker,
+                pieces: count,
+                seconds: own_seconds,
+                loader_seconds,
+            })
             .collect();
     }
 }
@@ -130,15 +147,15 @@ mod tests {
     fn a_report_has_the_pieces_of_each_embedding_worker() {
         let mut times = StepTimes::default();
         let of_another = ReplyTime { embedding_worker: 0, ..reply() };
-        for reply in [&reply(), &of_another, &reply()] {
-            times.waited(Duration::ZERO, reply);
+        for (reply, wait) in [(&reply(), 1000), (&of_another, 0), (&reply(), 800)] {
+            times.waited(Duration::from_millis(wait), reply);
         }
         let mut progress = v1::Progress::default();
         times.write_to(&mut progress);
         let milliseconds = |seconds: f64| (seconds * 1e3).round();
-        let pieces =
-            progress.pieces.iter().map(|time| (time.embedding_worker, time.pieces, milliseconds(time.seconds)));
-        assert_eq!(pieces.collect::<Vec<_>>(), [(0, 1, 200.0), (2, 2, 400.0)]);
+        let times = |time: &v1::PieceTime| (milliseconds(time.seconds), milliseconds(time.loader_seconds));
+        let pieces = progress.pieces.iter().map(|time| (time.embedding_worker, time.pieces, times(time)));
+        assert_eq!(pieces.collect::<Vec<_>>(), [(0, 1, (200.0, 0.0)), (2, 2, (400.0, 400.0))]);
     }
 
     #[test]

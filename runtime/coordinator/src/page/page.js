@@ -122,7 +122,8 @@ const resumeText = record => record.resume ? `To continue: \`${record.resume}\``
 function slowBanner({ noStepSeconds, waitsFor, slowest }) {
   if (isKnown(noStepSeconds)) return banner("warn", `No step for ${duration(noStepSeconds)}`, waitsFor ? `Training waits for ${waitsFor}.` : null);
   if (!slowest) return null;
-  return banner("warn", "A member is slow", `${slowest.role} ${slowest.index} has been slow since ${clock(slowest.sinceSeconds)}. It costs ${percent(slowest.share)} of the time of a step.`);
+  const cost = slowest.share < .01 ? "Its work has moved to other members." : `It costs ${percent(slowest.share)} of the time of a step.`;
+  return banner("warn", "A member is slow", `${slowest.role} ${slowest.index} has been slow since ${clock(slowest.sinceSeconds)}. ${cost}`);
 }
 
 function banners(run) {

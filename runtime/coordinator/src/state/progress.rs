@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::State;
 use crate::as_bytes;
 use crate::quality_watch::{QualityChange, QualityWatch, measure};
-use crate::slowest::{Change, MemberId, Setting, Slowest};
+use crate::slowest::{Change, MemberId, Named, Setting, Slowest};
 use crate::snapshot::{AppliedGradients, Snapshot};
 use crate::speeds::Speeds;
 use crate::throughput::Throughput;
@@ -501,19 +501,33 @@ impl State {
             self.progress.slowest.rest(now)
         } else {
             let members = Role::MEMBERS.map(|role| (role, self.replicas(role).present));
-            let setting = Setting { mode: self.training.mode().name(), members: members.into() };
-            let now_seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-            self.progress.slowest.decide(&setting, now, now_seconds)
+            let mode = self.training.mode();
+            let together = mode.family() == Family::Barrier;
+            let setting = Setting { mode: mode.name(), together, members: members.into() };
+            self.progress.slowest.decide(&setting, now, now_seconds())
         };
         if let Some(change) = change {
             self.pending_events.push(JobEvent::Warning { message: message_of(change) });
         }
     }
 
+    /// The member that slows training the most. Otherwise a slow one whose work has moved away.
     fn slowest(&self) -> Option<v1::Slowest> {
-        let named = self.progress.slowest.named()?;
+        let named = self.progress.slowest.named().or_else(|| self.relieved())?;
         let v1::Member { role, index } = member(named.member);
         Some(v1::Slowest { role, index, share: named.share, since_seconds: named.since_seconds })
+    }
+
+    /// A slow member whose work has moved away. Training does not wait for it.
+    fn relieved(&self) -> Option<Named> {
+        let of_roles = [
+            (Role::Ps, &self.members.servers.shares),
+            (Role::EmbeddingWorker, &self.data.piece_shares),
+            (Role::Loader, self.data.loader_pace.shares()),
+        ];
+        let (role, (index, fell)) = of_roles.into_iter().find_map(|(role, shares)| Some((role, shares.slowest()?)))?;
+        let since_seconds = now_seconds().saturating_sub(fell.map_or(0, |fell| fell.elapsed().as_secs()));
+        Some(Named { member: (role, index), share: 0.0, since_seconds })
     }
 
     /// The time without a step, while training makes none for longer than usual.
@@ -587,6 +601,10 @@ fn member((role, index): MemberId) -> v1::Member {
     v1::Member { role: v1::Role::from(role).into(), index }
 }
 
+fn now_seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
 fn message_of(change: Change) -> String {
     match change {
         Change::Slow(named) => {
@@ -630,9 +648,19 @@ mod tests {
     }
 
     #[test]
+    fn a_slow_member_stays_named_while_its_work_is_away() {
+        let mut state = State::new(&small_plan(&["spec.roles.embeddingWorker.replicas=2"]), None).unwrap();
+        assert_eq!(state.slowest(), None);
+        state.data.piece_shares.set(1, 3);
+        let named = state.slowest().unwrap();
+        assert_eq!((named.role(), named.index, named.share), (v1::Role::EmbeddingWorker, 1, 0.0));
+        assert!(named.since_seconds.abs_diff(now_seconds()) < 60);
+    }
+
+    #[test]
     fn no_member_is_slow_while_training_waits_for_rows() {
         let mut state = State::new(&small_plan(&[]), None).unwrap();
-        let setting = Setting { mode: "sync", members: [(Role::Ps, 3), (Role::DenseWorker, 1)].into() };
+        let setting = Setting { mode: "sync", together: true, members: [(Role::Ps, 3), (Role::DenseWorker, 1)].into() };
         let begun = Instant::now();
         let at = |seconds| begun + Duration::from_secs(seconds);
         for seconds in 0..30 {
