@@ -265,7 +265,7 @@ mod tests {
         let mut loaders = Loaders::new(3);
         assert_eq!(loaders.run(60, &[300, 300, 300]), []);
         let slow = loaders.run(120, &[300, 3000, 300]);
-        assert!(matches!(slow[..], [ShareChange { member: 1, weight: 4..=8, .. }]), "{slow:?}");
+        assert!(matches!(slow[..], [ShareChange { member: 1, weight: 256..=512, .. }]), "{slow:?}");
         let before = loaders.read.clone();
         loaders.run(60, &[300, 3000, 300]);
         let read: Vec<u64> = loaders.read.iter().zip(&before).map(|(now, before)| now - before).collect();
