@@ -203,8 +203,13 @@ impl Shares {
         if self.window.len() + 1 < PARTS {
             return None;
         }
-        self.follow_rate(members);
-        let changes = self.wanted(members, pace).into_iter().filter_map(|wanted| self.follow(wanted, pace, now));
+        let (times, units) = self.times(members);
+        let seconds: f64 = self.window.iter().map(|part| part.seconds).sum();
+        let rate = units / seconds.max(f64::MIN_POSITIVE);
+        // It falls slowly, because a slow member slows all.
+        self.rate = rate.max(self.rate * RATE_KEPT);
+        let wanted = self.wanted(&times, rate, members.len(), pace);
+        let changes = wanted.into_iter().filter_map(|wanted| self.follow(wanted, pace, now));
         // Collected, so that the trend of each member is followed.
         let changes: Vec<ShareChange> = changes.collect();
         let change = changes.into_iter().max_by(|a, b| a.factor.total_cmp(&b.factor))?;
@@ -212,25 +217,23 @@ impl Shares {
         Some(change)
     }
 
-    /// The weight that each measured member should have.
-    fn wanted(&self, members: &[u32], pace: Pace) -> Vec<ShareChange> {
-        let (times, units) = self.times(members);
-        let seconds: f64 = self.window.iter().map(|part| part.seconds).sum();
-        let each = units / members.len().max(1) as f64;
+    /// The weight that each measured member should have. `times` ascend, and `rate` are the units
+    /// in a second of training.
+    fn wanted(&self, times: &[(f64, u32)], rate: f64, members: usize, pace: Pace) -> Vec<ShareChange> {
         let wanted = |(rank, &(time, member)): (usize, &(f64, u32))| {
-            let usual = median_without(rank, &times)?;
+            let usual = median_without(rank, times)?;
             let factor = time / usual;
-            let cost = (time - usual) * each / seconds.max(f64::MIN_POSITIVE);
+            let cost = (time - usual) * rate / members.max(1) as f64;
             let weight = if factor <= WELL_FACTOR || cost <= WELL_COST {
                 EVEN
-            } else if factor >= SLOW_FACTOR && cost >= SLOW_COST && !self.is_slow_lately(member, usual) {
-                self.weight(member)
-            } else if factor >= SLOW_FACTOR && cost >= SLOW_COST {
+            } else if factor < SLOW_FACTOR || cost < SLOW_COST {
+                (2 * self.weight(member)).clamp(TRICKLE, EVEN)
+            } else if self.is_slow_lately(member, usual) {
                 // Without the slow member, training will be as fast as it was.
-                let rate = self.rate / (members.len().max(2) - 1) as f64;
+                let rate = self.rate / (members.max(2) - 1) as f64;
                 self.slow_weight((time - usual, member), factor, rate, pace)
             } else {
-                (2 * self.weight(member)).clamp(TRICKLE, EVEN)
+                self.weight(member)
             };
             Some(ShareChange { member, weight, factor })
         };
@@ -243,13 +246,6 @@ impl Shares {
         let lately = self.window.iter().rev().take(LATE_PARTS).filter_map(|part| part.work.get(&member));
         let (units, seconds) = lately.fold((0.0, 0.0), |sum, work| (sum.0 + work.0, sum.1 + work.1));
         units <= 0.0 || seconds / units >= SLOW_FACTOR * usual
-    }
-
-    /// Follows the rate of training. It falls slowly, because a slow member slows all.
-    fn follow_rate(&mut self, members: &[u32]) {
-        let (_, units) = self.times(members);
-        let seconds: f64 = self.window.iter().map(|part| part.seconds).sum();
-        self.rate = (units / seconds.max(f64::MIN_POSITIVE)).max(self.rate * RATE_KEPT);
     }
 
     /// The weight of a slow member, which takes `seconds` more for a unit than the others do. Each
