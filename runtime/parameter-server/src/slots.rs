@@ -40,7 +40,7 @@ pub(super) struct Slots {
     holder: Mutex<SlotHolder<RowName>>,
     /// The slot map that this server adopted last.
     map: Mutex<Arc<SlotMap>>,
-    /// Whether changes of rows must be recorded. Read on every update.
+    /// Whether changes of rows must be recorded. Read on every look-up and update.
     moving: AtomicBool,
     /// Held while rows of a slot are removed, and while a copy of a slot begins.
     removing: Mutex<()>,
@@ -197,9 +197,12 @@ impl Slots {
         self.send(to, migration, (0..).zip(parts).collect()).await
     }
 
-    /// Waits while this server copies its slots without other work.
+    /// Waits while this server copies its slots without other work. Takes no lock while no slots
+    /// move: every look-up of training comes here.
     pub(super) async fn copied_alone(&self) {
-        self.alone.ended().await;
+        if self.moving.load(Ordering::Acquire) {
+            self.alone.ended().await;
+        }
     }
 
     fn begin_copy(&self, migration: MigrationId, slot: Slot, to: u16) -> Result<(), RoleError> {
