@@ -257,7 +257,7 @@ training:
     ),
 ];
 
-const MODELS: [KindExample; 7] = [
+const MODELS: [KindExample; 8] = [
     example(
         "dlrm",
         "\
@@ -291,6 +291,15 @@ model:
         "\
 model:
   kind: wideDeep
+  hidden: [256, 128]
+",
+    ),
+    example(
+        "dcn",
+        "\
+model:
+  kind: dcn
+  crossLayers: 3
   hidden: [256, 128]
 ",
     ),

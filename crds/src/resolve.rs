@@ -78,6 +78,9 @@ fn model(given: &ModelSpec, features: &ResolvedFeatures) -> ResolvedModel {
         ModelKind::DeepFm => ModelSettings::DeepFm { hidden },
         ModelKind::Dnn => ModelSettings::Dnn { hidden },
         ModelKind::WideDeep => ModelSettings::WideDeep { hidden },
+        ModelKind::Dcn => {
+            ModelSettings::Dcn { cross_layers: given.cross_layers.unwrap_or(d::CROSS_LAYERS) as usize, hidden }
+        }
         ModelKind::DcnV2 => ModelSettings::DcnV2 {
             structure: given.cross_structure.unwrap_or_default(),
             cross_layers: given.cross_layers.unwrap_or(d::CROSS_LAYERS) as usize,

@@ -36,7 +36,7 @@ const KINDS: [Kinds; 4] = [
         default: None,
         settings: &[
             ("bottom", For::Only(&["dlrm"])),
-            ("crossLayers", For::Only(&["dcnV2"])),
+            ("crossLayers", For::Only(&["dcn", "dcnV2"])),
             ("crossStructure", For::Only(&["dcnV2"])),
             ("lowRank", For::Only(&["dcnV2"])),
             ("hidden", For::AllBut(&["fm", "lr"])),

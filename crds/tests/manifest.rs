@@ -907,7 +907,7 @@ const BAD_JOBS: [(&[&str], &str, &str); 83] = [
     (
         &["spec.training.mode=des,spec.model.kind=dlrm"],
         "spec.training.mode",
-        "mode des has no substitution for the model dlrm: expected one of deepfm, dnn, wideDeep, fm, lr, or another mode",
+        "mode des has no substitution for the model dlrm: expected one of deepfm, dnn, wideDeep, dcn, fm, lr, or another mode",
     ),
     (
         &["spec.training.switchAt[0].step=9,spec.training.switchAt[0].mode=des,spec.model.kind=dcnV2"],
@@ -1609,6 +1609,7 @@ const RULES: &[(&[&str], &[&str])] = &[
         &["spec.model.kind=dlrm,spec.features.dense=null"],
     ),
     (&["spec.model.crossLayers=2"], &["spec.model.crossLayers=2,spec.model.kind=dcnV2"]),
+    (&["spec.model.crossLayers=2"], &["spec.model.crossLayers=2,spec.model.kind=dcn"]),
     (&["spec.model.crossStructure=stacked"], &["spec.model.crossStructure=stacked,spec.model.kind=dcnV2"]),
     (&["spec.model.lowRank=2"], &["spec.model.lowRank=2,spec.model.kind=dcnV2"]),
     (&["spec.model.kind=fm,spec.model.hidden={8}"], &["spec.model.hidden={8}"]),

@@ -1,4 +1,4 @@
-"""The seven models and the sparse optimizer that PyTorch lacks. No data, no training loop.
+"""The eight models and the sparse optimizer that PyTorch lacks. No data, no training loop.
 
 Layers keep PyTorch's default initialisation (`nn.Linear`: weights and bias uniform in ±1/√fan_in)."""
 
@@ -9,10 +9,10 @@ from typing import Sequence
 import torch
 from torch import Tensor, nn
 
-MODELS = ("dlrm", "deepfm", "dcnV2", "dnn", "wideDeep", "fm", "lr")
+MODELS = ("dlrm", "deepfm", "dcn", "dcnV2", "dnn", "wideDeep", "fm", "lr")
 HAS_LINEAR = {"lr", "fm", "deepfm", "wideDeep"}
-HAS_VECTORS = {"dlrm", "deepfm", "dcnV2", "dnn", "wideDeep", "fm"}
-HAS_MLP = {"deepfm", "dcnV2", "dnn", "wideDeep"}
+HAS_VECTORS = {"dlrm", "deepfm", "dcn", "dcnV2", "dnn", "wideDeep", "fm"}
+HAS_MLP = {"deepfm", "dcn", "dcnV2", "dnn", "wideDeep"}
 
 
 class Pooled(nn.Module):
@@ -68,6 +68,21 @@ class Linear(nn.Module):
         return self.first_order(ids).sum((1, 2)) + rest
 
 
+class CrossVectors(nn.Module):
+    """DCN (Wang et al. 2017, eq. 3): x ← x₀ (x·w) + b + x, layer after layer."""
+
+    def __init__(self, width: int, layers: int) -> None:
+        super().__init__()
+        self.weights = nn.ModuleList(nn.Linear(width, 1, bias=False) for _ in range(layers))
+        self.biases = nn.ParameterList(nn.Parameter(torch.zeros(width)) for _ in range(layers))
+
+    def forward(self, x0: Tensor) -> Tensor:
+        x = x0
+        for weight, bias in zip(self.weights, self.biases):
+            x = x0 * weight(x) + bias + x
+        return x
+
+
 class Cross(nn.Module):
     """DCN V2 (Wang et al. 2021, eq. 1): x ← x₀ ∗ (W x + b) + x, layer after layer."""
 
@@ -105,6 +120,9 @@ class Dlrm(nn.Module):
         return self.top(torch.cat([bottom, dots], 1)).squeeze(1)
 
 
+HAS_CROSSES = {"dcn": CrossVectors, "dcnV2": Cross}
+
+
 class Model(nn.Module):
     """(ids, dense) -> logits (batch,)."""
 
@@ -133,9 +151,9 @@ class Model(nn.Module):
             self.dlrm = Dlrm(fields, dense_width, dim, dropout)
         if name in HAS_MLP:
             self.deep = mlp([flat, *hidden], dropout)
-            self.head = nn.Linear(hidden[-1] + (flat if name == "dcnV2" else 0), 1)
-        if name == "dcnV2":
-            self.cross = Cross(flat, cross_layers)
+            self.head = nn.Linear(hidden[-1] + (flat if name in HAS_CROSSES else 0), 1)
+        if name in HAS_CROSSES:
+            self.cross = HAS_CROSSES[name](flat, cross_layers)
 
     def forward(self, ids: Tensor, dense: Tensor) -> Tensor:
         if self.name == "lr":
@@ -147,7 +165,7 @@ class Model(nn.Module):
             return self.linear(ids, dense) + factorization(vectors)
         flat = torch.cat([vectors.flatten(1), dense], 1)
         deep = self.deep(flat)
-        if self.name == "dcnV2":
+        if self.name in HAS_CROSSES:
             return self.head(torch.cat([self.cross(flat), deep], 1)).squeeze(1)
         logit = self.head(deep).squeeze(1)
         if self.name in HAS_LINEAR:

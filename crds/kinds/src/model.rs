@@ -16,6 +16,9 @@ named! {
         Dnn = "dnn",
         /// Linear model and MLP side by side, with their logits added (Cheng et al. 2016).
         WideDeep = "wideDeep",
+        /// Deep and cross network: explicit crosses of the features with vectors as weights, and an
+        /// MLP (Wang et al. 2017).
+        Dcn = "dcn",
         /// Deep and cross network, version 2: explicit crosses of the features, and an MLP (Wang et
         /// al. 2021).
         DcnV2 = "dcnV2",
@@ -38,7 +41,7 @@ impl ModelKind {
     /// weights of ids.
     #[must_use]
     pub const fn has_substitution(self) -> bool {
-        matches!(self, Self::Lr | Self::Fm | Self::Dnn | Self::WideDeep | Self::DeepFm)
+        matches!(self, Self::Lr | Self::Fm | Self::Dnn | Self::WideDeep | Self::DeepFm | Self::Dcn)
     }
 
     /// The sentence that refuses the mode `des` for this model. `None` if the model has a
@@ -102,6 +105,13 @@ pub enum ModelSettings {
         /// The MLP over embeddings and dense features.
         hidden: Vec<usize>,
     },
+    /// [`ModelKind::Dcn`].
+    Dcn {
+        /// Number of cross layers, at least 1.
+        cross_layers: usize,
+        /// The MLP beside them, at least one layer.
+        hidden: Vec<usize>,
+    },
     /// [`ModelKind::DcnV2`].
     DcnV2 {
         /// Where the MLP stands.
@@ -128,6 +138,7 @@ impl ModelSettings {
             Self::DeepFm { .. } => ModelKind::DeepFm,
             Self::Dnn { .. } => ModelKind::Dnn,
             Self::WideDeep { .. } => ModelKind::WideDeep,
+            Self::Dcn { .. } => ModelKind::Dcn,
             Self::DcnV2 { .. } => ModelKind::DcnV2,
             Self::Fm => ModelKind::Fm,
             Self::Lr => ModelKind::Lr,
@@ -148,6 +159,7 @@ mod tests {
             ModelSettings::DeepFm { hidden: hidden.clone() },
             ModelSettings::Dnn { hidden: hidden.clone() },
             ModelSettings::WideDeep { hidden: hidden.clone() },
+            ModelSettings::Dcn { cross_layers: 2, hidden: hidden.clone() },
             ModelSettings::DcnV2 { structure, cross_layers: 2, low_rank: None, hidden },
             ModelSettings::Fm,
             ModelSettings::Lr,

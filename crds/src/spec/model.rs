@@ -12,7 +12,7 @@ use crate::defaults;
 #[serde(rename_all = "camelCase")]
 #[x_kube(
     validation = Rule::new("!has(self.bottom) || self.kind == 'dlrm'").message("only dlrm has a bottom MLP: remove `bottom`, or set kind: dlrm").field_path(".bottom"),
-    validation = Rule::new("!has(self.crossLayers) || self.kind == 'dcnV2'").message("`crossLayers` belongs only to dcnV2: remove it, or set kind: dcnV2").field_path(".crossLayers"),
+    validation = Rule::new("!has(self.crossLayers) || self.kind in ['dcn', 'dcnV2']").message("`crossLayers` belongs only to dcn and dcnV2: remove it, or set kind: dcnV2").field_path(".crossLayers"),
     validation = Rule::new("!has(self.crossStructure) || self.kind == 'dcnV2'").message("`crossStructure` belongs only to dcnV2: remove it, or set kind: dcnV2").field_path(".crossStructure"),
     validation = Rule::new("!has(self.lowRank) || self.kind == 'dcnV2'").message("`lowRank` belongs only to dcnV2: remove it, or set kind: dcnV2").field_path(".lowRank"),
     validation = Rule::new("!has(self.hidden) || !(self.kind in ['fm', 'lr'])").message("fm and lr have no hidden layers: remove `hidden`, or choose another kind").field_path(".hidden"),
@@ -33,7 +33,7 @@ pub struct ModelSpec {
 
     /// Widths of the hidden layers of the (top) MLP, in units, first layer first. A ReLU follows
     /// each. An output layer of one unit is appended, unless the last layer is one. An empty list
-    /// leaves only the output layer. Not for `fm` and `lr`.
+    /// leaves only the output layer. Not for `fm` and `lr`. `dcn` needs a hidden layer.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 16), inner(range(min = 1, max = 65536)), extend("x-default" = defaults::HIDDEN))]
     pub hidden: Option<Vec<u32>>,
@@ -46,7 +46,7 @@ pub struct ModelSpec {
     #[schemars(length(max = 16), inner(range(min = 1, max = 65536)), extend("x-default" = defaults::BOTTOM))]
     pub bottom: Option<Vec<u32>>,
 
-    /// Number of `dcnV2`'s cross layers. Only for `dcnV2`.
+    /// Number of cross layers. Only for `dcn` and `dcnV2`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 16), extend("x-default" = defaults::CROSS_LAYERS))]
     pub cross_layers: Option<u32>,

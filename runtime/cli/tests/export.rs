@@ -190,6 +190,7 @@ fn kinds() -> Vec<ModelSettings> {
         ModelSettings::DeepFm { hidden: vec![8, 4] },
         ModelSettings::Dnn { hidden: vec![8, 4] },
         ModelSettings::WideDeep { hidden: vec![8] },
+        ModelSettings::Dcn { cross_layers: 2, hidden: vec![8, 4] },
         dcn(CrossStructure::Parallel, None, vec![8]),
         dcn(CrossStructure::Parallel, Some(3), vec![]),
         dcn(CrossStructure::Stacked, Some(3), vec![8]),

@@ -101,6 +101,12 @@ def logits(model, p, dense, embeddings, linear):
             (all_vectors[i] * all_vectors[j]).sum(axis=1, keepdims=True) for i in range(count + 1) for j in range(i)
         ]
         return layer("top.logit", mlp("top", np.concatenate([bottom] + pairs, axis=1)))
+    if kind == "dcn":
+        x, vectors_of_crosses = both, p["cross.weight"]
+        for index in range(model["crossLayers"]):
+            x = both * (x @ vectors_of_crosses[:, index : index + 1]) + p[f"cross.{index}.bias"] + x
+        crossed = x @ vectors_of_crosses[:, model["crossLayers"] :]
+        return crossed + layer("deep.logit", mlp("deep", both))
     if kind == "dcnV2":
         x = both
         for index in range(model["crossLayers"]):

@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use trained::{TEST_ROWS, export, largest_difference, predict, probabilities, report, train};
 
-const MODELS: [&str; 7] = ["dlrm", "deepfm", "dcnV2", "wideDeep", "dnn", "fm", "lr"];
+const MODELS: [&str; 8] = ["dlrm", "deepfm", "dcn", "dcnV2", "wideDeep", "dnn", "fm", "lr"];
 
 fn refusal(folder: &Path, arguments: &[&str]) -> (Option<i32>, String) {
     let output = predict(folder, arguments);

@@ -2,7 +2,7 @@
 //! their pooled embeddings, and dense workers hold it with its optimizer's state. Before a step,
 //! rank 0 sends each server a copy. After it, rank 0 gets each server's part of the gradient, which
 //! includes the pieces of all dense workers. The gradient then takes part in the all-reduce, where
-//! the other workers have zeros.
+//! the other workers have zeros. (The crosses of `dcn` have a part on every worker.)
 
 use futures::future::try_join_all;
 use rectrain_dense::FirstLayer;
@@ -18,10 +18,10 @@ impl Trainer {
     /// Rank 0 in `des`: sends every parameter server the first layer for `step`. The first one
     /// starts its sums from the bias.
     pub(crate) fn put_first_layer(&mut self, step: u64) -> Result<(), RoleError> {
-        let Some(FirstLayer { weights, biases }) = self.own_first_layer() else { return Ok(()) };
+        let Some(first_layer) = self.own_first_layer() else { return Ok(()) };
         let parameters = self.tower.parameters()?;
-        let weights = Tensor::from(parameters[weights].to_vec());
-        let biases = parameters[biases].to_vec();
+        let weights = Tensor::from(first_layer.weights(parameters));
+        let biases = first_layer.biases(parameters);
         let servers = self.peers.placement.servers.clone();
         let calls =
             servers.into_iter().enumerate().map(move |(server, channel)| {
@@ -38,7 +38,7 @@ impl Trainer {
     /// Rank 0 in `des`: the gradient of the first layer's weight in `step`, summed over the servers
     /// in their order. Waits for the pieces of all dense workers. `None` for other workers.
     pub(crate) fn first_layer_gradient(&mut self, step: u64) -> Result<Option<Vec<f32>>, RoleError> {
-        let Some(FirstLayer { weights, .. }) = self.own_first_layer() else { return Ok(None) };
+        let Some(first_layer) = self.own_first_layer() else { return Ok(None) };
         let (servers, patience) = (self.peers.placement.servers.clone(), self.plan.patience());
         let calls = servers.into_iter().map(move |channel| async move {
             let request = v1::FirstLayerGradientRequest { step };
@@ -49,16 +49,16 @@ impl Trainer {
         let (coordinator, waiting) = (self.peers.coordinator.clone(), self.waiting_for_pieces());
         let parts = self.spawn(async move { reporting_wait(try_join_all(calls), &coordinator, waiting).await });
         let parts = self.join("first_layer_gradient", parts)?;
-        let sum = sum_of_servers(parts, weights.len())?;
+        let sum = sum_of_servers(parts, first_layer.values())?;
         self.check_first_layer(step, &sum)?;
         Ok(Some(sum))
     }
 
-    /// Writes the gradient of the first layer's weight to this worker's gradients, which are 0
-    /// there.
-    pub(crate) fn write_first_layer_gradient(&mut self, gradient: Option<&[f32]>) -> Result<(), RoleError> {
-        if let (Some(gradient), Some(FirstLayer { weights, .. })) = (gradient, self.own_first_layer()) {
-            self.tower.gradients_mut()?[weights].copy_from_slice(gradient);
+    /// Adds the gradient of the first layer's weight to this worker's gradients. They are 0 there,
+    /// but for the crosses of `dcn`: their biases meet the weights in the dense workers.
+    pub(crate) fn add_first_layer_gradient(&mut self, gradient: Option<&[f32]>) -> Result<(), RoleError> {
+        if let (Some(gradient), Some(first_layer)) = (gradient, self.own_first_layer()) {
+            first_layer.add_gradient(gradient, self.tower.gradients_mut()?);
         }
         Ok(())
     }

@@ -152,6 +152,8 @@ impl<'a> NamedModel<'a> {
                     [hidden(rows), hidden(columns)]
                 }
             }
+            (ModelSettings::Dcn { .. }, "cross.weight" | "deep.0.weight") => rows_of(self.inputs()),
+            (ModelSettings::Dcn { .. }, name) if name.starts_with("cross.") => [hidden(rows), self.inputs()],
             (ModelSettings::DcnV2 { .. }, name) => self.axes_of_crosses(name, entry.shape),
             _ => [hidden(rows), hidden(columns)],
         }
@@ -268,6 +270,7 @@ mod tests {
             ModelSettings::Dnn { hidden: vec![4] },
             ModelSettings::Dnn { hidden: vec![] },
             ModelSettings::WideDeep { hidden: vec![4] },
+            ModelSettings::Dcn { cross_layers: 2, hidden: vec![4] },
             crosses(CrossStructure::Parallel, None, &[4]),
             crosses(CrossStructure::Parallel, Some(2), &[]),
             crosses(CrossStructure::Stacked, Some(2), &[4]),

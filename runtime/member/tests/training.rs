@@ -302,7 +302,7 @@ fn substitutable(kind: &str) -> String {
 }
 
 /// Models whose towers parameter servers compute in part.
-const TOWERS: [&str; 3] = ["dnn", "wideDeep", "deepfm"];
+const TOWERS: [&str; 4] = ["dnn", "wideDeep", "deepfm", "dcn"];
 
 #[test]
 fn des_with_one_server_equals_sync_to_the_bit() {
@@ -315,7 +315,8 @@ fn des_with_one_server_equals_sync_to_the_bit() {
     }
 }
 
-/// The embeddings of `deepfm` have two gradients, which the server adds in another order.
+/// The embeddings of `deepfm` and of `dcn` have two gradients, which the server adds in another
+/// order.
 #[test]
 fn des_with_one_server_equals_sync_to_the_bit_for_towers() {
     for kind in ["dnn", "wideDeep"] {
@@ -343,7 +344,7 @@ fn losses(changes: &[&str]) -> Vec<f64> {
 
 #[test]
 fn des_has_the_losses_of_sync_in_many_steps() {
-    for kind in ["lr", "fm", "dnn", "wideDeep", "deepfm"] {
+    for kind in ["lr", "fm", "dnn", "wideDeep", "deepfm", "dcn"] {
         let model = substitutable(kind);
         for replicas in [
             &["spec.roles.ps.replicas=1"][..],
@@ -363,7 +364,7 @@ fn des_has_the_losses_of_sync_in_many_steps() {
 
 #[test]
 fn des_with_several_servers_repeats_and_equals_sync_within_rounding() {
-    for kind in ["lr", "fm", "dnn", "wideDeep", "deepfm"] {
+    for kind in ["lr", "fm", "dnn", "wideDeep", "deepfm", "dcn"] {
         let model = substitutable(kind);
         let job = [model.as_str(), "spec.roles.ps.replicas=3", "spec.roles.denseWorker.replicas=2"];
         let des = [&job[..], &["spec.training.mode=des"]].concat();
@@ -450,7 +451,7 @@ fn des_trains_towers_over_cells_that_several_servers_hold() {
         for servers in ["spec.roles.ps.replicas=1", "spec.roles.ps.replicas=3"] {
             let des = run(&["spec.training.mode=des", servers]);
             assert_eq!((des.trained_rows, des.rows), (sync.trained_rows, sync.rows), "{kind}");
-            let is_exact = servers.ends_with('1') && kind != "deepfm";
+            let is_exact = servers.ends_with('1') && !["deepfm", "dcn"].contains(&kind);
             assert!(!is_exact || des.parameters_sha256 == sync.parameters_sha256, "{kind}");
             let loss = |summary: &Summary| summary.test.as_ref().unwrap().log_loss.unwrap();
             let (found, expected) = (loss(&des), loss(&sync));
@@ -821,7 +822,7 @@ fn hybrid_learns_as_well_as_sync() {
 
 #[test]
 fn every_model_trains_and_evaluates() {
-    for kind in ["dlrm", "deepfm", "dnn", "wideDeep", "dcnV2", "fm", "lr"] {
+    for kind in ["dlrm", "deepfm", "dnn", "wideDeep", "dcn", "dcnV2", "fm", "lr"] {
         let kind_set = format!("spec.model.kind={kind}");
         let shape: &[&str] = match kind {
             "lr" => &["spec.model.hidden=null", "spec.model.embeddingDim=null"],

@@ -243,6 +243,7 @@ fn s4_lr_fm_and_towers_have_substitutions() {
         (ModelKind::Dnn, 256, None, 256),
         (ModelKind::WideDeep, 256, first, 256),
         (ModelKind::DeepFm, 256, second, 265),
+        (ModelKind::Dcn, 260, None, 260),
     ] {
         let found = SubOperators::of(kind, 26, 8, units).unwrap();
         assert_eq!((found, found.columns()), (SubOperators { sums, units }, columns), "{kind}");

@@ -123,7 +123,7 @@ impl Trainer {
             pushes.push_back(self.send_gradients(piece, gradients, Some(step), None));
         }
         let of_first_layer = self.first_layer_gradient(step)?;
-        self.write_first_layer_gradient(of_first_layer.as_deref())?;
+        self.add_first_layer_gradient(of_first_layer.as_deref())?;
         while !self.sum_over_workers(GlobalStep(step))? {
             self.has_gradients = false;
             self.repair_ring()?;
@@ -132,7 +132,7 @@ impl Trainer {
             }
             // The buffer of gradients contains a partial sum, so compute them again.
             self.compute(&own, scale, step, step)?;
-            self.write_first_layer_gradient(of_first_layer.as_deref())?;
+            self.add_first_layer_gradient(of_first_layer.as_deref())?;
         }
         self.offer.withdraw();
         if window.is_exact() && self.peers.next.is_some() {

@@ -5,7 +5,7 @@ use burn::tensor::{FloatDType, Tensor, activation::relu};
 use super::{Context, Dropout, Products};
 use crate::Precision;
 use crate::layout::{LinearParameters, ParameterLayout};
-use crate::onnx::{Attribute, Graph, Value};
+use crate::onnx::{Graph, Value};
 
 /// `x·W + b`. A pass applies a layer once.
 #[derive(Debug, Clone)]
@@ -113,9 +113,7 @@ impl SummedLinear {
         let mut output = sums.clone();
         if let Some(input) = input {
             let weight = graph.parameter(self.parameters.weight);
-            let rows: Vec<i64> = (self.parameters.summed..self.inputs).map(|row| row as i64).collect();
-            let rows = graph.integers(&rows);
-            let weight = graph.op_with("Gather", &[&weight, &rows], &[("axis", Attribute::Int(0))]);
+            let weight = graph.rows(&weight, self.parameters.summed..self.inputs);
             let product = graph.op("MatMul", &[input, &weight]);
             output = graph.op("Add", &[&output, &product]);
         }

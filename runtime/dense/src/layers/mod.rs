@@ -4,6 +4,7 @@
 
 mod context;
 mod cross;
+mod cross_vectors;
 mod first_order;
 mod interaction;
 mod linear;
@@ -11,6 +12,7 @@ mod linear;
 pub use self::context::{Context, Dropout};
 pub(crate) use self::context::{Masks, Products, matrix};
 pub use self::cross::Cross;
+pub use self::cross_vectors::{CrossShape, VectorCrosses};
 pub use self::first_order::FirstOrder;
 pub use self::interaction::{FactorizationMachine, PairwiseDots, SummedFactorizationMachine};
 pub(crate) use self::linear::hidden_sizes;

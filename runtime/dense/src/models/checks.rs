@@ -4,6 +4,7 @@ use rectrain_kinds::ModelKind;
 
 use super::ModelConfig;
 use crate::DenseError;
+use crate::layers::hidden_sizes;
 
 /// Checks the inputs and the dropout of any model.
 pub(super) fn inputs(config: &ModelConfig) -> Result<(), DenseError> {
@@ -31,7 +32,7 @@ pub(super) fn one_task(config: &ModelConfig) -> Result<(), DenseError> {
         return Ok(());
     }
     Err(config.invalid(format!(
-        "it has {} tasks, but its first-order weights are for one; use dnn, dlrm or dcnV2",
+        "it has {} tasks, but its first-order weights are for one; use dnn, dlrm, dcn or dcnV2",
         config.tasks
     )))
 }
@@ -79,6 +80,19 @@ pub(super) fn one_width(config: &ModelConfig) -> Result<usize, DenseError> {
 fn concatenating() -> String {
     let kinds = ModelKind::ALL.into_iter().filter(|kind| kind.has_embeddings() && !kind.needs_one_width());
     kinds.map(ModelKind::name).collect::<Vec<_>>().join(", ")
+}
+
+/// Refuses `dcn` without cross layers, and without an MLP beside them.
+pub(super) fn crosses_beside_mlp(config: &ModelConfig, layers: usize, hidden: &[usize]) -> Result<(), DenseError> {
+    if layers == 0 {
+        return Err(config.invalid("it has 0 cross layers; use at least 1, or the dnn model"));
+    }
+    if hidden_sizes(hidden).is_empty() {
+        return Err(
+            config.invalid("it has no hidden layer beside its cross layers; use at least 1, or the dcnV2 model")
+        );
+    }
+    sizes(config, "hidden", hidden)
 }
 
 /// Refuses a hidden layer without units. `name` is the setting.

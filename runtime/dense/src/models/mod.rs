@@ -6,10 +6,12 @@
 //! alike.
 
 mod checks;
+mod dcn;
 mod dcn_v2;
 mod deepfm;
 mod dlrm;
 mod dnn;
+mod first_layer;
 mod fm;
 mod lr;
 #[cfg(test)]
@@ -20,18 +22,21 @@ mod tests;
 mod wide_deep;
 
 use std::fmt::Debug;
-use std::ops::Range;
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
 use rectrain_kinds::ModelSettings;
 use serde::{Deserialize, Serialize};
 
+use self::first_layer::Columns;
+pub use self::first_layer::FirstLayer;
 use self::substitutes::Substitute;
 use crate::DenseError;
 use crate::concatenation;
 use crate::inputs::{InputWidths, Inputs};
-use crate::layers::{Context, FactorizationMachine, MlpLogit, MlpShape, Products, hidden_sizes};
+use crate::layers::{
+    Context, CrossShape, FactorizationMachine, MlpLogit, MlpShape, Products, VectorCrosses, hidden_sizes,
+};
 use crate::layout::ParameterLayout;
 use crate::onnx::{Graph, Value};
 
@@ -135,8 +140,8 @@ pub struct ModelConfig {
     /// Embedding dimension of each sparse feature, in the order in which they are concatenated. 0
     /// for a model without embeddings.
     pub embedding_dims: Vec<usize>,
-    /// Logits of a sample, one a task; left out of JSON when it is 1. `dnn`, `dlrm` and `dcnV2` may
-    /// have several: their output layer then has as many columns.
+    /// Logits of a sample, one a task; left out of JSON when it is 1. `dnn`, `dlrm`, `dcn` and
+    /// `dcnV2` may have several: their output layer then has as many columns.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub tasks: usize,
     /// Probability that a hidden activation is dropped in training, in `[0, 1)`. The output of a
@@ -144,16 +149,6 @@ pub struct ModelConfig {
     /// model, so JSON leaves it out.
     #[serde(skip)]
     pub dropout: f32,
-}
-
-/// The parameters of a first layer that other processes multiply in the mode `des`, as places in
-/// the flat buffer.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FirstLayer {
-    /// The rows of the weight over embeddings, `[Σ dims, units]`.
-    pub weights: Range<usize>,
-    /// `[units]`.
-    pub biases: Range<usize>,
 }
 
 fn one() -> usize {
@@ -182,6 +177,7 @@ impl ModelConfig {
             ModelSettings::DeepFm { hidden } => Arc::new(deepfm::DeepFm::new(self, hidden)?),
             ModelSettings::Dnn { hidden } => Arc::new(dnn::Dnn::new(self, hidden)?),
             ModelSettings::WideDeep { hidden } => Arc::new(wide_deep::WideDeep::new(self, hidden)?),
+            ModelSettings::Dcn { cross_layers, hidden } => Arc::new(dcn::Dcn::new(self, *cross_layers, hidden)?),
             &ModelSettings::DcnV2 { structure, cross_layers: layers, low_rank: rank, ref hidden } => {
                 Arc::new(dcn_v2::DcnV2::new(self, dcn_v2::Crosses { structure, layers, rank }, hidden)?)
             }
@@ -204,33 +200,57 @@ impl ModelConfig {
             ModelSettings::Dnn { hidden } => Some(Arc::new(Substitute::of_dnn(self, hidden)?)),
             ModelSettings::WideDeep { hidden } => Some(Arc::new(Substitute::of_wide_deep(self, hidden)?)),
             ModelSettings::DeepFm { hidden } => Some(Arc::new(Substitute::of_deepfm(self, hidden)?)),
+            ModelSettings::Dcn { cross_layers, hidden } => {
+                Some(Arc::new(Substitute::of_dcn(self, *cross_layers, hidden)?))
+            }
             ModelSettings::Dlrm { .. } | ModelSettings::DcnV2 { .. } => None,
         })
     }
 
-    /// The units of the first layer over embeddings and dense features side by side, of `dnn`,
-    /// `wideDeep` and `deepfm`. This is the layer of the logits if there is no hidden layer. 0 for
-    /// other models.
+    /// The vectors that the model multiplies its pooled embeddings by: the units of the first layer
+    /// of `dnn`, `wideDeep`, `deepfm` and `dcn`, and the crosses of `dcn`. The first layer is the
+    /// layer of the logits if there is no hidden layer. 0 for other models.
     pub fn first_units(&self) -> usize {
+        self.tower_units() + self.cross_units()
+    }
+
+    /// The units of the first layer of the MLP over embeddings and dense features side by side.
+    fn tower_units(&self) -> usize {
         match &self.settings {
-            ModelSettings::Dnn { hidden } | ModelSettings::WideDeep { hidden } | ModelSettings::DeepFm { hidden } => {
-                hidden_sizes(hidden).first().copied().unwrap_or(self.tasks)
-            }
+            ModelSettings::Dnn { hidden }
+            | ModelSettings::WideDeep { hidden }
+            | ModelSettings::DeepFm { hidden }
+            | ModelSettings::Dcn { hidden, .. } => hidden_sizes(hidden).first().copied().unwrap_or(self.tasks),
             ModelSettings::Dlrm { .. } | ModelSettings::DcnV2 { .. } | ModelSettings::Fm | ModelSettings::Lr => 0,
         }
     }
 
-    /// The parameters of the first layer in the flat buffer of the model's `layout`. `None` if the
-    /// model has no [`Self::first_units`].
+    /// The vectors of the cross layers of `dcn` and of its logits. 0 for other models.
+    fn cross_units(&self) -> usize {
+        match &self.settings {
+            ModelSettings::Dcn { cross_layers, .. } => cross_layers + self.tasks,
+            _ => 0,
+        }
+    }
+
+    /// The parameters of [`Self::first_units`] in the flat buffer of the model's `layout`: the
+    /// first layer and then the crosses. `None` if there are no such units.
     pub fn first_layer(&self, layout: &ParameterLayout) -> Option<FirstLayer> {
-        let units = self.first_units();
-        let parameter = |name: &str| {
-            let of_layer = |layer: &str| layout.find(&format!("deep.{layer}.{name}"));
-            of_layer("0").or_else(|| of_layer("logit")).map(|entry| entry.offset)
+        let width = self.embedding_width();
+        let find = |names: [&str; 2]| names.into_iter().find_map(|name| layout.find(name)).map(|entry| entry.offset);
+        let columns = |weight: usize, units: usize, bias: Option<usize>| Columns {
+            weights: weight..weight + width * units,
+            units,
+            biases: bias.map(|bias| bias..bias + units),
         };
-        let (weight, bias) = (parameter("weight")?, parameter("bias")?);
-        let weights = weight..weight + self.embedding_width() * units;
-        (units > 0).then_some(FirstLayer { weights, biases: bias..bias + units })
+        let units = self.tower_units();
+        let weight = find(["deep.0.weight", "deep.logit.weight"])?;
+        let bias = find(["deep.0.bias", "deep.logit.bias"])?;
+        let mut parts = vec![columns(weight, units, Some(bias))];
+        if let Some(crosses) = layout.find("cross.weight") {
+            parts.push(columns(crosses.offset, self.cross_units(), None));
+        }
+        (units > 0).then_some(FirstLayer { parts })
     }
 
     /// The model's name.
@@ -258,6 +278,13 @@ impl ModelConfig {
     fn deep(&self, layout: &mut ParameterLayout, hidden: &[usize]) -> MlpLogit {
         let inputs = self.embedding_width() + self.dense_features;
         MlpLogit::new(layout, "deep", MlpShape { inputs, hidden, logits: self.tasks, dropout: self.dropout })
+    }
+
+    /// The cross layers of `dcn` over embeddings and dense features.
+    fn crosses(&self, layout: &mut ParameterLayout, layers: usize) -> VectorCrosses {
+        let summed = self.embedding_width();
+        let shape = CrossShape { width: summed + self.dense_features, summed, layers, logits: self.tasks };
+        VectorCrosses::new(layout, "cross", shape)
     }
 
     /// The second-order term over all sparse features.

@@ -4,7 +4,7 @@
 
 use rectrain_kinds::ModelSettings;
 
-use super::{ModelConfig, dcn_v2, deepfm, dlrm, dnn, fm, lr, wide_deep};
+use super::{ModelConfig, dcn, dcn_v2, deepfm, dlrm, dnn, fm, lr, wide_deep};
 use crate::layout::ParameterLayout;
 use crate::random::{Stream, name_key};
 
@@ -19,6 +19,7 @@ pub(crate) fn cases() -> Vec<Case> {
         deepfm::reference::CASES,
         dnn::reference::CASES,
         wide_deep::reference::CASES,
+        dcn::reference::CASES,
         dcn_v2::reference::CASES,
         fm::reference::CASES,
         lr::reference::CASES,
@@ -70,6 +71,7 @@ impl Reference<'_> {
             ModelSettings::DeepFm { hidden } => deepfm::reference::logit(&sample, hidden),
             ModelSettings::Dnn { hidden } => dnn::reference::logits(&sample, hidden, 1)[0],
             ModelSettings::WideDeep { hidden } => wide_deep::reference::logit(&sample, hidden),
+            ModelSettings::Dcn { cross_layers, hidden } => dcn::reference::logit(&sample, *cross_layers, hidden),
             ModelSettings::DcnV2 { structure, cross_layers, low_rank, hidden } => {
                 let crosses = dcn_v2::Crosses { structure: *structure, layers: *cross_layers, rank: *low_rank };
                 dcn_v2::reference::logit(&sample, crosses, hidden)

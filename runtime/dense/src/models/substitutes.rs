@@ -9,15 +9,16 @@ use burn::tensor::Tensor;
 use super::{Model, ModelConfig, checks};
 use crate::DenseError;
 use crate::inputs::{InputWidths, Inputs};
-use crate::layers::{Context, FirstOrder, MlpShape, SummedFactorizationMachine, SummedMlpLogit};
+use crate::layers::{Context, FirstOrder, MlpShape, SummedFactorizationMachine, SummedMlpLogit, VectorCrosses};
 use crate::layout::ParameterLayout;
 use crate::onnx::{Graph, Value};
 
-/// The substitute of a model: its first-order part, its second-order part and its tower, as far as
-/// it has them.
+/// The substitute of a model: its first-order part, its second-order part, its tower and its
+/// crosses, as far as it has them.
 ///
 /// Its input `linear`, `[B, 1]`, is Σ w·x. Its input `embeddings` has the `units` columns VW + b of
-/// the tower's first layer. Then it has the d + 1 columns Σ v·x and Σ⟨vx, vx⟩.
+/// the tower's first layer. Then it has the d + 1 columns Σ v·x and Σ⟨vx, vx⟩, or the columns VW of
+/// the crosses.
 #[derive(Debug)]
 pub(super) struct Substitute {
     name: &'static str,
@@ -28,6 +29,7 @@ pub(super) struct Substitute {
     first_order: Option<FirstOrder>,
     second_order: Option<SummedFactorizationMachine>,
     deep: Option<Deep>,
+    crosses: Option<VectorCrosses>,
 }
 
 /// The tower of a substitute.
@@ -81,6 +83,15 @@ impl Substitute {
         Ok(Self::new(config, layout, Some(first_order), Some(second_order), Some(deep)))
     }
 
+    /// The substitute of `dcn`.
+    pub(super) fn of_dcn(config: &ModelConfig, layers: usize, hidden: &[usize]) -> Result<Self, DenseError> {
+        checks::crosses_beside_mlp(config, layers, hidden)?;
+        let mut layout = ParameterLayout::default();
+        let crosses = config.crosses(&mut layout, layers);
+        let deep = Deep::new(&mut layout, config, hidden);
+        Ok(Self { crosses: Some(crosses), ..Self::new(config, layout, None, None, Some(deep)) })
+    }
+
     fn first_order(config: &ModelConfig) -> (ParameterLayout, FirstOrder) {
         let mut layout = ParameterLayout::default();
         let first_order = FirstOrder::new(&mut layout, config.dense_features);
@@ -95,14 +106,24 @@ impl Substitute {
         deep: Option<Deep>,
     ) -> Self {
         let second_columns = second_order.map_or(0, |second_order| second_order.dim + 1);
-        let embeddings = deep.as_ref().map_or(0, |deep| deep.units) + second_columns;
+        let embeddings = config.first_units() + second_columns;
         let linear = usize::from(first_order.is_some());
         let widths = InputWidths { dense: config.dense_features, embeddings, linear };
-        Self { name: config.name(), layout, widths, tasks: config.tasks, first_order, second_order, deep }
+        Self {
+            name: config.name(),
+            layout,
+            widths,
+            tasks: config.tasks,
+            first_order,
+            second_order,
+            deep,
+            crosses: None,
+        }
     }
 
-    /// The columns of the input `embeddings` that are second-order sums.
-    fn second_columns(&self) -> Range<usize> {
+    /// The columns of the input `embeddings` after the first layer of the tower: second-order sums,
+    /// or products of the crosses.
+    fn columns_beside(&self) -> Range<usize> {
         self.deep.as_ref().map_or(0, |deep| deep.units)..self.widths.embeddings
     }
 }
@@ -112,7 +133,7 @@ impl Deep {
         let summed = config.embedding_width();
         let inputs = summed + config.dense_features;
         let shape = MlpShape { inputs, hidden, logits: config.tasks, dropout: config.dropout };
-        Self { layers: SummedMlpLogit::new(layout, "deep", summed, shape), units: config.first_units() }
+        Self { layers: SummedMlpLogit::new(layout, "deep", summed, shape), units: config.tower_units() }
     }
 }
 
@@ -138,9 +159,13 @@ impl Model for Substitute {
         let mut sum = self.first_order.as_ref().map(|first_order| first_order.forward(context, &inputs));
         let Inputs { dense, embeddings, .. } = inputs;
         if let (Some(second_order), Some(sums)) = (&self.second_order, &embeddings) {
-            let columns = self.second_columns();
+            let columns = self.columns_beside();
             let second = second_order.forward(columns_of(sums, columns));
             sum = Some(plus(second, sum));
+        }
+        if let (Some(crosses), Some(sums)) = (&self.crosses, &embeddings) {
+            let products = columns_of(sums, self.columns_beside());
+            sum = Some(plus(crosses.forward_summed(context, products, dense.clone()), sum));
         }
         if let (Some(deep), Some(sums)) = (&self.deep, &embeddings) {
             let logits = deep.layers.forward(context, columns_of(sums, 0..deep.units), dense);
@@ -158,9 +183,14 @@ impl Model for Substitute {
             });
         };
         if let (Some(second_order), Some(sums)) = (&self.second_order, &inputs.embeddings) {
-            let columns = graph.columns(sums, self.second_columns());
+            let columns = graph.columns(sums, self.columns_beside());
             let second = second_order.onnx(graph, &columns);
             add(graph, second);
+        }
+        if let (Some(crosses), Some(sums)) = (&self.crosses, &inputs.embeddings) {
+            let products = graph.columns(sums, self.columns_beside());
+            let crossed = crosses.onnx_summed(graph, &products, inputs.dense.as_ref());
+            add(graph, crossed);
         }
         if let (Some(deep), Some(sums)) = (&self.deep, &inputs.embeddings) {
             let columns = graph.columns(sums, 0..deep.units);

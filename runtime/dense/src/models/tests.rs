@@ -75,9 +75,10 @@ fn contradictions_are_refused_in_sentences() {
         low_rank,
         hidden: vec![],
     };
+    let vectors = |cross_layers, hidden: &[usize]| ModelSettings::Dcn { cross_layers, hidden: hidden.to_vec() };
     for (config, expected) in [
         (config(dlrm(), 13, &[16, 8]), "sparse feature 0 has 16 and sparse feature 1 has 8"),
-        (config(dlrm(), 13, &[16, 8]), "a model that concatenates (dnn, wideDeep, dcnV2"),
+        (config(dlrm(), 13, &[16, 8]), "a model that concatenates (dnn, wideDeep, dcn, dcnV2"),
         (config(ModelSettings::Fm, 13, &[16, 8]), "cannot build the `fm` model"),
         (config(ModelSettings::Fm, 13, &[]), "needs at least one sparse feature"),
         (config(dlrm(), 0, &[16]), "no pair can interact"),
@@ -89,6 +90,8 @@ fn contradictions_are_refused_in_sentences() {
         (ModelConfig { dropout: f32::NAN, ..config(dnn(), 1, &[]) }, "dropout is NaN"),
         (config(dcn(0, None), 1, &[4]), "0 cross layers"),
         (config(dcn(1, Some(0)), 1, &[4]), "rank of its cross layers is 0"),
+        (config(vectors(0, &[8]), 1, &[4]), "0 cross layers"),
+        (config(vectors(2, &[1]), 1, &[4]), "no hidden layer beside its cross layers"),
         (ModelConfig { tasks: 2, ..config(ModelSettings::Fm, 1, &[4]) }, "first-order weights are for one"),
         (ModelConfig { tasks: 0, ..config(dnn(), 1, &[4]) }, "it has no task"),
     ] {
@@ -122,6 +125,7 @@ fn a_model_of_two_tasks_has_two_logits() {
         (ModelSettings::Dnn { hidden: vec![8] }, "deep.logit.weight"),
         (dlrm(), "top.logit.weight"),
         (dcn, "logit.weight"),
+        (ModelSettings::Dcn { cross_layers: 1, hidden: vec![4] }, "deep.logit.weight"),
     ] {
         let config = ModelConfig { tasks: 2, ..config(settings, 1, &[4, 4]) };
         let model = config.build().unwrap();

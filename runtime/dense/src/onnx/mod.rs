@@ -162,6 +162,13 @@ impl<'a> Graph<'a> {
         self.op_with("Gather", &[input, &indices], &[("axis", Attribute::Int(1))])
     }
 
+    /// Some rows of a matrix.
+    pub fn rows(&mut self, input: &Value, rows: Range<usize>) -> Value {
+        let indices: Vec<i64> = rows.map(|row| row as i64).collect();
+        let indices = self.integers(&indices);
+        self.op_with("Gather", &[input, &indices], &[("axis", Attribute::Int(0))])
+    }
+
     /// Columns side by side.
     ///
     /// # Panics

@@ -31,9 +31,10 @@ pub struct Substitution {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SubOperators {
     /// The sums over ids. `wideDeep` has the sums of `lr`, and `deepfm` has the sums of `fm`.
-    /// `None` for `dnn`.
+    /// `None` for `dnn` and `dcn`.
     pub sums: Option<Substitution>,
-    /// Units of the tower's first layer. 0 for a model without a tower.
+    /// Units of the tower's first layer, and the vectors of the crosses of `dcn`. 0 for a model
+    /// without a tower.
     pub units: usize,
 }
 
@@ -63,7 +64,7 @@ impl Substitution {
         match model {
             ModelKind::Lr | ModelKind::WideDeep => Some(Self { features, dim: 0 }),
             ModelKind::Fm | ModelKind::DeepFm => Some(Self { features, dim }),
-            ModelKind::Dlrm | ModelKind::Dnn | ModelKind::DcnV2 => None,
+            ModelKind::Dlrm | ModelKind::Dnn | ModelKind::Dcn | ModelKind::DcnV2 => None,
         }
     }
 

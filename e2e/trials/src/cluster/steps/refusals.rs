@@ -26,7 +26,7 @@ fn bad_models_and_features() -> Vec<Refusal> {
     vec![
         model(json!({"kind": "mlp"}), "Unsupported value: \"mlp\""),
         model(json!({"bottom": [8]}), "only dlrm has a bottom MLP: remove `bottom`, or set kind: dlrm"),
-        model(json!({"crossLayers": 2}), "`crossLayers` belongs only to dcnV2: remove it, or set kind: dcnV2"),
+        model(json!({"crossLayers": 2}), "`crossLayers` belongs only to dcn and dcnV2: remove it, or set kind: dcnV2"),
         model(json!({"kind": "fm"}), "fm and lr have no hidden layers: remove `hidden`"),
         model(json!({"kind": "fm", "hidden": null, "dropout": 0.1}), "fm and lr have no layers to drop out of"),
         model(json!({"dropout": 1.0}), "dropout is the share of activations set to 0"),

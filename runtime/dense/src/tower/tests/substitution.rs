@@ -71,10 +71,10 @@ impl Server {
 
     /// The inputs of the substitute. `dim` is the width of an embedding in `deepfm`, otherwise 0.
     fn sums(&self, parameters: &[f32], sampled: &Sampled, dim: usize) -> Sampled {
-        let (weights, biases) = (&parameters[self.layer.weights.clone()], &parameters[self.layer.biases.clone()]);
+        let (weights, biases) = (self.layer.weights(parameters), self.layer.biases(parameters));
         let embeddings = Matrix::new(&sampled.embeddings, sampled.samples, self.width);
-        let right = right(Matrix::new(weights, self.width, self.units));
-        let outputs = product(&left(embeddings), &right, Start::Row(biases), Finish::Plain);
+        let right = right(Matrix::new(&weights, self.width, self.units));
+        let outputs = product(&left(embeddings), &right, Start::Row(&biases), Finish::Plain);
         let beside = sums(sampled, 3, dim);
         let columns = if dim == 0 { 0 } else { dim + 1 };
         let side_by_side = outputs.chunks_exact(self.units).enumerate();
@@ -89,7 +89,8 @@ impl Server {
     /// The gradients of the embeddings and of W. `gradients` has `columns` columns, and the outputs
     /// come first.
     fn back(&self, parameters: &[f32], sampled: &Sampled, gradients: &[f32], columns: usize) -> [Vec<f32>; 2] {
-        let weights = Matrix::new(&parameters[self.layer.weights.clone()], self.width, self.units);
+        let weights = self.layer.weights(parameters);
+        let weights = Matrix::new(&weights, self.width, self.units);
         let outputs: Vec<f32> =
             gradients.chunks_exact(columns).flat_map(|row| row[..self.units].iter().copied()).collect();
         let outputs = Matrix::new(&outputs, sampled.samples, self.units);
@@ -162,9 +163,10 @@ fn a_substitute_with_a_tower_trains_its_model_to_the_bit() {
                 let is_equal = if dim == 0 { found == expected } else { (found - expected).abs() < 1e-8 };
                 assert!(is_equal, "{config:?}: {found}, not {expected}");
             }
-            let own = &mut substituted.gradients_mut().unwrap()[server.layer.weights.clone()];
-            assert!(own.iter().all(|gradient| *gradient == 0.0), "{config:?}: the servers compute them");
-            own.copy_from_slice(&of_weights);
+            let own = substituted.gradients_mut().unwrap();
+            let of_layer = server.layer.weights(own);
+            assert!(of_layer.iter().all(|gradient| *gradient == 0.0), "{config:?}: the servers compute them");
+            server.layer.add_gradient(&of_weights, own);
             assert_eq!(substituted.gradients().unwrap(), plain.gradients().unwrap(), "{config:?}");
             plain.apply(step).unwrap();
             substituted.apply(step).unwrap();
@@ -172,10 +174,55 @@ fn a_substitute_with_a_tower_trains_its_model_to_the_bit() {
     }
 }
 
+/// The crosses multiply by another kernel on servers than in the model.
+#[test]
+fn the_substitute_of_dcn_trains_its_model_within_rounding() {
+    const SAMPLES: usize = 300;
+    for config in dcns() {
+        let (mut plain, mut substituted) = (moved(tower(config.clone())), moved(tower(config.clone())));
+        substituted.train_substitute(config.build_substitute().unwrap()).unwrap();
+        let server = Server::new(&plain, &config);
+        let sampled = Sampled::new(plain.model(), SAMPLES);
+        for step in 1..=3 {
+            let scale = 1.0 / SAMPLES as f32;
+            let parameters = substituted.parameters().unwrap().to_vec();
+            let summed = server.sums(&parameters, &sampled, 0);
+            let expected = plain.forward_backward(sampled.features(), &sampled.labels, scale, step).unwrap();
+            let found = substituted.forward_backward(summed.features(), &summed.labels, scale, step).unwrap();
+            let [of_embeddings, of_weights] =
+                server.back(&parameters, &sampled, &found.embedding_gradients, server.units);
+            server.layer.add_gradient(&of_weights, substituted.gradients_mut().unwrap());
+            let of_dense = [substituted.gradients().unwrap(), plain.gradients().unwrap()];
+            for [found, expected] in [
+                [&found.predictions[..], &expected.predictions],
+                [&of_embeddings, &expected.embedding_gradients],
+                of_dense,
+            ] {
+                let largest = expected.iter().fold(0.0_f32, |largest, value| largest.max(value.abs()));
+                for (found, expected) in found.iter().zip(expected) {
+                    assert!((found - expected).abs() <= 1e-5 * largest, "{config:?}: {found}, not {expected}");
+                }
+            }
+            plain.apply(step).unwrap();
+            substituted.apply(step).unwrap();
+        }
+    }
+}
+
+/// `dcn` with and without dense features and dropout.
+fn dcns() -> Vec<ModelConfig> {
+    let dcn = |cross_layers, hidden: &[usize]| config(ModelSettings::Dcn { cross_layers, hidden: hidden.to_vec() });
+    vec![
+        dcn(3, &[6, 5]),
+        ModelConfig { dense_features: 0, ..dcn(1, &[6]) },
+        ModelConfig { dropout: 0.3, ..dcn(2, &[6, 5]) },
+    ]
+}
+
 /// A device adds in another order than the CPU.
 #[test]
 fn a_substitute_with_a_tower_trains_on_a_device() {
-    for config in towers().into_iter().filter(|config| config.dropout == 0.0) {
+    for config in towers().into_iter().chain(dcns()).filter(|config| config.dropout == 0.0) {
         let dim = if matches!(config.settings, ModelSettings::DeepFm { .. }) { 4 } else { 0 };
         let (mut host, mut device) = (moved(tower(config.clone())), moved(on_device(config.clone())));
         for tower in [&mut host, &mut device] {
@@ -213,6 +260,7 @@ fn exactly_the_models_with_a_substitution_have_a_substitute() {
         (ModelSettings::Dnn { hidden: hidden.clone() }, true),
         (ModelSettings::DeepFm { hidden: hidden.clone() }, true),
         (ModelSettings::WideDeep { hidden: hidden.clone() }, true),
+        (ModelSettings::Dcn { cross_layers: 2, hidden: hidden.clone() }, true),
         (ModelSettings::Dlrm { bottom: hidden.clone(), top: hidden }, false),
     ] {
         let config = config(settings);
