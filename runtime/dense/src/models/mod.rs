@@ -28,15 +28,12 @@ use burn::tensor::Tensor;
 use rectrain_kinds::ModelSettings;
 use serde::{Deserialize, Serialize};
 
-use self::first_layer::Columns;
 pub use self::first_layer::FirstLayer;
 use self::substitutes::Substitute;
 use crate::DenseError;
 use crate::concatenation;
 use crate::inputs::{InputWidths, Inputs};
-use crate::layers::{
-    Context, CrossShape, FactorizationMachine, MlpLogit, MlpShape, Products, VectorCrosses, hidden_sizes,
-};
+use crate::layers::{Context, CrossShape, FactorizationMachine, MlpLogit, MlpShape, Products, VectorCrosses};
 use crate::layout::ParameterLayout;
 use crate::onnx::{Graph, Value};
 
@@ -205,52 +202,6 @@ impl ModelConfig {
             }
             ModelSettings::Dlrm { .. } | ModelSettings::DcnV2 { .. } => None,
         })
-    }
-
-    /// The vectors that the model multiplies its pooled embeddings by: the units of the first layer
-    /// of `dnn`, `wideDeep`, `deepfm` and `dcn`, and the crosses of `dcn`. The first layer is the
-    /// layer of the logits if there is no hidden layer. 0 for other models.
-    pub fn first_units(&self) -> usize {
-        self.tower_units() + self.cross_units()
-    }
-
-    /// The units of the first layer of the MLP over embeddings and dense features side by side.
-    fn tower_units(&self) -> usize {
-        match &self.settings {
-            ModelSettings::Dnn { hidden }
-            | ModelSettings::WideDeep { hidden }
-            | ModelSettings::DeepFm { hidden }
-            | ModelSettings::Dcn { hidden, .. } => hidden_sizes(hidden).first().copied().unwrap_or(self.tasks),
-            ModelSettings::Dlrm { .. } | ModelSettings::DcnV2 { .. } | ModelSettings::Fm | ModelSettings::Lr => 0,
-        }
-    }
-
-    /// The vectors of the cross layers of `dcn` and of its logits. 0 for other models.
-    fn cross_units(&self) -> usize {
-        match &self.settings {
-            ModelSettings::Dcn { cross_layers, .. } => cross_layers + self.tasks,
-            _ => 0,
-        }
-    }
-
-    /// The parameters of [`Self::first_units`] in the flat buffer of the model's `layout`: the
-    /// first layer and then the crosses. `None` if there are no such units.
-    pub fn first_layer(&self, layout: &ParameterLayout) -> Option<FirstLayer> {
-        let width = self.embedding_width();
-        let find = |names: [&str; 2]| names.into_iter().find_map(|name| layout.find(name)).map(|entry| entry.offset);
-        let columns = |weight: usize, units: usize, bias: Option<usize>| Columns {
-            weights: weight..weight + width * units,
-            units,
-            biases: bias.map(|bias| bias..bias + units),
-        };
-        let units = self.tower_units();
-        let weight = find(["deep.0.weight", "deep.logit.weight"])?;
-        let bias = find(["deep.0.bias", "deep.logit.bias"])?;
-        let mut parts = vec![columns(weight, units, Some(bias))];
-        if let Some(crosses) = layout.find("cross.weight") {
-            parts.push(columns(crosses.offset, self.cross_units(), None));
-        }
-        (units > 0).then_some(FirstLayer { parts })
     }
 
     /// The model's name.
