@@ -282,23 +282,21 @@ impl<'a> Killer<'a> {
         }
     }
 
-    /// Whether the last victim is not back. The replacement of a member that had not joined yet is
-    /// not reported, so a victim counts as back after [`BACK`].
-    fn is_down(&self) -> bool {
-        self.down_since.is_some_and(|since| since.elapsed() < BACK)
-    }
-
-    /// Plans the next kill if the event is its occasion.
+    /// Plans the next kill if the event is its occasion. The replacement of a member that had not
+    /// joined yet is not reported, so a victim counts as back after [`BACK`].
     fn plan_after(&mut self, event: &Value) {
+        if self.down_since.is_some_and(|since| since.elapsed() >= BACK) {
+            self.plan_after_return(&Value::Null);
+        }
         match event["event"].as_str() {
             Some("started") => self.down_since = None,
             Some("restarting" | "rejoined" | "serverKeptRows" | "coordinatorTakenUp") => self.plan_after_return(event),
-            Some("checkpointSaved") if !self.is_down() => {
+            Some("checkpointSaved") if self.down_since.is_none() => {
                 if let Some(Before::Checkpoint(after)) = self.next.map(|next| next.before) {
                     self.due = self.due.or(Some(Instant::now() + after));
                 }
             }
-            Some("progress") if !self.is_down() => {
+            Some("progress") if self.down_since.is_none() => {
                 let step = event["step"].as_u64().unwrap_or(0);
                 if self.next.is_some_and(|next| step >= next.batch) {
                     self.due = Some(Instant::now());
@@ -452,6 +450,19 @@ mod tests {
         assert!((80..180).contains(&training), "{training}");
         assert!(all.iter().any(|moment| matches!(moment.before, Before::Startup(_))));
         assert!(all.is_sorted_by_key(|moment| moment.batch));
+    }
+
+    #[test]
+    fn a_victim_whose_return_is_not_reported_counts_as_back() {
+        let moments = [Moment { batch: 7, before: Before::Startup(Duration::ZERO) }];
+        let mut killer = Killer::new(0, &moments, SplitMix64::new(1));
+        let progress = json!({ "event": "progress", "step": 9 });
+        killer.down_since = Some(Instant::now());
+        killer.plan_after(&progress);
+        assert!(killer.due.is_none() && killer.down_since.is_some());
+        killer.down_since = Instant::now().checked_sub(BACK);
+        killer.plan_after(&progress);
+        assert!(killer.due.is_some() && killer.down_since.is_none());
     }
 
     #[test]
