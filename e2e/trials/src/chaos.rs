@@ -75,10 +75,11 @@ struct Plan {
     sets: Vec<String>,
 }
 
-/// When a kill happens: at the latest when `batch` global batches are trained.
+/// When a kill happens: at the earliest when so many samples are trained. (A step of `shadow` is a
+/// local batch in the summary, and a global batch in the events.)
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Moment {
-    batch: u64,
+    samples: u64,
     before: Before,
 }
 
@@ -107,10 +108,10 @@ pub fn run(arguments: &[&str]) -> Result<(), TrialError> {
         None => plan,
     };
     let (plan, alone) = undisturbed(plan)?;
-    let steps = integer("the summary", &alone, "steps")?;
-    println!("seed {}: {} kills over {steps} steps", plan.seed, plan.kills);
+    let samples = integer("the summary", &alone, "samples")?;
+    println!("seed {}: {} kills over {samples} samples", plan.seed, plan.kills);
     let folder = temporary_folder("chaos");
-    let killed = killed(&plan, &moments(&plan, steps), &folder.display().to_string(), broker);
+    let killed = killed(&plan, &moments(&plan, samples), &folder.display().to_string(), broker);
     let removed = std::fs::remove_dir_all(&folder);
     let (killed, kills) = killed?;
     removed.map_err(HarnessError::io("remove", folder.display()))?;
@@ -207,18 +208,18 @@ fn train_alone(plan: &Plan) -> Result<Value, HarnessError> {
     train(job)
 }
 
-/// The moments of the kills, spread over the first four fifths of the steps. The last fifth is for
-/// kills that had to wait.
-fn moments(plan: &Plan, steps: u64) -> Vec<Moment> {
+/// The moments of the kills, spread over the first four fifths of the samples. The last fifth is
+/// for kills that had to wait.
+fn moments(plan: &Plan, samples: u64) -> Vec<Moment> {
     let mut random = SplitMix64::new(plan.seed);
-    let mut batches: Vec<u64> = (0..plan.kills).map(|_| random.remainder((steps / 5 * 4).max(1))).collect();
-    batches.sort_unstable();
+    let mut all: Vec<u64> = (0..plan.kills).map(|_| random.remainder((samples / 5 * 4).max(1))).collect();
+    all.sort_unstable();
     let mut before = || match random.remainder(10) {
         0 | 1 => Before::Startup(STARTUP.mul_f64(random.unit())),
         2 | 3 => Before::Checkpoint(Duration::from_millis(random.remainder(150))),
         _ => Before::Nothing,
     };
-    batches.into_iter().map(|batch| Moment { batch, before: before() }).collect()
+    all.into_iter().map(|samples| Moment { samples, before: before() }).collect()
 }
 
 /// Trains the job and kills its processes; returns its summary.
@@ -297,8 +298,8 @@ impl<'a> Killer<'a> {
                 }
             }
             Some("progress") if self.down_since.is_none() => {
-                let step = event["step"].as_u64().unwrap_or(0);
-                if self.next.is_some_and(|next| step >= next.batch) {
+                let samples = event["samples"].as_u64().unwrap_or(0);
+                if self.next.is_some_and(|next| samples >= next.samples) {
                     self.due = Some(Instant::now());
                 }
             }
@@ -339,8 +340,8 @@ impl<'a> Killer<'a> {
     fn note(&mut self, killed: &str) {
         self.due = None;
         self.kills.done += 1;
-        let Moment { batch, before } = self.next.unwrap_or(Moment { batch: 0, before: Before::Nothing });
-        println!("kill {}: {killed} (batch {batch}, before {before:?})", self.kills.done);
+        let Moment { samples, before } = self.next.unwrap_or(Moment { samples: 0, before: Before::Nothing });
+        println!("kill {}: {killed} (from {samples} samples on, before {before:?})", self.kills.done);
         self.next = self.later.next().copied();
     }
 }
@@ -449,14 +450,14 @@ mod tests {
         let training = all.iter().filter(|moment| moment.before == Before::Nothing).count();
         assert!((80..180).contains(&training), "{training}");
         assert!(all.iter().any(|moment| matches!(moment.before, Before::Startup(_))));
-        assert!(all.is_sorted_by_key(|moment| moment.batch));
+        assert!(all.is_sorted_by_key(|moment| moment.samples));
     }
 
     #[test]
     fn a_victim_whose_return_is_not_reported_counts_as_back() {
-        let moments = [Moment { batch: 7, before: Before::Startup(Duration::ZERO) }];
+        let moments = [Moment { samples: 7, before: Before::Startup(Duration::ZERO) }];
         let mut killer = Killer::new(0, &moments, SplitMix64::new(1));
-        let progress = json!({ "event": "progress", "step": 9 });
+        let progress = json!({ "event": "progress", "samples": 9 });
         killer.down_since = Some(Instant::now());
         killer.plan_after(&progress);
         assert!(killer.due.is_none() && killer.down_since.is_some());
