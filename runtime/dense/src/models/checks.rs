@@ -82,11 +82,17 @@ fn concatenating() -> String {
     kinds.map(ModelKind::name).collect::<Vec<_>>().join(", ")
 }
 
+/// Refuses a model without cross layers.
+pub(super) fn cross_layers(config: &ModelConfig, layers: usize) -> Result<(), DenseError> {
+    if layers > 0 {
+        return Ok(());
+    }
+    Err(config.invalid("it has 0 cross layers; use at least 1, or the dnn model"))
+}
+
 /// Refuses `dcn` without cross layers, and without an MLP beside them.
 pub(super) fn crosses_beside_mlp(config: &ModelConfig, layers: usize, hidden: &[usize]) -> Result<(), DenseError> {
-    if layers == 0 {
-        return Err(config.invalid("it has 0 cross layers; use at least 1, or the dnn model"));
-    }
+    cross_layers(config, layers)?;
     if hidden_sizes(hidden).is_empty() {
         return Err(
             config.invalid("it has no hidden layer beside its cross layers; use at least 1, or the dcnV2 model")

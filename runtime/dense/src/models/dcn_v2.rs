@@ -34,9 +34,7 @@ pub(super) struct Crosses {
 
 impl DcnV2 {
     pub(super) fn new(config: &ModelConfig, crosses: Crosses, hidden: &[usize]) -> Result<Self, DenseError> {
-        if crosses.layers == 0 {
-            return Err(config.invalid("it has 0 cross layers; use at least 1, or the dnn model"));
-        }
+        checks::cross_layers(config, crosses.layers)?;
         if crosses.rank == Some(0) {
             return Err(config.invalid("the rank of its cross layers is 0; use at least 1, or none for full matrices"));
         }

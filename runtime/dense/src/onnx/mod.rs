@@ -157,16 +157,18 @@ impl<'a> Graph<'a> {
 
     /// Some columns of a matrix.
     pub fn columns(&mut self, input: &Value, columns: Range<usize>) -> Value {
-        let indices: Vec<i64> = columns.map(|column| column as i64).collect();
-        let indices = self.integers(&indices);
-        self.op_with("Gather", &[input, &indices], &[("axis", Attribute::Int(1))])
+        self.gather(input, columns, 1)
     }
 
     /// Some rows of a matrix.
     pub fn rows(&mut self, input: &Value, rows: Range<usize>) -> Value {
-        let indices: Vec<i64> = rows.map(|row| row as i64).collect();
+        self.gather(input, rows, 0)
+    }
+
+    fn gather(&mut self, input: &Value, range: Range<usize>, axis: i64) -> Value {
+        let indices: Vec<i64> = range.map(|index| index as i64).collect();
         let indices = self.integers(&indices);
-        self.op_with("Gather", &[input, &indices], &[("axis", Attribute::Int(0))])
+        self.op_with("Gather", &[input, &indices], &[("axis", Attribute::Int(axis))])
     }
 
     /// Columns side by side.
