@@ -76,6 +76,8 @@ pub const SHADOW_ALPHA: f64 = 0.5;
 pub const SHADOW_ETA: f64 = 0.5;
 /// `spec.training.shadow.momentum`
 pub const SHADOW_MOMENTUM: f64 = 0.0;
+/// `spec.training.shadow.threads`
+pub const SHADOW_THREADS: u32 = 1;
 /// `spec.training.shadow.fragments`
 pub const SHADOW_FRAGMENTS: u32 = 1;
 /// `spec.training.divergenceFactor`

@@ -26,7 +26,7 @@ const fn example(kind: &'static str, spec: &'static str) -> KindExample {
 }
 
 /// Every field that takes kinds.
-pub const KIND_FIELDS: [KindField; 19] = [
+pub const KIND_FIELDS: [KindField; 20] = [
     KindField { title: "training mode", field: "spec.training.mode", examples: &MODES },
     KindField { title: "division of a step", field: "spec.training.sync.pieces", examples: &SYNC_PIECES },
     KindField { title: "divisor of a key's gradients", field: "spec.training.gba.keyDivisor", examples: &KEY_DIVISORS },
@@ -36,6 +36,7 @@ pub const KIND_FIELDS: [KindField; 19] = [
         field: "spec.training.shadow.wirePrecision",
         examples: &WIRE_PRECISIONS,
     },
+    KindField { title: "output model", field: "spec.training.shadow.outputModel", examples: &OUTPUT_MODELS },
     KindField { title: "model", field: "spec.model.kind", examples: &MODELS },
     KindField { title: "structure of dcnV2", field: "spec.model.crossStructure", examples: &CROSS_STRUCTURES },
     KindField { title: "dense optimizer", field: "spec.training.optimizer.dense.kind", examples: &DENSE_OPTIMIZERS },
@@ -226,6 +227,33 @@ training:
 training:
   mode: shadow
   shadow: {wirePrecision: bf16}
+",
+    ),
+];
+
+const OUTPUT_MODELS: [KindExample; 3] = [
+    example(
+        "copy",
+        "\
+training:
+  mode: shadow
+  shadow: {outputModel: copy}
+",
+    ),
+    example(
+        "mean",
+        "\
+training:
+  mode: shadow
+  shadow: {outputModel: mean}
+",
+    ),
+    example(
+        "first",
+        "\
+training:
+  mode: shadow
+  shadow: {outputModel: first}
 ",
     ),
 ];

@@ -73,17 +73,16 @@ fn widths(given: Option<&Vec<u32>>, default: &[u32]) -> Vec<usize> {
 
 fn model(given: &ModelSpec, features: &ResolvedFeatures) -> ResolvedModel {
     let hidden = widths(given.hidden.as_ref(), &d::HIDDEN);
+    let cross_layers = given.cross_layers.unwrap_or(d::CROSS_LAYERS) as usize;
     let settings = match given.kind {
         ModelKind::Dlrm => ModelSettings::Dlrm { bottom: bottom(given, features), top: hidden },
         ModelKind::DeepFm => ModelSettings::DeepFm { hidden },
         ModelKind::Dnn => ModelSettings::Dnn { hidden },
         ModelKind::WideDeep => ModelSettings::WideDeep { hidden },
-        ModelKind::Dcn => {
-            ModelSettings::Dcn { cross_layers: given.cross_layers.unwrap_or(d::CROSS_LAYERS) as usize, hidden }
-        }
+        ModelKind::Dcn => ModelSettings::Dcn { cross_layers, hidden },
         ModelKind::DcnV2 => ModelSettings::DcnV2 {
             structure: given.cross_structure.unwrap_or_default(),
-            cross_layers: given.cross_layers.unwrap_or(d::CROSS_LAYERS) as usize,
+            cross_layers,
             low_rank: given.low_rank.map(|rank| rank as usize),
             hidden,
         },
@@ -994,6 +993,8 @@ fn shadow(given: &ShadowSpec) -> ResolvedShadow {
         nesterov: given.nesterov.unwrap_or_default(),
         fragments: given.fragments.unwrap_or(d::SHADOW_FRAGMENTS),
         wire_precision: given.wire_precision.unwrap_or_default(),
+        threads: given.threads.unwrap_or(d::SHADOW_THREADS),
+        output_model: given.output_model.unwrap_or_default(),
     }
 }
 

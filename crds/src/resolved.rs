@@ -11,8 +11,8 @@ use std::num::NonZeroU64;
 
 use rectrain_kinds::{
     BadRows, Compression, DenseOptimizer, DeviceKind, EvictionKind, FileFormat, FollowConfig, Initializer, KafkaConfig,
-    KeyDivisor, LossKind, Mode, ModelSettings, PerRole, Pooling, Precision, RegressionRule, RowPriority, Schema,
-    ShadowAlgorithm, SparseOptimizer, Split, SyncPieces, SyntheticConfig, Task, ValueType, WirePrecision,
+    KeyDivisor, LossKind, Mode, ModelSettings, OutputModel, PerRole, Pooling, Precision, RegressionRule, RowPriority,
+    Schema, ShadowAlgorithm, SparseOptimizer, Split, SyncPieces, SyntheticConfig, Task, ValueType, WirePrecision,
 };
 use serde::Serialize;
 
@@ -373,6 +373,10 @@ pub struct ResolvedShadow {
     pub fragments: u32,
     /// How values travel in an exchange.
     pub wire_precision: WirePrecision,
+    /// The threads of a dense worker that train its replica, from 1 to 64.
+    pub threads: u32,
+    /// The model that training results in.
+    pub output_model: OutputModel,
 }
 
 /// The sensitivity of the mode `auto`.

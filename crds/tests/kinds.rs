@@ -17,6 +17,7 @@ const PIECES: &str = "spec.training.sync.pieces";
 const DIVISOR: &str = "spec.training.gba.keyDivisor";
 const SHADOW: &str = "spec.training.shadow.algorithm";
 const WIRE: &str = "spec.training.shadow.wirePrecision";
+const OUTPUT: &str = "spec.training.shadow.outputModel";
 const MODEL: &str = "spec.model.kind";
 const CROSS: &str = "spec.model.crossStructure";
 const DENSE: &str = "spec.training.optimizer.dense.kind";
@@ -55,6 +56,17 @@ const TESTS: &[KindTest] = &[
     (SHADOW, "ma", "runtime/modes/tests/shadow_paper.rs::algorithm_3_equals_a_naive_computation_of_the_paper"),
     (SHADOW, "bmuf", "runtime/modes/tests/shadow_paper.rs::algorithm_4_equals_a_naive_computation_of_the_paper"),
     (WIRE, "fp32", "runtime/parameter-server/src/tests.rs::in_shadow_an_exchange_moves_its_fragment_only"),
+    (OUTPUT, "copy", "runtime/modes/src/shadow/output.rs::each_rule_takes_its_replicas"),
+    (
+        OUTPUT,
+        "mean",
+        "runtime/parameter-server/src/tests.rs::in_shadow_the_last_exchange_of_all_workers_makes_the_output_model",
+    ),
+    (
+        OUTPUT,
+        "first",
+        "runtime/parameter-server/src/tests.rs::in_shadow_the_last_exchange_of_all_workers_makes_the_output_model",
+    ),
     (WIRE, "bf16", "runtime/modes/tests/shadow_paper.rs::differences_as_bf16_equal_a_naive_computation_to_the_bit"),
     (MODEL, EVERY, MODELS),
     (CROSS, "parallel", MODELS),

@@ -255,7 +255,7 @@ fn a_ten_line_manifest_is_enough_and_takes_every_default() {
             "localBatchSize": null, "barrierWorkers": null, "gbaStaleness": 4, "gbaKeyDivisor": "buffer", "hopBsBound": 2, "hopBwBackups": 1,
             "bspAggregate": null, "shadow": {
                 "algorithm": "easgd", "alpha": 0.5, "everySteps": null, "eta": 0.5, "momentum": 0.0, "nesterov": false,
-                "fragments": 1, "wirePrecision": "fp32",
+                "fragments": 1, "wirePrecision": "fp32", "threads": 1, "outputModel": "copy",
             }, "switchAt": [],
             "denseOptimizer": {
                 "kind": "adam", "learningRate": 0.001, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "weightDecay": 0.0,
@@ -313,6 +313,8 @@ fn the_manual_documents_the_actual_defaults() {
         ("spec.training.shadow.nesterov", "/training/shadow/nesterov"),
         ("spec.training.shadow.fragments", "/training/shadow/fragments"),
         ("spec.training.shadow.wirePrecision", "/training/shadow/wirePrecision"),
+        ("spec.training.shadow.threads", "/training/shadow/threads"),
+        ("spec.training.shadow.outputModel", "/training/shadow/outputModel"),
         ("spec.training.optimizer.dense.beta1", "/training/denseOptimizer/beta1"),
         ("spec.training.optimizer.dense.beta2", "/training/denseOptimizer/beta2"),
         ("spec.training.optimizer.sparse.beta1", "/training/sparseOptimizer/beta1"),
@@ -898,7 +900,7 @@ fn an_unknown_kind_is_answered_with_every_kind() {
 
 /// Overrides of BASE, the field of the only error and a part of its sentence. No single field shows
 /// these errors.
-const BAD_JOBS: [(&[&str], &str, &str); 83] = [
+const BAD_JOBS: [(&[&str], &str, &str); 85] = [
     (
         &["spec.training.mode=bmuf"],
         "spec.training.mode",
@@ -1039,6 +1041,8 @@ const BAD_JOBS: [(&[&str], &str, &str); 83] = [
         "expected an integer from 1 to 256, found 257",
     ),
     (&["spec.training.shadow.wirePrecision=fp16"], "spec.training.shadow.wirePrecision", "expected one of"),
+    (&["spec.training.shadow.outputModel=last"], "spec.training.shadow.outputModel", "expected one of"),
+    (&["spec.training.shadow.threads=0"], "spec.training.shadow.threads", "expected an integer from 1 to 64, found 0"),
     (
         &["spec.training.shadow.everySteps=0"],
         "spec.training.shadow.everySteps",

@@ -42,7 +42,7 @@ pub use optimizer::{DenseOptimizer, DenseOptimizerKind, SparseOptimizer, SparseO
 pub use position::{Offset, PartId, Position, Start};
 pub use quality::{QualityMetric, RegressionAction, RegressionRule};
 pub use role::{PerRole, Role};
-pub use shadow::{ShadowAlgorithm, WirePrecision};
+pub use shadow::{OutputModel, ShadowAlgorithm, WirePrecision};
 pub use stream::{
     KafkaConfig, KafkaSecurity, LostRecords, PartitionState, RecordFormat, SaslMechanism, Segment, SegmentRead,
     StreamEnd, StreamStart,
@@ -59,12 +59,13 @@ pub use values::{
 /// - [`Role`], which has different names in manifests and commands;
 /// - [`LossKind`], which a manifest chooses by the kind of its labels;
 /// - [`DataFormat`], which the paths of the files name.
-pub const KIND_SETS: [KindSet; 19] = [
+pub const KIND_SETS: [KindSet; 20] = [
     Mode::SET,
     SyncPieces::SET,
     KeyDivisor::SET,
     ShadowAlgorithm::SET,
     WirePrecision::SET,
+    OutputModel::SET,
     ModelKind::SET,
     CrossStructure::SET,
     DenseOptimizerKind::SET,

@@ -33,3 +33,19 @@ named! {
         Bf16 = "bf16",
     }
 }
+
+named! {
+    /// The model that training in the mode `shadow` results in. Evaluations, checkpoints and other
+    /// modes take it.
+    #[derive(Default)]
+    pub enum OutputModel as "output model" {
+        /// The copy on the parameter servers. It has seen the replicas of all dense workers.
+        #[default]
+        Copy = "copy",
+        /// The mean of the replicas. At a pause of training, the copy becomes this mean.
+        Mean = "mean",
+        /// The replica of dense worker 0, as in the paper (ShadowSync §4). At a pause of training,
+        /// the copy becomes this replica.
+        First = "first",
+    }
+}

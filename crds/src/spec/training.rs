@@ -2,8 +2,8 @@
 
 use kube::KubeSchema;
 use rectrain_kinds::{
-    Compression, DenseOptimizerKind, KeyDivisor, Mode, Precision, ShadowAlgorithm, SparseOptimizerKind, SyncPieces,
-    ValueType, WirePrecision,
+    Compression, DenseOptimizerKind, KeyDivisor, Mode, OutputModel, Precision, ShadowAlgorithm, SparseOptimizerKind,
+    SyncPieces, ValueType, WirePrecision,
 };
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
@@ -265,6 +265,18 @@ pub struct ShadowSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = WirePrecision::Fp32))]
     pub wire_precision: Option<WirePrecision>,
+
+    /// The threads of a dense worker that train its replica, each with batches of its own. They
+    /// update the same parameters without locks (Hogwild), so two updates of a parameter at the
+    /// same moment may lose one of the two. The processors of the worker are divided among them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 64), extend("x-default" = defaults::SHADOW_THREADS))]
+    pub threads: Option<u32>,
+
+    /// The model that training results in. Evaluations and checkpoints take it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-default" = OutputModel::Copy))]
+    pub output_model: Option<OutputModel>,
 }
 
 /// A scheduled switch of the training mode.

@@ -16,6 +16,20 @@ pub(crate) enum XtaskError {
          add the missing features to runtime/features/Cargo.toml"
     )]
     Features(String),
+    /// ThreadSanitizer reported a race.
+    #[error("ThreadSanitizer reports a data race on memory that threads share:\n{0}")]
+    Race(String),
+    /// A test did not run under ThreadSanitizer.
+    #[error("the test did not run under ThreadSanitizer:\n{0}")]
+    NotRun(String),
+    /// ThreadSanitizer reported no race in a test that has one.
+    #[error(
+        "ThreadSanitizer did not report the data race that is planted in {test}, so it does not work on this machine"
+    )]
+    Missed {
+        /// The test.
+        test: &'static str,
+    },
     /// A trial, or a step of it, failed.
     #[error(transparent)]
     Trial(#[from] TrialError),

@@ -8,6 +8,7 @@ mod docs;
 mod error;
 mod features;
 mod fuzz;
+mod race;
 mod test;
 
 use std::process::ExitCode;
@@ -29,6 +30,7 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   test gpu          builds the runtime with the feature `cuda` and tries it: with an NVIDIA GPU it must train as the
                     CPU does, without one it must say so
   fuzz [ARGS]       fuzzes readers, manifests, --set, checkpoints and frames for N minutes each; keeps new inputs
+  race              checks threads that share memory without locks, with loom and ThreadSanitizer
   prose [ARGS]      checks the English of comments, documents and error texts; `prose --help` lists ARGS
   architecture      prints the layers of crates and the circles of modules, and checks them; `--list` adds imports
   dist [ARGS]       makes the artifacts of a release: archive, wheel, images, chart, bill of materials, checksums
@@ -75,6 +77,7 @@ fn dispatch(arguments: &[&str]) -> Result<(), XtaskError> {
         ["test"] => test::test(),
         ["test", "gpu"] => Ok(gpu::test()?),
         ["fuzz", rest @ ..] => fuzz::fuzz(rest),
+        ["race", rest @ ..] => race::race(rest),
         ["prose", rest @ ..] => Ok(prose::run(&workspace(), rest)?),
         ["architecture", rest @ ..] => Ok(architecture::run(&workspace(), rest)?),
         ["dist", rest @ ..] => Ok(dist::dist(rest)?),

@@ -9,6 +9,7 @@
 //! - `ring_repair.rs`: repairs the ring when one of its workers was replaced;
 //! - `half/tokens.rs`: trains without a barrier (`gba`, `async`, …);
 //! - `half/shadow.rs`: trains a replica (`shadow`);
+//! - `hogwild.rs`: trains a replica with several threads;
 //! - `replica.rs`: exchanges the replica with the parameter servers;
 //! - `partitions.rs`: publishes the dense parameters to the parameter servers, or reads them back;
 //! - `evaluate.rs`: predicts the test part;
@@ -19,6 +20,7 @@ mod checkpoint;
 mod evaluate;
 mod first_layer;
 mod half;
+mod hogwild;
 mod horizon;
 mod local_batch;
 mod loss_watch;

@@ -85,6 +85,14 @@ impl LocalBatch {
         self
     }
 
+    /// The factor of each sample's gradient in modes without a barrier. The last batches of the
+    /// data may be smaller. With this factor, the mean over the gradients in a buffer is still the
+    /// mean over all their samples.
+    pub(crate) fn scale_without_barrier(&self, plan: &JobPlan) -> f32 {
+        let pieces = (self.global_samples as u64).div_ceil(plan.local_batch_rows);
+        pieces as f32 / self.global_samples.max(1) as f32
+    }
+
     /// The number of pieces, including missing ones.
     pub(crate) fn all_pieces(&self) -> usize {
         self.pieces.len() + self.missing

@@ -34,6 +34,7 @@ impl Trainer {
             }
             if !keeps_replica(kind) {
                 self.replica = None;
+                self.threads = None;
             }
             if let Some(half) = half_of(kind) {
                 let started = Instant::now();

@@ -30,8 +30,8 @@ pub(crate) struct Replica {
     order: u64,
     /// The number of dense workers that train in the order.
     workers: u32,
-    /// Whether the copy follows the mean of the replicas.
-    averages: bool,
+    /// Whether the servers need this replica at the end of the order, however little it has moved.
+    needs_all: bool,
     /// α, above 0 and at most 1.
     alpha: f32,
     fragments: Fragments,
@@ -54,11 +54,12 @@ impl Replica {
     /// The replica of an order. It is the one of the last order, or begins with the servers' copy.
     pub(crate) fn begin(trainer: &mut Trainer, order: &v1::Order, shadow: &v1::Shadow) -> Result<Self, RoleError> {
         let updates = trainer.begin_replica(order)?;
+        trainer.share_replica(shadow.threads, updates)?;
         let (fragments, servers) = (Fragments::new(shadow.fragments), trainer.peers.placement.servers.len());
         Ok(Self {
             order: order.number,
             workers: shadow.workers,
-            averages: shadow.averages,
+            needs_all: shadow.needs_all,
             alpha: shadow.alpha,
             fragments,
             turns: vec![0; servers],
@@ -73,10 +74,15 @@ impl Replica {
 
     /// Applies the gradients of a batch.
     pub(crate) fn train(&mut self, trainer: &mut Trainer) -> Result<(), RoleError> {
+        self.trained();
+        Ok(trainer.tower.apply(self.updates)?)
+    }
+
+    /// A thread has applied the gradients of a batch.
+    pub(crate) fn trained(&mut self) {
         self.updates += 1;
         self.has_trained = true;
         self.sync.trained();
-        Ok(trainer.tower.apply(self.updates)?)
     }
 
     /// The exchanges of this replica.
@@ -89,7 +95,7 @@ impl Replica {
         std::mem::take(&mut self.unreported)
     }
 
-    /// Takes a snapshot, and returns the call that sends it to all servers. The call's result are
+    /// Takes a snapshot, and returns the call that sends it to all servers. The call's results are
     /// their answers. `last`: the snapshot has all fragments, and the optimizer's state.
     pub(crate) fn begin_exchange(&mut self, trainer: &mut Trainer, last: bool) -> Result<Exchanging, RoleError> {
         self.sync.begin();
@@ -122,11 +128,11 @@ impl Replica {
     /// Moves the replica towards the copy, in the parts that the servers have sent: w⁽ⁱ⁾ ← (1 − α)
     /// w⁽ⁱ⁾ + α w̃ (algorithm 2, second line). Returns whether all servers have sent theirs.
     fn move_towards(&mut self, trainer: &mut Trainer, answers: &[Answer]) -> Result<bool, RoleError> {
-        let (parameters, mut is_complete) = (trainer.tower.parameters_mut()?, true);
+        let mut is_complete = true;
         for ((server, answer), turn) in answers.iter().enumerate().zip(&mut self.turns) {
             match answer {
                 Answer::Copy { range, values } => {
-                    interpolate(&mut parameters[range.clone()], values, self.alpha);
+                    trainer.move_replica(range, values, self.alpha)?;
                     *turn = self.fragments.after(*turn);
                 }
                 Answer::Difference { range, difference, base } => {
@@ -135,7 +141,7 @@ impl Replica {
                         return Err(RoleError::Inconsistent { message: "exchange", reason });
                     };
                     let copy = bases.receive(server, *turn, range, difference, *base);
-                    interpolate(&mut parameters[range.clone()], copy, self.alpha);
+                    trainer.move_replica(range, copy, self.alpha)?;
                     *turn = self.fragments.after(*turn);
                 }
                 Answer::Refused(fragment) => {
@@ -157,7 +163,8 @@ impl Replica {
     /// Makes the last exchange of the order. If the replica trained nothing in it, only a mean of
     /// all replicas needs this exchange. Then keeps the replica for the next order.
     pub(crate) fn finish(mut self, trainer: &mut Trainer) -> Result<(), RoleError> {
-        if self.has_trained || self.averages {
+        trainer.take_shared_replica()?;
+        if self.has_trained || self.needs_all {
             let started = Instant::now();
             let call = self.begin_exchange(trainer, true)?;
             let answers = trainer.wait(call)?;
@@ -169,6 +176,7 @@ impl Replica {
             let gap = self.sync.end_all();
             self.count_gap(trainer, gap);
         }
+        trainer.take_shared_replica()?;
         let parameters = trainer.tower.parameters()?.to_vec();
         trainer.replica = Some(KeptReplica { parameters, updates: self.updates });
         Ok(())
@@ -235,6 +243,15 @@ impl Bases {
 }
 
 impl Trainer {
+    /// Moves these parameters of the replica towards the copy, also while threads train it.
+    fn move_replica(&mut self, range: &Range<usize>, copy: &[f32], alpha: f32) -> Result<(), RoleError> {
+        match &self.threads {
+            Some(threads) => threads.replica.interpolate(range.clone(), copy, alpha),
+            None => interpolate(&mut self.tower.parameters_mut()?[range.clone()], copy, alpha),
+        }
+        Ok(())
+    }
+
     /// Puts the replica of the last order back, or begins one that is equal to the servers' copy.
     /// Returns the number of updates of its optimizer's state.
     fn begin_replica(&mut self, order: &v1::Order) -> Result<u64, RoleError> {
@@ -252,6 +269,9 @@ impl Trainer {
 impl Replica {
     /// The calls that send each server its part of the present parameters.
     fn snapshot(&mut self, trainer: &mut Trainer, exchange: v1::Exchange) -> Result<Exchanging, RoleError> {
+        if let Some(threads) = &trainer.threads {
+            threads.replica.read(trainer.tower.parameters_mut()?);
+        }
         let tower = &mut trainer.tower;
         let (parameters, state) = if exchange.last { tower.state()? } else { (tower.parameters()?, &[][..]) };
         let (total, servers) = (parameters.len(), &trainer.peers.placement.servers);

@@ -11,6 +11,7 @@ use rectrain_dense::metrics::{RunningAuc, WindowPart};
 use rectrain_dense::{DenseError, FirstLayer, StepOutput, Tower};
 use rectrain_modes::Rank;
 use rectrain_modes::des::SubOperators;
+use rectrain_modes::shadow::SharedReplica;
 use rectrain_proto::v1;
 use rectrain_wire::Tensor;
 use tokio::runtime::Handle;
@@ -20,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::DensePeers;
 use super::all_reduce::RingMailbox;
+use super::hogwild::{ThreadSettings, Trained, TrainingThreads};
 use super::local_batch::LocalBatch;
 use super::loss_watch::LossWatch;
 use super::ring_repair::{Offer, RingWatch};
@@ -66,6 +68,8 @@ pub struct Trainer {
     /// In `shadow`, between two orders: this worker's replica. An evaluation overwrites the
     /// tower's parameters.
     pub(crate) replica: Option<KeptReplica>,
+    /// In `shadow` with several threads: the threads, and the replica that they share.
+    pub(crate) threads: Option<TrainingThreads>,
     /// In `des`: the part of the model that parameter servers compute. They then send sums instead
     /// of rows.
     pub(crate) divided: Option<Divided>,
@@ -82,6 +86,8 @@ pub struct Trainer {
     /// Whether the tower has the gradients of the last step: not a partial sum of an all-reduce
     /// that was aborted.
     pub(crate) has_gradients: bool,
+    /// The norm of the gradients of the last batch that a training thread computed.
+    norm_of_thread: Option<f64>,
     reported: Instant,
     pub(crate) training: Duration,
 }
@@ -125,6 +131,7 @@ impl Trainer {
             applied: None,
             previous: Vec::new(),
             replica: None,
+            threads: None,
             divided: None,
             pulls: false,
             offer,
@@ -137,6 +144,7 @@ impl Trainer {
             window: WindowPart::default(),
             loss_watch,
             has_gradients: false,
+            norm_of_thread: None,
             reported: Instant::now(),
             training: Duration::ZERO,
         })
@@ -186,6 +194,23 @@ impl Trainer {
             std::thread::sleep(started.elapsed().mul_f64(self.slow - 1.0));
             output
         });
+        let output = self.check_output(batch, output, step)?;
+        self.has_gradients = true;
+        self.metrics.compute.observe(started.elapsed().as_secs_f64());
+        self.pace.computed(batch.samples, started.elapsed());
+        Ok(output)
+    }
+
+    /// Checks the output of a batch for divergence.
+    ///
+    /// # Errors
+    /// As [`Self::compute`].
+    fn check_output(
+        &mut self,
+        batch: &LocalBatch,
+        output: Result<StepOutput, DenseError>,
+        step: u64,
+    ) -> Result<StepOutput, RoleError> {
         let output = match output {
             Err(error @ DenseError::NonFinite { .. }) => return Err(self.loss_watch.not_finite(step, &error)),
             output => output?,
@@ -194,10 +219,58 @@ impl Trainer {
             let loss = output.loss_sum() / batch.samples as f64;
             self.loss_watch.check(step, loss, || unlearned_loss(&self.tower, &batch.labels))?;
         }
-        self.has_gradients = true;
-        self.metrics.compute.observe(started.elapsed().as_secs_f64());
-        self.pace.computed(batch.samples, started.elapsed());
         Ok(output)
+    }
+
+    /// Checks a batch that one of several threads has trained, and counts its times.
+    ///
+    /// # Errors
+    /// As [`Self::compute`].
+    pub(crate) fn check_trained(&mut self, trained: Trained, step: u64) -> Result<(LocalBatch, StepOutput), RoleError> {
+        let Trained { batch, output, gradient_norm, waited, computed, .. } = trained;
+        let output = self.check_output(&batch, output, step)?;
+        self.norm_of_thread = Some(gradient_norm);
+        self.metrics.embedding_wait.observe(waited.as_secs_f64());
+        self.metrics.compute.observe(computed.as_secs_f64());
+        self.pace.times.waited(waited, &batch.reply_time);
+        // The threads compute at the same time. So the worker needs this share of it for a batch.
+        let threads = self.threads.as_ref().map_or(1, TrainingThreads::count);
+        self.pace.computed(batch.samples, computed.div_f64(threads as f64));
+        Ok((batch, output))
+    }
+
+    /// Lets `threads` threads train the replica that the tower has, after `updates` updates of the
+    /// optimizer's state. With one thread, the tower stays the replica.
+    ///
+    /// # Errors
+    /// The threads cannot be made, or the tower's device fails.
+    pub(crate) fn share_replica(&mut self, threads: u32, updates: u64) -> Result<(), RoleError> {
+        let (parameters, state) = self.tower.state()?;
+        match &self.threads {
+            _ if threads <= 1 => self.threads = None,
+            Some(running) if running.count() == threads as usize => running.replica.replace(parameters, state, updates),
+            _ => {
+                let replica = SharedReplica::new(parameters, state, updates);
+                let Self { plan, waits, watchdog, rank, slow, .. } = &*self;
+                let settings = ThreadSettings { plan, rank: *rank, waits, watchdog, slow: *slow };
+                self.threads = Some(TrainingThreads::start(threads as usize, replica, &settings)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies the replica that several threads train to the tower, with the optimizer's state.
+    ///
+    /// # Errors
+    /// The tower's device fails.
+    pub(crate) fn take_shared_replica(&mut self) -> Result<(), RoleError> {
+        let Some(threads) = &self.threads else { return Ok(()) };
+        let (parameters, state) = self.tower.state()?;
+        let (mut parameters, mut state) = (parameters.to_vec(), state.to_vec());
+        threads.replica.read(&mut parameters);
+        threads.replica.read_state(&mut state);
+        let kind = self.tower.optimizer().kind().name();
+        Ok(self.tower.restore(&parameters, kind, &state)?)
     }
 
     /// Refuses a gradient of the first layer that is not finite.
@@ -276,8 +349,11 @@ impl Trainer {
         self.progress.running_auc = self.running_auc.value();
         self.progress.window = Some(window_part::write(std::mem::take(&mut self.window)));
         self.progress.training_seconds = self.training.as_secs_f64();
-        if self.has_gradients && self.progress.samples > 0 {
-            let norm = self.tower.gradient_norm()?;
+        let norm = match self.norm_of_thread.take() {
+            None if self.has_gradients && self.progress.samples > 0 => Some(self.tower.gradient_norm()?),
+            norm => norm,
+        };
+        if let Some(norm) = norm {
             self.metrics.gradient_norm.set(norm);
             self.progress.gradient_norm = Some(norm);
         }
@@ -380,7 +456,8 @@ impl Pace {
     }
 }
 
-/// Waits of the loop's thread for futures on the runtime.
+/// Waits of a thread for futures on the runtime.
+#[derive(Clone)]
 pub(crate) struct Waits {
     pub(crate) runtime: Handle,
     stop: CancellationToken,

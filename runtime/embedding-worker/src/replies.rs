@@ -10,7 +10,6 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use rectrain_proto::v1;
 use rectrain_protocol::batch::{BatchKey, BatchPosition};
-use rectrain_protocol::limits::UNREPORTED;
 use rectrain_protocol::plan::JobPlan;
 use rectrain_wire::Tensor;
 
@@ -31,6 +30,8 @@ pub(crate) struct Replies {
     keep: u64,
     /// Deliveries by batch and piece.
     delivered: BTreeMap<(u64, u32), Delivery>,
+    /// In modes without a barrier: the most pieces of a dense worker that are stored.
+    unreported: usize,
     /// In modes without a barrier: the last pieces of each dense worker.
     last: HashMap<u32, VecDeque<BatchKey>>,
     last_acknowledged: HashMap<BatchKey, v1::BackwardReply>,
@@ -44,16 +45,17 @@ impl Replies {
         // A single dense worker is never replaced, unless it pulls its pieces.
         let ahead = staleness.max(plan.look_ahead()).max(1);
         let keep = if plan.replicas.dense_worker > 1 || plan.pulls_pieces() { ahead + 3 } else { 0 };
-        Self::keeping(keep, ((keep + 1) * u64::from(plan.pieces())) as usize)
+        Self::keeping(keep, ((keep + 1) * u64::from(plan.pieces())) as usize, plan.unreported_batches())
     }
 
-    fn keeping(keep: u64, pieces: usize) -> Self {
+    fn keeping(keep: u64, pieces: usize, unreported: usize) -> Self {
         Self {
             most_acknowledged: pieces.max(ACKNOWLEDGEMENTS),
             acknowledged: HashMap::new(),
             oldest: VecDeque::new(),
             keep,
             delivered: BTreeMap::new(),
+            unreported,
             last: HashMap::new(),
             last_acknowledged: HashMap::new(),
         }
@@ -93,7 +95,7 @@ impl Replies {
         self.last_acknowledged.insert(key, reply);
         let last = self.last.entry(rank).or_default();
         last.push_back(key);
-        if last.len() > UNREPORTED
+        if last.len() > self.unreported
             && let Some(reported) = last.pop_front()
         {
             self.last_acknowledged.remove(&reported);
@@ -140,7 +142,7 @@ mod tests {
 
     #[test]
     fn with_a_barrier_the_last_deliveries_are_stored() {
-        let mut replies = Replies::keeping(2, 0);
+        let mut replies = Replies::keeping(2, 0, 8);
         for number in 0..4 {
             replies.deliver(key(number), true, delivery(number as u32));
             replies.acknowledge(key(number), None, v1::BackwardReply::default());
@@ -154,7 +156,7 @@ mod tests {
 
     #[test]
     fn without_a_barrier_each_dense_worker_has_its_last_deliveries() {
-        let mut replies = Replies::keeping(2, 0);
+        let mut replies = Replies::keeping(2, 0, 8);
         replies.deliver(key(0), false, delivery(1));
         replies.acknowledge(key(0), Some(0), v1::BackwardReply { steps: vec![7], ..v1::BackwardReply::default() });
         for number in 1..=2 * ACKNOWLEDGEMENTS as u64 {
@@ -165,14 +167,14 @@ mod tests {
         assert_eq!(replies.acknowledgement(key(0)).unwrap().steps, [7]);
         assert!(replies.delivery(key(1)).is_none(), "it has been reported long ago");
         assert!(replies.acknowledgement(key(1)).is_none());
-        assert_eq!(replies.delivered.len(), 1 + UNREPORTED);
+        assert_eq!(replies.delivered.len(), 1 + 8);
         let (all, last) = (replies.acknowledged.len(), replies.last_acknowledged.len());
-        assert!(all <= ACKNOWLEDGEMENTS && last <= 1 + UNREPORTED);
+        assert!(all <= ACKNOWLEDGEMENTS && last <= 1 + 8);
     }
 
     #[test]
     fn for_a_single_dense_worker_no_deliveries_are_stored() {
-        let mut replies = Replies::keeping(0, 0);
+        let mut replies = Replies::keeping(0, 0, 8);
         replies.deliver(key(0), true, delivery(1));
         assert!(replies.delivery(key(0)).is_none());
         replies.acknowledge(key(0), Some(0), v1::BackwardReply::default());

@@ -88,6 +88,8 @@ struct Shadowed {
     division: (usize, usize),
     /// The fragment of the next exchange. Each pause begins with the first one again.
     turn: Cell<usize>,
+    /// At a pause the copy becomes the replica, which is the mean of all replicas, too.
+    output_is_replica: bool,
     /// With bf16: the base of each parameter since the last pause, if it has one.
     bases: Option<RefCell<BTreeMap<usize, f32>>>,
 }
@@ -101,7 +103,8 @@ fn bf16(value: f32) -> f32 {
 impl Shadowed {
     /// Exchanges of all parameters at once.
     fn new(batches: Range<u64>, pauses: &'static [u64]) -> Self {
-        Self { batches, alpha: 0.3, block: None, pauses, division: (1, 1), turn: Cell::new(0), bases: None }
+        let (division, turn) = ((1, 1), Cell::new(0));
+        Self { batches, alpha: 0.3, block: None, pauses, division, turn, output_is_replica: false, bases: None }
     }
 
     /// Algorithm 2 of ShadowSync, or algorithm 4 with Nesterov's momentum and one replica. The
@@ -159,13 +162,22 @@ impl Shadowed {
         } else if next == self.batches.end {
             self.leave(copy, replica);
         } else if self.batches.contains(&next) && self.pauses.contains(&next) {
+            self.pause(copy, replica);
+        }
+    }
+
+    /// The last exchange before a pause.
+    fn pause(&self, copy: &mut [f32], replica: &mut [f32]) {
+        if self.output_is_replica {
+            copy.copy_from_slice(replica);
+        } else {
             self.exchange(copy, replica, true);
         }
     }
 
     /// The copy is the model.
     fn leave(&self, copy: &mut [f32], replica: &mut [f32]) {
-        self.exchange(copy, replica, true);
+        self.pause(copy, replica);
         replica.copy_from_slice(copy);
     }
 }
@@ -542,6 +554,21 @@ fn with_bf16_one_worker_equals_a_plain_loop_to_the_bit() {
     assert_eq!(digest_of(&[&job[..], &["spec.training.shadow.wirePrecision=bf16"]].concat()), expected);
 }
 
+/// The first replica and the mean of all are the only replica. A pause makes it the copy, and
+/// leaves the replica as it is.
+#[test]
+fn the_output_model_of_one_worker_is_its_replica_to_the_bit() {
+    let evaluation = "spec.training.evaluation.every=steps,spec.training.evaluation.steps=10";
+    let job = [&FOREGROUND[..], &["spec.training.mode=shadow", evaluation]].concat();
+    let shadowed = Shadowed { output_is_replica: true, ..Shadowed::new(0..u64::MAX, &[10, 20, 30, 40]) };
+    let expected = plain_loop(&plan(&job), Some(&shadowed));
+    assert_ne!(digest_of(&job), expected, "by default the output is the copy, which lags behind");
+    for rule in ["mean", "first"] {
+        let output = format!("spec.training.shadow.outputModel={rule}");
+        assert_eq!(digest_of(&[&job[..], &[output.as_str(), "spec.roles.ps.replicas=3"]].concat()), expected, "{rule}");
+    }
+}
+
 /// The mean of one replica is this replica, so that an exchange changes nothing.
 #[test]
 fn ma_with_one_worker_in_the_foreground_equals_sync_to_the_bit() {
@@ -575,15 +602,43 @@ fn total(metrics: &RoleMetrics, name: &str) -> f64 {
     lines.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()
 }
 
+/// A job on which modes are compared by what they learn.
+const LEARNING: [&str; 5] = [
+    "spec.roles.denseWorker.replicas=2",
+    "spec.data.synthetic.rows=12000",
+    "spec.training.epochs=1",
+    "spec.training.optimizer.sparse.learningRate=0.01",
+    "spec.training.optimizer.dense.learningRate=0.003",
+];
+
+/// Threads update one replica without locks. Pauses stop all threads, and each batch is in an
+/// exchange of its worker.
+#[test]
+fn several_threads_of_a_replica_learn_nearly_as_well_as_sync() {
+    let sync = train(plan(&[&LEARNING[..], &["spec.training.mode=sync"]].concat())).unwrap().0;
+    let sync = sync.test.unwrap().auc.unwrap();
+    for (threads, settings) in [
+        (2, "algorithm=easgd"),
+        (3, "algorithm=ma,spec.training.evaluation.every=steps,spec.training.evaluation.steps=50"),
+        (3, "everySteps=4"),
+        (5, "fragments=3,spec.training.shadow.wirePrecision=bf16,spec.training.shadow.outputModel=mean"),
+    ] {
+        let metrics = RoleMetrics::new(Registry::new()).unwrap();
+        let mode =
+            format!("spec.training.mode=shadow,spec.training.shadow.threads={threads},spec.training.shadow.{settings}");
+        let (summary, _) = train_measured(plan(&[&LEARNING[..], &[&mode]].concat()), &metrics).unwrap();
+        assert_eq!((summary.trained_rows, summary.lost_replica_batches), (12_000, 0), "{settings}");
+        assert_eq!(summary.window.map(|window| window.rows), Some(12_000), "{settings}");
+        let auc = summary.test.unwrap().auc.unwrap();
+        assert!(sync > 0.6 && auc > sync - 0.05, "sync {sync}, {settings} {auc}");
+        let batches = total(&metrics, "rectrain_dense_worker_sync_gap_steps_sum");
+        assert!(batches >= 250.0, "{settings}: {batches} of 250 batches");
+    }
+}
+
 #[test]
 fn shadow_learns_nearly_as_well_as_sync_and_every_batch_reaches_the_copy() {
-    let job = [
-        "spec.roles.denseWorker.replicas=2",
-        "spec.data.synthetic.rows=12000",
-        "spec.training.epochs=1",
-        "spec.training.optimizer.sparse.learningRate=0.01",
-        "spec.training.optimizer.dense.learningRate=0.003",
-    ];
+    let job = LEARNING;
     let learned = |mode: &str, metrics: &RoleMetrics| {
         let (summary, _) = train_measured(plan(&[&job[..], &[mode]].concat()), metrics).unwrap();
         assert_eq!((summary.trained_rows, summary.lost_replica_batches), (12_000, 0), "{mode}");

@@ -16,6 +16,8 @@
 //! [`TrainingRun`](crate::switch::TrainingRun) switches between the coordinator halves, through the
 //! trait [`CoordinatorHalf`](crate::CoordinatorHalf).
 
+use std::num::NonZeroU32;
+
 use rectrain_kinds::{Family, Mode, SyncPieces};
 use serde::{Deserialize, Serialize};
 
@@ -131,6 +133,15 @@ impl TrainingMode {
         match self {
             Self::Hybrid { staleness } => staleness,
             Self::Sync | Self::Pulled | Self::Des | Self::Tokens(_) | Self::Shadow(_) => 0,
+        }
+    }
+
+    /// The threads of a dense worker that train batches at the same time.
+    #[must_use]
+    pub const fn training_threads(self) -> NonZeroU32 {
+        match self {
+            Self::Shadow(shadow) => shadow.threads,
+            _ => NonZeroU32::MIN,
         }
     }
 

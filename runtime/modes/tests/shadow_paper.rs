@@ -3,7 +3,8 @@
 //!
 //! - §3.1: one copy of the rows, and a copy of the other parameters on several servers. Look-ups
 //!   are even after bin packing by a profile;
-//! - §3.2: rows are updated without locks or order, and synchronisation never stalls training;
+//! - §3.2: rows are updated without locks or order, threads train one replica without locks, and
+//!   synchronisation never stalls training;
 //! - §3.3: algorithms 1 to 4, against naive computations in 64 bits that repeat the lines of the
 //!   paper value by value. Planted bugs in each line must deviate from them;
 //! - §4.1: the average sync gap, and the foreground form;
@@ -25,8 +26,8 @@ use rectrain_embedding::{FeatureKey, slot_of};
 use rectrain_modes::gba::{Dispatcher, DispatcherSetup, GradientServer, Push, Pushed, TokenMode};
 use rectrain_modes::packing::{Packing, pack};
 use rectrain_modes::shadow::{
-    Average, BlockUpdate, Fragments, Joined, Part, ReplicaSync, Rounds, Shadow, average, interpolate,
-    receive_difference, send_difference,
+    Average, Block, BlockUpdate, Cell, Fragments, Joined, Part, ReplicaSync, Rounds, Shadow, SharedReplica, average,
+    interpolate, receive_difference, send_difference,
 };
 use rectrain_modes::switch::{Boundary, Order, RunMode, RunPlan, TrainingRun};
 use rectrain_modes::{
@@ -145,6 +146,104 @@ fn s3_2_training_is_never_stalled_by_an_exchange() {
     }
     assert_eq!(sync.end(), Some(1));
     assert!(sync.is_due(), "the next exchange follows at once");
+}
+
+/// Parameters of the least-squares problem below: several blocks of an update.
+const HOGWILD_PARAMETERS: usize = 700;
+
+/// The parameters that the threads below look for.
+fn sought(parameter: usize) -> f32 {
+    (parameter as f32).sin()
+}
+
+/// Trains `batches` batches of Σ (w − sought)² / 2. Each batch has a tenth of the parameters.
+fn train_one_thread<C: Cell>(replica: &SharedReplica<C>, seed: u64, batches: usize) {
+    let mut random = SplitMix64::new(seed);
+    let (mut own, mut gradients) = (vec![0.0; HOGWILD_PARAMETERS], vec![0.0; HOGWILD_PARAMETERS]);
+    for _ in 0..batches {
+        replica.read(&mut own);
+        for (parameter, (own, gradient)) in own.iter().zip(&mut gradients).enumerate() {
+            *gradient = if random.unit() < 0.1 { own - sought(parameter) } else { 0.0 };
+        }
+        let descend = |Block { parameters, gradients, .. }: Block<'_>| {
+            parameters.iter_mut().zip(gradients).for_each(|(value, gradient)| *value -= 0.3 * gradient);
+            Ok::<(), ()>(())
+        };
+        replica.update(&gradients, descend).unwrap();
+    }
+}
+
+/// Hogwild: threads train one replica, and an exchange moves it, at the same time and without
+/// locks. `cargo xtask race` runs this under ThreadSanitizer.
+#[test]
+fn s3_2_threads_train_one_replica_without_locks() {
+    const THREADS: u64 = 4;
+    const BATCHES: usize = 300;
+    let start = vec![5.0; HOGWILD_PARAMETERS];
+    let replica: SharedReplica = SharedReplica::new(&start, &[], 0);
+    let mut copy = start;
+    std::thread::scope(|scope| {
+        for seed in 0..THREADS {
+            let replica = &replica;
+            scope.spawn(move || train_one_thread(replica, seed, BATCHES));
+        }
+        let mut snapshot = vec![0.0; HOGWILD_PARAMETERS];
+        while replica.updates() < THREADS * BATCHES as u64 {
+            replica.read(&mut snapshot);
+            interpolate(&mut copy, &snapshot, ALPHA as f32);
+            replica.interpolate(0..HOGWILD_PARAMETERS, &copy, ALPHA as f32);
+        }
+    });
+    let mut trained = vec![0.0; HOGWILD_PARAMETERS];
+    replica.read(&mut trained);
+    for _ in 0..40 {
+        interpolate(&mut copy, &trained, ALPHA as f32);
+    }
+    for (parameter, (trained, copy)) in trained.iter().zip(&copy).enumerate() {
+        assert!(trained.is_finite() && (trained - sought(parameter)).abs() < 1.0, "{parameter}: {trained}");
+        assert!((copy - trained).abs() < 1e-3, "{parameter}: {copy}, not {trained}");
+    }
+}
+
+/// A value without atomics: a planted data race.
+#[allow(unsafe_code, reason = "safe Rust has no data races")]
+mod racy {
+    use std::cell::UnsafeCell;
+
+    use rectrain_modes::shadow::Cell;
+
+    pub(super) struct Racy(UnsafeCell<u32>);
+
+    // SAFETY: not sound. ThreadSanitizer has to find it.
+    unsafe impl Sync for Racy {}
+
+    impl Cell for Racy {
+        fn new(bits: u32) -> Self {
+            Self(UnsafeCell::new(bits))
+        }
+
+        fn load(&self) -> u32 {
+            // SAFETY: not sound, see above.
+            unsafe { *self.0.get() }
+        }
+
+        fn store(&self, bits: u32) {
+            // SAFETY: not sound, see above.
+            unsafe { *self.0.get() = bits }
+        }
+    }
+}
+
+#[test]
+#[ignore = "`cargo xtask race` runs it, and ThreadSanitizer must report a data race"]
+fn s3_2_a_planted_data_race() {
+    let replica: SharedReplica<racy::Racy> = SharedReplica::new(&vec![5.0; HOGWILD_PARAMETERS], &[], 0);
+    std::thread::scope(|scope| {
+        for seed in 0..2 {
+            let replica = &replica;
+            scope.spawn(move || train_one_thread(replica, seed, 20));
+        }
+    });
 }
 
 // ---- §3.3 ShadowSync algorithms ---------------------------------------------------------------

@@ -1,10 +1,12 @@
 //! A partition's memory of the rounds in which the mean of the replicas is formed (`shadow` with
-//! `ma` or `bmuf`; ShadowSync §3.3, algorithms 3 and 4).
+//! `ma` or `bmuf`; ShadowSync §3.3, algorithms 3 and 4). Also the replicas that rest at the end of
+//! an order. The output model is made of them.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use rectrain_modes::shadow::Average;
+use rectrain_kinds::OutputModel;
+use rectrain_modes::shadow::{Average, output_model};
 
 /// See the module documentation. Its size is bounded by the replicas of the job's workers.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -71,10 +73,7 @@ impl Averages {
         fragment: RoundFragment,
         average: &Average,
     ) {
-        if self.order != order {
-            self.order = order;
-            self.rested.clear();
-        }
+        self.begin(order);
         self.turn = fragment.next;
         self.velocity.resize(copy.len(), 0.0);
         let (last, training): (Vec<_>, Vec<_>) = members.into_iter().partition(|member| member.last);
@@ -88,6 +87,35 @@ impl Averages {
         let rested = self.rested.iter().map(|(rank, parameters)| (*rank, &parameters[range.clone()]));
         let replicas: BTreeMap<u32, &[f32]> = training.chain(rested).collect();
         average.apply(&mut copy[range.clone()], &mut self.velocity[range.clone()], replicas.into_values());
+    }
+}
+
+impl Averages {
+    /// Forgets the replicas that rested in an earlier order.
+    fn begin(&mut self, order: u64) {
+        if self.order != order {
+            self.order = order;
+            self.rested.clear();
+        }
+    }
+
+    /// Notes an exchange of a mode without rounds (`easgd`). A replica rests from the last exchange
+    /// of its worker on, unless a replacement trains again. `replica` has all parameters of the
+    /// partition in a `last` exchange.
+    pub(crate) fn note_elastic(&mut self, order: u64, rank: u32, replica: &[f32], last: bool) {
+        self.begin(order);
+        if last {
+            self.rested.insert(rank, replica.to_vec());
+        } else {
+            self.rested.remove(&rank);
+        }
+    }
+
+    /// Makes the copy the output model, once the replicas of all `workers` of the order rest.
+    pub(crate) fn output(&self, rule: OutputModel, copy: &mut [f32], workers: u32) {
+        if self.rested.len() == workers as usize {
+            output_model(rule, copy, &self.rested);
+        }
     }
 }
 

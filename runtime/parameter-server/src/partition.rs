@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use rectrain_dense::{DenseOptimizer, FlatOptimizer};
+use rectrain_kinds::OutputModel;
 use rectrain_modes::GlobalStep;
 use rectrain_modes::gba::{Update, staleness};
 use rectrain_modes::shadow::{Average, add_to_mean, interpolate};
@@ -130,6 +131,8 @@ impl Partition {
     /// Moves the parameters, which are the copy w̃, towards a replica, in the range of the replica:
     /// w̃ ← (1 − α) w̃ + α w⁽ⁱ⁾ (ShadowSync §3.3, algorithm 2). If the replica comes with its
     /// optimizer state, the state of the copy becomes the mean over the replicas of this order.
+    /// Once all workers of the order have ended it, the parameters become the `output` model.
+    ///
     /// Returns false for a repeated exchange, which changes nothing. `slots` is the number of
     /// values of the optimizer's state for each parameter.
     ///
@@ -139,7 +142,7 @@ impl Partition {
         &mut self,
         exchange: &v1::Exchange,
         replica: &Replica,
-        alpha: f32,
+        (alpha, output): (f32, OutputModel),
         slots: usize,
     ) -> Result<bool, RoleError> {
         self.check_size(replica, slots)?;
@@ -149,6 +152,10 @@ impl Partition {
         // Copies only while a reply still holds the copy after the exchange before.
         let copy: &mut Vec<f32> = Arc::make_mut(&mut self.parameters.values);
         interpolate(&mut copy[replica.range.clone()], &replica.parameters, alpha);
+        if output != OutputModel::Copy {
+            self.averages.note_elastic(exchange.order, exchange.rank, &replica.parameters, exchange.last);
+            self.averages.output(output, copy, exchange.workers);
+        }
         self.take_state(exchange, replica.state.as_deref());
         Ok(true)
     }
@@ -162,16 +169,18 @@ impl Partition {
         members: impl IntoIterator<Item = (v1::Exchange, Replica)>,
         fragment: RoundFragment,
         average: &Average,
+        output: OutputModel,
     ) {
-        let (mut order, mut round) = (self.averages.order(), Vec::new());
+        let (mut order, mut workers, mut round) = (self.averages.order(), 0, Vec::new());
         for (exchange, Replica { parameters, state, .. }) in members {
             self.exchanges.note(&exchange);
             self.take_state(&exchange, state.as_deref());
-            order = exchange.order;
+            (order, workers) = (exchange.order, exchange.workers);
             round.push(RoundMember { rank: exchange.rank, parameters, last: exchange.last });
         }
         let copy: &mut Vec<f32> = Arc::make_mut(&mut self.parameters.values);
         self.averages.apply(copy, order, round, fragment, average);
+        self.averages.output(output, copy, workers);
     }
 
     /// Adds the state of a replica's optimizer to the mean of the order, once for each rank.

@@ -650,6 +650,41 @@ async fn in_shadow_an_exchange_moves_its_fragment_only() {
     }
 }
 
+/// Two workers end an order. In `easgd` the server is killed after the first of them.
+#[tokio::test(flavor = "multi_thread")]
+async fn in_shadow_the_last_exchange_of_all_workers_makes_the_output_model() {
+    let (own, other) = (numbers(1, PARAMETERS), numbers(2, PARAMETERS));
+    let mean: Vec<f32> = own.iter().zip(&other).map(|(own, other)| f32::midpoint(*own, *other)).collect();
+    for (algorithm, rule, expected) in
+        [("easgd", "mean", &mean), ("easgd", "first", &own), ("ma", "mean", &mean), ("ma", "first", &own)]
+    {
+        let folder = tempfile::tempdir().unwrap();
+        let algorithm_is = format!("spec.training.shadow.algorithm={algorithm}");
+        let rule_is = format!("spec.training.shadow.outputModel={rule}");
+        let mut tried = Tried::begin_with("shadow", &[&algorithm_is, &rule_is], folder.path()).await;
+        let last = |rank, number| v1::Exchange {
+            rank,
+            order: 1,
+            number,
+            last: true,
+            caller: 7,
+            workers: 2,
+            ..v1::Exchange::default()
+        };
+        if algorithm == "easgd" {
+            tried.exchange(last(1, 2)).await;
+            assert_ne!(&tried.parameters().await, expected, "rank 0 still trains");
+            tried.is_killed(folder.path());
+            tried.exchange(last(0, 1)).await;
+        } else {
+            tokio::join!(tried.exchange(last(1, 2)), tried.exchange(last(0, 1)));
+        }
+        for (place, (found, expected)) in tried.parameters().await.iter().zip(expected).enumerate() {
+            assert!((found - expected).abs() < 1e-6, "{algorithm}, {rule}, {place}: {found}, not {expected}");
+        }
+    }
+}
+
 /// Rank 1 missed the round of fragment 0. The next round waits for it.
 #[tokio::test(flavor = "multi_thread")]
 async fn in_shadow_ma_a_late_worker_is_told_the_fragment() {

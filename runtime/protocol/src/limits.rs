@@ -4,6 +4,10 @@
 /// Embedding workers keep as many pieces of each dense worker for its replacement.
 pub const UNREPORTED: usize = 8;
 
+/// As [`UNREPORTED`], for each thread of a dense worker if several threads train its replica
+/// (`shadow`). A thread computes one batch, has pushed one, and may have one report on its way.
+pub const UNREPORTED_OF_THREAD: usize = 3;
+
 /// Batches of an evaluation that a dense worker requests ahead of the one that it predicts.
 pub const LOOK_AHEAD: usize = 4;
 

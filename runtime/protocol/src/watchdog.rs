@@ -1,16 +1,26 @@
-//! Measures how long a dense worker has been computing one batch or opening its device.
+//! Measures how long a dense worker has been computing a batch or opening its device.
 //! A computation that hangs, for instance on a GPU that does not answer, would hold its batch for
 //! ever. In a mode without a barrier no other member waits for that batch, so none notices. The
 //! owner of the process therefore watches it and ends the process, and the job replaces the worker.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-/// The computation that is under way, if any. Clones watch the same worker.
+/// The computations that are under way: one for each thread that trains. Clones watch the same
+/// worker.
 #[derive(Debug, Clone, Default)]
-pub struct Watchdog(Arc<Mutex<Option<Computation>>>);
+pub struct Watchdog(Arc<Mutex<UnderWay>>);
+
+#[derive(Debug, Default)]
+struct UnderWay {
+    /// Computations so far.
+    begun: u64,
+    /// By number.
+    computations: BTreeMap<u64, Computation>,
+}
 
 /// The least time allowed to open a device: its driver starts and its kernels are compiled.
 const LEAST_TO_OPEN: Duration = Duration::from_secs(120);
@@ -36,9 +46,15 @@ impl Watchdog {
     }
 
     fn watch<T>(&self, what: &'static str, least: Duration, work: impl FnOnce() -> T) -> T {
-        self.set(Some(Computation { what, begun: Instant::now(), least }));
+        let number = {
+            let mut under_way = self.0.lock();
+            under_way.begun += 1;
+            let number = under_way.begun;
+            under_way.computations.insert(number, Computation { what, begun: Instant::now(), least });
+            number
+        };
         let done = work();
-        self.set(None);
+        self.0.lock().computations.remove(&number);
         done
     }
 
@@ -46,19 +62,24 @@ impl Watchdog {
     /// the limit that applied to it.
     pub async fn expired(&self, limit: Duration) -> (&'static str, Duration) {
         loop {
-            let current = *self.0.lock();
-            let limit = current.map_or(limit, |work| limit.max(work.least));
+            let first = self.first_to_expire(limit);
             // A computation that starts now cannot expire before `left` has passed.
-            let left = current.map_or(limit, |work| limit.saturating_sub(work.begun.elapsed()));
-            match current {
-                Some(work) if left.is_zero() => return (work.what, limit),
+            let (left, limit) = first.map_or((limit, limit), |(_, left, limit)| (left, limit));
+            match first {
+                Some((work, ..)) if left.is_zero() => return (work.what, limit),
                 _ => tokio::time::sleep(left).await,
             }
         }
     }
 
-    fn set(&self, current: Option<Computation>) {
-        *self.0.lock() = current;
+    /// The computation that expires next, the time that it has left, and its limit.
+    fn first_to_expire(&self, limit: Duration) -> Option<(Computation, Duration, Duration)> {
+        let under_way = self.0.lock();
+        let all = under_way.computations.values().map(|work| {
+            let limit = limit.max(work.least);
+            (*work, limit.saturating_sub(work.begun.elapsed()), limit)
+        });
+        all.min_by_key(|(_, left, _)| *left)
     }
 }
 
@@ -85,6 +106,23 @@ mod tests {
         assert!((LIMIT..4 * LIMIT).contains(&seen), "{seen:?}");
         long.join().unwrap();
         assert!(tokio::time::timeout(2 * LIMIT, watchdog.expired(LIMIT)).await.is_err(), "it has ended");
+    }
+
+    #[tokio::test]
+    async fn a_long_computation_expires_beside_short_ones_of_another_thread() {
+        const LIMIT: Duration = Duration::from_millis(300);
+        let watchdog = Watchdog::default();
+        let (short, long) = (watchdog.clone(), watchdog.clone());
+        let sleep = |watchdog: Watchdog, each, times| {
+            std::thread::spawn(move || (0..times).for_each(|_| watchdog.watch_batch(|| std::thread::sleep(each))))
+        };
+        let long = sleep(long, 3 * LIMIT, 1);
+        let short = sleep(short, LIMIT / 30, 60);
+        let begun = Instant::now();
+        assert_eq!(watchdog.expired(LIMIT).await, ("computed one batch", LIMIT));
+        assert!(begun.elapsed() < 2 * LIMIT, "{:?}", begun.elapsed());
+        long.join().unwrap();
+        short.join().unwrap();
     }
 
     #[tokio::test]

@@ -38,7 +38,6 @@ use super::snapshot::{Snapshot, TrainingSnapshot};
 use rectrain_modes::TrainingMode;
 use rectrain_protocol::batch::{BatchKey, BatchPosition};
 use rectrain_protocol::error::RoleError;
-use rectrain_protocol::limits::UNREPORTED;
 use rectrain_protocol::outcome;
 use rectrain_protocol::plan::{JobPlan, share};
 use rectrain_protocol::token_counts::TokenCounts;
@@ -250,7 +249,7 @@ impl Training {
             global_rows: config.global_rows as u32,
             // The dense partition and the rows of a server each have a gradient buffer and a step.
             servers: 2 * config.servers,
-            in_flight_limit: UNREPORTED,
+            in_flight_limit: plan.unreported_batches(),
         };
         let initial = TrainingSnapshot::initial(plan.mode);
         let saved = resume.map_or(&initial, |(saved, _)| &saved.training);

@@ -4,7 +4,7 @@
 
 use std::num::NonZeroU32;
 
-use rectrain_kinds::WirePrecision;
+use rectrain_kinds::{OutputModel, WirePrecision};
 use rectrain_modes::shadow::Shadow;
 use rectrain_modes::switch::SwitchPhase;
 use rectrain_modes::{Answers, Rank, TrainingMode};
@@ -77,9 +77,10 @@ fn replicas(shadow: Shadow, workers: u32) -> v1::Shadow {
         alpha: shadow.alpha,
         every_steps: shadow.every_steps.map_or(0, NonZeroU32::get),
         workers,
-        averages: shadow.average().is_some(),
+        needs_all: shadow.average().is_some() || shadow.output_model != OutputModel::Copy,
         fragments: shadow.fragments.count(),
         bf16: shadow.wire_precision == WirePrecision::Bf16,
+        threads: shadow.threads.get(),
     }
 }
 

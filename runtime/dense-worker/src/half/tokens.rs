@@ -1,12 +1,15 @@
 //! Trains without a barrier (GBA, appendix B, algorithm 1). The worker pulls a batch with its token
 //! and the parameters, computes, and pushes the gradients with the token. It does not wait for
-//! other workers. [`PushPullWorker`] decides the next action, and this module carries it out.
+//! other workers. [`Lanes`] decides the next actions, and this module carries them out.
+//!
+//! There is one lane, and the worker's own thread computes its batches. In `shadow` with several
+//! threads, each of them is a lane.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use rectrain_dense::StepOutput;
-use rectrain_modes::gba::{PushPullWorker, WorkerAction};
+use rectrain_modes::gba::{LaneAction, Lanes, WorkerAction};
 use rectrain_modes::{Assignment, Batch, Outcome, Reply, Server, Token};
 use rectrain_proto::v1;
 use rectrain_proto::v1::pull_reply::Reply as PullReply;
@@ -15,6 +18,8 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use super::WorkerHalf;
+use crate::hogwild::{Job, Trained, TrainingThreads};
+use crate::local_batch::LocalBatch;
 use crate::replica::{Answer, Replica};
 use crate::trainer::Trainer;
 use rectrain_protocol::batch::BatchKey;
@@ -47,6 +52,8 @@ enum Event {
     },
     /// In `shadow`: the answers of all servers, after an exchange of this duration.
     Exchanged(Vec<Answer>, Duration),
+    /// In `shadow` with several threads: the thread of this lane has trained its batch.
+    Trained(usize, Batch, Box<Trained>),
     Failed(RoleError),
 }
 
@@ -58,7 +65,8 @@ struct InHand {
     embedding_steps: Vec<u64>,
 }
 
-/// Computed gradients that are not pushed yet, and the steps of the parameters that produced them.
+/// Computed gradients of a lane that are not pushed yet, and the steps of the parameters that
+/// produced them.
 struct Computed {
     pooled: Pooled,
     dense_pulled_at: Vec<u64>,
@@ -69,9 +77,10 @@ struct Computed {
 pub(super) struct Run<'a> {
     trainer: &'a mut Trainer,
     order: u64,
-    machine: PushPullWorker,
+    lanes: Lanes,
     in_hand: HashMap<Batch, InHand>,
-    computed: Option<Computed>,
+    /// By lane.
+    computed: HashMap<usize, Computed>,
     events: mpsc::Sender<Event>,
     happened: mpsc::Receiver<Event>,
     reports: VecDeque<JoinHandle<Result<(), RoleError>>>,
@@ -101,12 +110,13 @@ impl<'a> Run<'a> {
     /// A run in which `acknowledging` peers acknowledge each batch.
     fn new(trainer: &'a mut Trainer, order: &v1::Order, acknowledging: u32, replica: Option<Replica>) -> Self {
         let (events, happened) = mpsc::channel(EVENTS);
+        let lanes = trainer.threads.as_ref().map_or(1, TrainingThreads::count);
         Self {
             trainer,
             order: order.number,
-            machine: PushPullWorker::new(acknowledging, UNACKNOWLEDGED),
+            lanes: Lanes::new(lanes, acknowledging, UNACKNOWLEDGED),
             in_hand: HashMap::new(),
-            computed: None,
+            computed: HashMap::new(),
             events,
             happened,
             reports: VecDeque::new(),
@@ -116,18 +126,21 @@ impl<'a> Run<'a> {
     }
 
     pub(super) fn run(mut self) -> Result<(), RoleError> {
-        let mut actions: VecDeque<WorkerAction> = self.machine.start().into();
+        let mut actions: VecDeque<LaneAction> = self.lanes.start().into();
         loop {
-            while let Some(action) = actions.pop_front() {
+            while let Some((lane, action)) = actions.pop_front() {
                 match action {
                     WorkerAction::Pull if self.is_held() => self.holds_pull = true,
                     WorkerAction::Pull => self.pull(),
+                    WorkerAction::Compute(assignment) if self.trainer.threads.is_some() => {
+                        self.give_to_thread(lane, assignment.batch)?;
+                    }
                     WorkerAction::Compute(assignment) => {
-                        self.compute(assignment)?;
-                        actions.extend(self.machine.computed()?);
+                        self.compute(lane, assignment)?;
+                        actions.extend(self.lanes.computed(lane)?);
                     }
                     WorkerAction::Push(assignment) => {
-                        self.push(assignment)?;
+                        self.push(lane, assignment)?;
                         self.exchange()?;
                     }
                     WorkerAction::Report(batch, outcome) => self.report(batch, outcome)?,
@@ -138,18 +151,20 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn next_event(&mut self) -> Result<Vec<WorkerAction>, RoleError> {
+    fn next_event(&mut self) -> Result<Vec<LaneAction>, RoleError> {
         let waited = Instant::now();
         let event = self.trainer.receive(&mut self.happened)?;
-        self.trainer.metrics.batch_wait.observe(waited.elapsed().as_secs_f64());
-        self.trainer.pace.times.waited_for_data(waited.elapsed());
+        if self.trainer.threads.is_none() {
+            self.trainer.metrics.batch_wait.observe(waited.elapsed().as_secs_f64());
+            self.trainer.pace.times.waited_for_data(waited.elapsed());
+        }
         match event {
             Event::Failed(error) => Err(error),
             Event::Pulled(PullReply::Wait(_)) => {
                 self.pull();
                 Ok(Vec::new())
             }
-            Event::Pulled(PullReply::Rest(_)) => Ok(self.machine.answered(Reply::Finished)?),
+            Event::Pulled(PullReply::Rest(_)) => Ok(self.lanes.answered(Reply::Finished)?),
             Event::Pulled(PullReply::Piece(_)) => {
                 let reason = "a piece without a token came for a pull of a batch".to_owned();
                 Err(RoleError::Inconsistent { message: "pull", reason })
@@ -166,7 +181,7 @@ impl<'a> Run<'a> {
                     embedding_steps: Vec::new(),
                 };
                 self.in_hand.insert(batch, in_hand);
-                Ok(self.machine.answered(Reply::Work(Assignment { batch, token: Token(assigned.token) }))?)
+                Ok(self.lanes.answered(Reply::Work(Assignment { batch, token: Token(assigned.token) }))?)
             }
             Event::Acknowledged { server, batch, outcome, steps } => {
                 if let Some(in_hand) = self.in_hand.get_mut(&batch) {
@@ -183,7 +198,7 @@ impl<'a> Run<'a> {
                         *pulled_at = *step;
                     }
                 }
-                Ok(self.machine.acknowledged(server, batch, outcome::read("push", outcome)?)?)
+                Ok(self.lanes.acknowledged(server, batch, outcome::read("push", outcome)?)?)
             }
             Event::Exchanged(answers, took) => {
                 if let Some(replica) = &mut self.replica {
@@ -195,6 +210,10 @@ impl<'a> Run<'a> {
                     self.pull();
                 }
                 Ok(Vec::new())
+            }
+            Event::Trained(lane, batch, trained) => {
+                self.take_trained(lane, batch, *trained)?;
+                Ok(self.lanes.computed(lane)?)
             }
         }
     }
@@ -213,7 +232,7 @@ impl<'a> Run<'a> {
         });
     }
 
-    fn compute(&mut self, assignment: Assignment) -> Result<(), RoleError> {
+    fn compute(&mut self, lane: usize, assignment: Assignment) -> Result<(), RoleError> {
         let started = Instant::now();
         let piece = self.in_hand(assignment.batch)?.piece;
         let trainer = &mut *self.trainer;
@@ -222,25 +241,57 @@ impl<'a> Run<'a> {
         let own = trainer.fetched(fetching)?;
         own.expect_all("forward")?;
         trainer.metrics.embedding_wait.observe(started.elapsed().as_secs_f64());
-        // The last batches of the data may be smaller. With this scale, the mean over the gradients
-        // in a buffer is still the mean over all their samples.
-        let pieces = (own.global_samples as u64).div_ceil(trainer.plan.local_batch_rows);
-        let scale = pieces as f32 / own.global_samples.max(1) as f32;
-        // Each piece has its own seed of dropout. If a batch has one piece, the seed is the number
-        // of the batch, as in modes with a barrier.
-        let number = piece.key.position.number() * u64::from(trainer.plan.pieces()) + u64::from(piece.key.piece);
-        let output = trainer.compute(&own, scale, number, piece.key.position.number())?;
-        let loss_sum = output.loss_sum();
-        let StepOutput { predictions, embedding_gradients, linear_gradients, .. } = output;
+        let scale = own.scale_without_barrier(&trainer.plan);
+        let (number, step) = (seed_of(piece, trainer), piece.key.position.number());
+        let output = trainer.compute(&own, scale, number, step)?;
         if let Some(replica) = &mut self.replica {
             replica.train(trainer)?;
         }
-        trainer.count(&own, loss_sum, &predictions, 0, started)?;
-        self.computed = Some(Computed {
-            pooled: Pooled { embeddings: embedding_gradients, linear: linear_gradients },
-            dense_pulled_at,
-            rows_pulled_at: own.steps,
-        });
+        self.keep(lane, own, output, (dense_pulled_at, started))
+    }
+
+    /// Gives a batch to the thread of its lane, which trains the replica with it.
+    fn give_to_thread(&self, lane: usize, batch: Batch) -> Result<(), RoleError> {
+        let piece = self.in_hand(batch)?.piece;
+        let (events, number) = (self.events.clone(), seed_of(piece, self.trainer));
+        let reply = move |trained: Result<Trained, RoleError>| {
+            let event = match trained {
+                Ok(trained) => Event::Trained(lane, batch, Box::new(trained)),
+                Err(error) => Event::Failed(error),
+            };
+            // A stopped worker has dropped the receiver.
+            let _stopped = events.blocking_send(event);
+        };
+        let threads = self.trainer.threads.as_ref();
+        let fetching = self.trainer.fetch(std::iter::once(piece), None).into_single();
+        let (Some(threads), Some(fetching)) = (threads, fetching) else { return Err(unknown(batch)) };
+        threads.train(lane, Job { fetching, number, reply: Box::new(reply) })
+    }
+
+    /// Counts a batch that a thread has trained, and keeps its gradients for the push.
+    fn take_trained(&mut self, lane: usize, batch: Batch, trained: Trained) -> Result<(), RoleError> {
+        let (step, started) = (self.in_hand(batch)?.piece.key.position.number(), trained.started);
+        let (own, output) = self.trainer.check_trained(trained, step)?;
+        if let Some(replica) = &mut self.replica {
+            replica.trained();
+        }
+        self.keep(lane, own, output, (Vec::new(), started))
+    }
+
+    /// Counts a computed batch, and keeps its gradients for the push. `of`: the steps of the dense
+    /// parameters, and the begin of the batch.
+    fn keep(
+        &mut self,
+        lane: usize,
+        own: LocalBatch,
+        output: StepOutput,
+        of: (Vec<u64>, Instant),
+    ) -> Result<(), RoleError> {
+        let (loss_sum, (dense_pulled_at, started)) = (output.loss_sum(), of);
+        let StepOutput { predictions, embedding_gradients, linear_gradients, .. } = output;
+        self.trainer.count(&own, loss_sum, &predictions, 0, started)?;
+        let pooled = Pooled { embeddings: embedding_gradients, linear: linear_gradients };
+        self.computed.insert(lane, Computed { pooled, dense_pulled_at, rows_pulled_at: own.steps });
         Ok(())
     }
 
@@ -272,8 +323,8 @@ impl<'a> Run<'a> {
 
     /// Sends row gradients to the embedding worker, and without a replica dense gradients to every
     /// parameter server. Does not wait.
-    fn push(&mut self, assignment: Assignment) -> Result<(), RoleError> {
-        let Some(computed) = self.computed.take() else {
+    fn push(&mut self, lane: usize, assignment: Assignment) -> Result<(), RoleError> {
+        let Some(computed) = self.computed.remove(&lane) else {
             return Err(rectrain_modes::gba::WorkerError::NothingComputed.into());
         };
         let in_hand = self.in_hand(assignment.batch)?;
@@ -366,6 +417,12 @@ impl<'a> Run<'a> {
     fn in_hand(&self, batch: Batch) -> Result<&InHand, RoleError> {
         self.in_hand.get(&batch).ok_or_else(|| unknown(batch))
     }
+}
+
+/// The seed of dropout of a piece. Each piece has its own. If a batch has one piece, the seed is
+/// the number of the batch, as in modes with a barrier.
+fn seed_of(piece: Piece, trainer: &Trainer) -> u64 {
+    piece.key.position.number() * u64::from(trainer.plan.pieces()) + u64::from(piece.key.piece)
 }
 
 fn unknown(batch: Batch) -> RoleError {

@@ -32,6 +32,7 @@ mod aggregate;
 mod buffer_size;
 mod decay;
 mod dispatcher;
+mod lanes;
 mod server;
 mod tokens;
 mod worker;
@@ -41,6 +42,7 @@ pub use aggregate::{aggregate_dense, aggregate_embeddings};
 pub use buffer_size::{BufferSize, BufferSizeError};
 pub use decay::{Decay, staleness};
 pub use dispatcher::{DispatchError, Dispatcher, DispatcherSetup, TokenMode};
+pub use lanes::{LaneAction, Lanes};
 pub use rectrain_kinds::KeyDivisor;
 pub use server::{
     GradientServer, LateGradients, Pair, Push, PushError, Pushed, ServerCounts, ServerStanding, StalenessRecord, Update,

@@ -148,6 +148,12 @@ impl PushPullWorker {
         self.pending.len()
     }
 
+    /// Whether the worker has stopped: no batch is left, and every push is acknowledged.
+    #[must_use]
+    pub fn has_stopped(&self) -> bool {
+        self.state == State::Ended && self.pending.is_empty()
+    }
+
     fn pull_if_possible(&mut self, actions: &mut Vec<WorkerAction>) {
         if self.state == State::Full && self.pending.len() < self.unacknowledged_limit {
             self.state = State::Asked;
@@ -156,7 +162,7 @@ impl PushPullWorker {
     }
 
     fn stop_if_done(&self) -> Vec<WorkerAction> {
-        if self.state == State::Ended && self.pending.is_empty() { vec![WorkerAction::Stop] } else { Vec::new() }
+        if self.has_stopped() { vec![WorkerAction::Stop] } else { Vec::new() }
     }
 }
 

@@ -16,7 +16,9 @@
 //! - [`Fragments`]: the parts of a partition that exchanges move in turn.
 //! - [`send_difference`], [`receive_difference`]: values that travel as bf16.
 //! - [`ReplicaSync`]: decides when a dense worker begins an exchange, and counts the sync gap.
+//! - [`SharedReplica`]: a replica that several threads of a dense worker train without locks.
 //! - [`add_to_mean`]: the optimizer state that belongs to w̃ when training pauses.
+//! - [`output_model`]: the model that a pause leaves on the servers.
 //!
 //! Rows are updated as in `async`: the [`Dispatcher`](crate::gba::Dispatcher) hands out batches,
 //! and a [`GradientServer`](crate::gba::GradientServer) applies each gradient alone (§3.2,
@@ -24,11 +26,13 @@
 //!
 //! Differences from the paper:
 //!
-//! 1. A dense worker has one training thread, which computes a batch with several threads. So its
-//!    replica needs no lock-free updates. The thread takes the snapshot for an exchange, and
-//!    applies the reply, between two batches. It never waits for the network in between.
-//! 2. The trained model is w̃, and not the replica of the first worker (§4, experimental setup).
-//!    The copy has seen the replicas of all workers. It survives the death of every worker.
+//! 1. By default a dense worker has one training thread, which computes a batch with several
+//!    threads. The thread takes the snapshot for an exchange, and applies the reply, between two
+//!    batches. It never waits for the network in between. With `threads`, several threads train
+//!    one replica, as in the paper (§3.2, Hogwild). Exchanges then read and move it meanwhile.
+//! 2. By default the trained model is w̃, and not the replica of the first worker (§4, experimental
+//!    setup). The copy has seen the replicas of all workers, and the death of no worker changes
+//!    it. `outputModel` chooses the first worker's replica, or the mean of all.
 //! 3. When training pauses, every worker makes one more exchange. So w̃ has seen every batch.
 //! 4. In `ma` and `bmuf`, the parameter servers form the mean, and not an AllReduce among the
 //!    workers. A round of the mean waits for a worker for a bounded time only. w_global is on the
@@ -40,20 +44,24 @@ mod bmuf;
 mod difference;
 mod elastic;
 mod fragments;
+mod hogwild;
 mod ma;
+mod output;
 mod rounds;
 mod sync;
 
 use std::num::NonZeroU32;
 
-use rectrain_kinds::{ShadowAlgorithm, WirePrecision};
+use rectrain_kinds::{OutputModel, ShadowAlgorithm, WirePrecision};
 use serde::{Deserialize, Serialize};
 
 pub use bmuf::BlockUpdate;
 pub use difference::{receive_difference, send_difference};
 pub use elastic::{add_to_mean, interpolate};
 pub use fragments::{Fragments, Part};
+pub use hogwild::{Block, Cell, SharedReplica};
 pub use ma::average;
+pub use output::output_model;
 pub use rounds::{Joined, Rounds};
 pub use sync::ReplicaSync;
 
@@ -77,6 +85,16 @@ pub struct Shadow {
     pub fragments: Fragments,
     /// How values travel in an exchange.
     pub wire_precision: WirePrecision,
+    /// The threads of a dense worker that train its replica, from 1 to 64.
+    #[serde(default = "one_thread")]
+    pub threads: NonZeroU32,
+    /// The model that training results in.
+    #[serde(default)]
+    pub output_model: OutputModel,
+}
+
+const fn one_thread() -> NonZeroU32 {
+    NonZeroU32::MIN
 }
 
 impl Default for Shadow {
@@ -91,6 +109,8 @@ impl Default for Shadow {
             nesterov: false,
             fragments: Fragments::default(),
             wire_precision: WirePrecision::Fp32,
+            threads: one_thread(),
+            output_model: OutputModel::Copy,
         }
     }
 }

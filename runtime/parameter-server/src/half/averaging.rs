@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use rectrain_kinds::OutputModel;
 use rectrain_modes::shadow::{Average, Fragments, Joined, Part, Rounds};
 use rectrain_proto::v1;
 use rectrain_protocol::blocking::blocking;
@@ -27,6 +28,7 @@ type Global = Arc<Vec<f32>>;
 /// See the module documentation.
 pub(super) struct Averaging {
     average: Average,
+    output: OutputModel,
     fragments: Fragments,
     longest_wait: Duration,
     open: Mutex<OpenRound>,
@@ -49,9 +51,9 @@ enum Answer {
 }
 
 impl Averaging {
-    pub(super) fn new(average: Average, fragments: Fragments, rounds: Rounds) -> Self {
+    pub(super) fn new(average: Average, output: OutputModel, fragments: Fragments, rounds: Rounds) -> Self {
         let open = Mutex::new(OpenRound { rounds, ..OpenRound::default() });
-        Self { average, fragments, longest_wait: LONGEST_WAIT, open }
+        Self { average, output, fragments, longest_wait: LONGEST_WAIT, open }
     }
 
     /// Adds a replica to the open round. Returns the copy after the round. `buffer` is the position
@@ -128,7 +130,7 @@ impl Averaging {
         let members = std::mem::take(&mut open.members);
         shared.metrics.exchanges.inc_by(members.len() as u64);
         let mut partition = shared.write_partition();
-        partition.average(members.into_values(), fragment, &self.average);
+        partition.average(members.into_values(), fragment, &self.average, self.output);
         let copy = partition.parameters().values;
         drop(partition);
         if let Some(kept) = shared.kept.as_deref() {
@@ -163,7 +165,7 @@ mod tests {
     async fn a_round_that_waits_too_long_is_closed() {
         let folder = tempfile::tempdir().unwrap();
         let shared = shared_of("shadow", folder.path()).await;
-        let averaging = Averaging::new(Average::Mean, Fragments::default(), Rounds::default());
+        let averaging = Averaging::new(Average::Mean, OutputModel::Copy, Fragments::default(), Rounds::default());
         let averaging = Arc::new(Averaging { longest_wait: Duration::from_millis(5), ..averaging });
         for (number, value) in [(1, 2.0), (2, 4.0)] {
             let answer = averaging.exchange(&shared, exchange(0, number), replica(&shared, value), None).await;
@@ -179,7 +181,7 @@ mod tests {
     async fn an_overdue_round_is_closed_once_and_answers_all_its_ranks() {
         let folder = tempfile::tempdir().unwrap();
         let shared = shared_of("shadow", folder.path()).await;
-        let averaging = Averaging::new(Average::Mean, Fragments::default(), Rounds::default());
+        let averaging = Averaging::new(Average::Mean, OutputModel::Copy, Fragments::default(), Rounds::default());
         let join = |rank, number, value| {
             let replica = replica(&shared, value);
             averaging.join(&shared, exchange(rank, number), replica, None).unwrap()

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use rectrain_kinds::WirePrecision;
+use rectrain_kinds::{OutputModel, WirePrecision};
 use rectrain_modes::GlobalStep;
 use rectrain_modes::gba::TokenMode;
 use rectrain_modes::shadow::{Fragments, Rounds, Shadow, receive_difference, send_difference};
@@ -43,6 +43,7 @@ enum CopyRule {
     Elastic {
         /// α.
         alpha: f32,
+        output: OutputModel,
         /// Held from the change of the copy until the change is durable. So an older copy never
         /// replaces a newer one.
         exchanging: Arc<Mutex<()>>,
@@ -69,8 +70,10 @@ impl ShadowHalf {
 
     fn with_rows(rows: TokenHalf, mode: Shadow, rounds: Rounds) -> Self {
         let rule = match mode.average() {
-            None => CopyRule::Elastic { alpha: mode.alpha, exchanging: Arc::default() },
-            Some(average) => CopyRule::Average(Arc::new(Averaging::new(average, mode.fragments, rounds))),
+            None => CopyRule::Elastic { alpha: mode.alpha, output: mode.output_model, exchanging: Arc::default() },
+            Some(average) => {
+                CopyRule::Average(Arc::new(Averaging::new(average, mode.output_model, mode.fragments, rounds)))
+            }
         };
         let bases = (mode.wire_precision == WirePrecision::Bf16).then(Bases::new);
         Self { rows, rule, fragments: mode.fragments, bases }
@@ -143,11 +146,11 @@ impl ShadowHalf {
         let buffer = self.rows.dense_standing();
         match &self.rule {
             CopyRule::Average(averaging) => averaging.exchange(shared, exchange, replica, buffer).await,
-            CopyRule::Elastic { alpha, exchanging } => {
-                let (server, alpha, exchanging) = (Arc::clone(shared), *alpha, Arc::clone(exchanging));
+            CopyRule::Elastic { alpha, output, exchanging } => {
+                let (server, rule, exchanging) = (Arc::clone(shared), (*alpha, *output), Arc::clone(exchanging));
                 let work = move || {
                     let _held = exchanging.lock();
-                    move_copy(&server, &exchange, &replica, alpha, buffer.as_ref())
+                    move_copy(&server, &exchange, &replica, rule, buffer.as_ref())
                 };
                 blocking("exchange", work).await?.map(Exchanged::Copy)
             }
@@ -233,12 +236,12 @@ fn move_copy(
     shared: &Shared,
     exchange: &v1::Exchange,
     replica: &Replica,
-    alpha: f32,
+    rule: (f32, OutputModel),
     buffer: Option<&BufferStanding>,
 ) -> Result<Arc<Vec<f32>>, RoleError> {
     let mut partition = shared.write_partition();
     let slots = shared.plan.dense_optimizer.slots().len();
-    let is_new = partition.exchange(exchange, replica, alpha, slots)?;
+    let is_new = partition.exchange(exchange, replica, rule, slots)?;
     let copy = partition.parameters().values;
     drop(partition);
     if is_new {

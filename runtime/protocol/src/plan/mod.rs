@@ -10,6 +10,7 @@ mod small;
 mod warm_start;
 
 use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -33,6 +34,7 @@ use crate::deadline::CALL_DEADLINE;
 use crate::error::RoleError;
 use crate::events::{JobEvent, WarmStartOrigin};
 use crate::layout::FeatureLayout;
+use crate::limits::{UNREPORTED, UNREPORTED_OF_THREAD};
 use rectrain_kinds::{PerRole, Role};
 
 /// Virtual shards of the embedding table.
@@ -277,10 +279,32 @@ impl JobPlan {
         SubOperators::of(self.model.settings.kind(), self.layout.features.len(), dim, self.model.first_units())
     }
 
+    /// Batches that each dense worker may have pushed and not yet reported in a mode without a
+    /// barrier. Embedding workers keep as many pieces of each dense worker for its replacement.
+    #[must_use]
+    pub fn unreported_batches(&self) -> usize {
+        let threads = self.modes.iter().map(|mode| mode.training_threads().get() as usize).max().unwrap_or(1);
+        UNREPORTED.max(threads * UNREPORTED_OF_THREAD)
+    }
+
     /// The dense part of the model before step 0, on the dense worker of this rank.
     pub fn tower(&self, rank: Rank) -> Result<Tower, RoleError> {
+        self.tower_on(rank, self.dense_threads)
+    }
+
+    /// As [`Self::tower`], for one of `towers` threads of the worker that train at the same time.
+    /// They share its processors.
+    pub fn tower_of_thread(&self, rank: Rank, towers: usize) -> Result<Tower, RoleError> {
+        let threads = match self.dense_threads {
+            0 => std::thread::available_parallelism().map_or(1, NonZeroUsize::get),
+            threads => threads,
+        };
+        self.tower_on(rank, (threads / towers.max(1)).max(1))
+    }
+
+    fn tower_on(&self, rank: Rank, threads: usize) -> Result<Tower, RoleError> {
         let on = |device| {
-            let (seed, threads, precision) = (self.seed, self.dense_threads, self.precision);
+            let (seed, precision) = (self.seed, self.precision);
             let options = TowerOptions { seed, rank: rank.0, threads, device, precision };
             Tower::new(self.model.build()?, Tasks::declared(&self.tasks)?, self.dense_optimizer, options)
         };

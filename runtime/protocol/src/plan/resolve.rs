@@ -201,6 +201,8 @@ fn shadow(training: crds::ResolvedShadow) -> Shadow {
         nesterov: training.nesterov,
         fragments: Fragments::new(training.fragments),
         wire_precision: training.wire_precision,
+        threads: NonZeroU32::new(training.threads).unwrap_or(NonZeroU32::MIN),
+        output_model: training.output_model,
     }
 }
 
