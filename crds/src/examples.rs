@@ -26,7 +26,7 @@ const fn example(kind: &'static str, spec: &'static str) -> KindExample {
 }
 
 /// Every field that takes kinds.
-pub const KIND_FIELDS: [KindField; 20] = [
+pub const KIND_FIELDS: [KindField; 21] = [
     KindField { title: "training mode", field: "spec.training.mode", examples: &MODES },
     KindField { title: "division of a step", field: "spec.training.sync.pieces", examples: &SYNC_PIECES },
     KindField { title: "divisor of a key's gradients", field: "spec.training.gba.keyDivisor", examples: &KEY_DIVISORS },
@@ -45,6 +45,7 @@ pub const KIND_FIELDS: [KindField; 20] = [
     KindField { title: "type of stored values", field: "spec.training.embeddingValueType", examples: &VALUE_TYPES },
     KindField { title: "precision", field: "spec.training.precision", examples: &PRECISIONS },
     KindField { title: "compression", field: "spec.training.compression", examples: &COMPRESSIONS },
+    KindField { title: "partial pooling", field: "spec.training.partialPooling", examples: &PARTIAL_POOLINGS },
     KindField { title: "device", field: "spec.roles.denseWorker.device", examples: &DEVICES },
     KindField {
         title: "treatment of missing values",
@@ -536,6 +537,26 @@ training:
         "\
 training:
   compression: fp16
+",
+    ),
+];
+
+const PARTIAL_POOLINGS: [KindExample; 2] = [
+    example(
+        "never",
+        "\
+training:
+  partialPooling: never
+",
+    ),
+    example(
+        "bySize",
+        "\
+training:
+  mode: sync
+  partialPooling: bySize
+roles:
+  ps: {replicas: 2}
 ",
     ),
 ];

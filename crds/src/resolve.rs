@@ -895,6 +895,7 @@ fn training(spec: &RecTrainingJobSpec, errors: &mut Errors) -> ResolvedTraining 
         embedding_value_type: given.embedding_value_type.unwrap_or_default(),
         precision: given.precision.unwrap_or_default(),
         compression: given.compression.unwrap_or_default(),
+        partial_pooling: given.partial_pooling.unwrap_or_default(),
         loss: match given.late_labels {
             None => LossKind::BinaryCrossEntropy,
             Some(LateLabelsSpec::FakeNegativeWeighted) => LossKind::FakeNegativeWeighted,

@@ -11,8 +11,9 @@ use std::num::NonZeroU64;
 
 use rectrain_kinds::{
     BadRows, Compression, DenseOptimizer, DeviceKind, EvictionKind, FileFormat, FollowConfig, Initializer, KafkaConfig,
-    KeyDivisor, LossKind, Mode, ModelSettings, OutputModel, PerRole, Pooling, Precision, RegressionRule, RowPriority,
-    Schema, ShadowAlgorithm, SparseOptimizer, Split, SyncPieces, SyntheticConfig, Task, ValueType, WirePrecision,
+    KeyDivisor, LossKind, Mode, ModelSettings, OutputModel, PartialPooling, PerRole, Pooling, Precision,
+    RegressionRule, RowPriority, Schema, ShadowAlgorithm, SparseOptimizer, Split, SyncPieces, SyntheticConfig, Task,
+    ValueType, WirePrecision,
 };
 use serde::Serialize;
 
@@ -330,6 +331,8 @@ pub struct ResolvedTraining {
     pub precision: Precision,
     /// How values travel.
     pub compression: Compression,
+    /// Where the rows of features with several values are pooled.
+    pub partial_pooling: PartialPooling,
     /// The loss of the label.
     pub loss: LossKind,
     /// When the test rows are evaluated.

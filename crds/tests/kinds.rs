@@ -26,6 +26,7 @@ const POOLING: &str = "spec.features.sparse.pooling";
 const VALUE: &str = "spec.training.embeddingValueType";
 const PRECISION: &str = "spec.training.precision";
 const COMPRESSION: &str = "spec.training.compression";
+const PARTIAL: &str = "spec.training.partialPooling";
 const DEVICE: &str = "spec.roles.denseWorker.device";
 const MISSING: &str = "spec.features.sparse.missing";
 const TRANSFORM: &str = "spec.features.dense.transform";
@@ -86,6 +87,8 @@ const TESTS: &[KindTest] = &[
     (PRECISION, "bf16", "runtime/gemm/src/tests.rs::rounding_is_to_the_nearest_and_ties_are_even"),
     (COMPRESSION, "none", "runtime/wire/tests/transport.rs::every_element_type_survives_the_round_trip"),
     (COMPRESSION, "fp16", "runtime/wire/src/compress.rs::the_error_is_at_most_2_to_the_minus_11_of_the_largest"),
+    (PARTIAL, "never", "runtime/member/tests/training.rs::sync_equals_a_plain_loop_to_the_bit"),
+    (PARTIAL, "bySize", "runtime/member/tests/pooling.rs::pooling_on_one_server_equals_sync_to_the_bit"),
     (DEVICE, "auto", "crds/tests/manifest.rs::gpus_or_device_puts_dense_workers_on_gpus"),
     (DEVICE, "cpu", "crds/tests/manifest.rs::gpus_or_device_puts_dense_workers_on_gpus"),
     (DEVICE, "cuda", "crds/tests/manifest.rs::gpus_or_device_puts_dense_workers_on_gpus"),

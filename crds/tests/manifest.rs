@@ -263,6 +263,7 @@ fn a_ten_line_manifest_is_enough_and_takes_every_default() {
             "sparseOptimizer": {"kind": "adam", "learningRate": 0.001, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8},
             "firstOrderOptimizer": null,
             "divergenceFactor": 1000.0, "embeddingValueType": "f32", "precision": "fp32", "compression": "none",
+            "partialPooling": "never",
             "loss": "binaryCrossEntropy", "evaluation": "end", "quality": {"windowRows": 100_000, "baseline": null, "onRegression": null},
         },
         "roles": {
@@ -321,6 +322,7 @@ fn the_manual_documents_the_actual_defaults() {
         ("spec.training.embeddingValueType", "/training/embeddingValueType"),
         ("spec.training.precision", "/training/precision"),
         ("spec.training.compression", "/training/compression"),
+        ("spec.training.partialPooling", "/training/partialPooling"),
         ("spec.training.evaluation.every", "/training/evaluation"),
         ("spec.training.quality.windowRows", "/training/quality/windowRows"),
         ("spec.roles.ps.replicas", "/roles/ps/replicas"),
@@ -900,7 +902,7 @@ fn an_unknown_kind_is_answered_with_every_kind() {
 
 /// Overrides of BASE, the field of the only error and a part of its sentence. No single field shows
 /// these errors.
-const BAD_JOBS: [(&[&str], &str, &str); 85] = [
+const BAD_JOBS: [(&[&str], &str, &str); 86] = [
     (
         &["spec.training.mode=bmuf"],
         "spec.training.mode",
@@ -1008,6 +1010,11 @@ const BAD_JOBS: [(&[&str], &str, &str); 85] = [
         &["spec.training.sync.pieces=pushed"],
         "spec.training.sync.pieces",
         "expected one of `fixed` and `pulled`, found `pushed`",
+    ),
+    (
+        &["spec.training.partialPooling=always"],
+        "spec.training.partialPooling",
+        "expected one of `never` and `bySize`, found `always`",
     ),
     (&["spec.training.barrierWorkers=2"], "spec.training.barrierWorkers", "at most the 1 dense workers"),
     (&["spec.training.mode=hopBw"], "spec.training.hopBw.backups", "expected fewer than there are"),

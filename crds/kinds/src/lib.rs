@@ -50,8 +50,8 @@ pub use stream::{
 pub use task::{LossKind, Task};
 pub use unseen::{MOST_UNSEEN_FEATURES, UnseenShares, highest_unseen, unseen_warning};
 pub use values::{
-    Compression, DeviceKind, Initializer, InitializerKind, MissingValue, Pooling, Precision, Transform, TransformKind,
-    ValueType,
+    Compression, DeviceKind, Initializer, InitializerKind, MissingValue, PartialPooling, Pooling, Precision, Transform,
+    TransformKind, ValueType,
 };
 
 /// Every enum of kinds that `rectrain explain` has pages for. The other enums are:
@@ -59,7 +59,7 @@ pub use values::{
 /// - [`Role`], which has different names in manifests and commands;
 /// - [`LossKind`], which a manifest chooses by the kind of its labels;
 /// - [`DataFormat`], which the paths of the files name.
-pub const KIND_SETS: [KindSet; 20] = [
+pub const KIND_SETS: [KindSet; 21] = [
     Mode::SET,
     SyncPieces::SET,
     KeyDivisor::SET,
@@ -74,6 +74,7 @@ pub const KIND_SETS: [KindSet; 20] = [
     ValueType::SET,
     Precision::SET,
     Compression::SET,
+    PartialPooling::SET,
     DeviceKind::SET,
     MissingValue::SET,
     TransformKind::SET,

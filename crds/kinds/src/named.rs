@@ -102,6 +102,7 @@ mod tests {
         has_one_spelling(&SparseOptimizerKind::ALL, SparseOptimizerKind::name);
         has_one_spelling(&Pooling::ALL, Pooling::name);
         has_one_spelling(&Compression::ALL, Compression::name);
+        has_one_spelling(&PartialPooling::ALL, PartialPooling::name);
         has_one_spelling(&Precision::ALL, Precision::name);
         has_one_spelling(&ValueType::ALL, ValueType::name);
         has_one_spelling(&MissingValue::ALL, MissingValue::name);

@@ -68,6 +68,19 @@ named! {
 }
 
 named! {
+    /// Where the rows of features with several values are pooled.
+    #[derive(Default)]
+    pub enum PartialPooling as "partial pooling" {
+        /// On the embedding workers: rows and their gradients travel.
+        #[default]
+        Never = "never",
+        /// On the parameter servers, for each piece and each table for which that sends fewer
+        /// bytes. Each server pools the rows that it holds, and the embedding worker adds the sums.
+        BySize = "bySize",
+    }
+}
+
+named! {
     /// The device that a dense worker computes on.
     #[derive(Default)]
     pub enum DeviceKind as "device" {

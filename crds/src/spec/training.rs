@@ -2,8 +2,8 @@
 
 use kube::KubeSchema;
 use rectrain_kinds::{
-    Compression, DenseOptimizerKind, KeyDivisor, Mode, OutputModel, Precision, ShadowAlgorithm, SparseOptimizerKind,
-    SyncPieces, ValueType, WirePrecision,
+    Compression, DenseOptimizerKind, KeyDivisor, Mode, OutputModel, PartialPooling, Precision, ShadowAlgorithm,
+    SparseOptimizerKind, SyncPieces, ValueType, WirePrecision,
 };
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
@@ -595,6 +595,14 @@ pub struct TrainingSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = Compression::None))]
     pub compression: Option<Compression>,
+
+    /// Where the rows of features with several values are pooled, in every mode but `des`. With
+    /// `bySize` fewer bytes travel if samples have many values. The trained model then depends on
+    /// the number of parameter servers, within rounding: it is the order in which sums are added.
+    /// A piece that servers pool is not looked up early (`sync.lookAhead`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-default" = PartialPooling::Never))]
+    pub partial_pooling: Option<PartialPooling>,
 
     /// When the test rows are evaluated. Training pauses meanwhile.
     #[serde(skip_serializing_if = "Option::is_none")]

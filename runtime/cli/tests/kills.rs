@@ -6,6 +6,8 @@ mod binary;
 mod children;
 mod common;
 
+use std::fmt::Write as _;
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -226,12 +228,16 @@ const LOSSES_OF_THE_JOURNAL: [(&str, usize); 6] = [
 /// restart, and must train as many samples as an undisturbed run. Returns the summaries of this run
 /// and of the undisturbed one.
 fn run_with_kills(sets: &str, victims: &[(&str, usize)]) -> (Value, Value) {
-    let folder = folder_with(JOB);
+    run_in_with_kills(folder_with(JOB).path(), &format!("spec.data.synthetic.rows=90000,{sets}"), victims)
+}
+
+/// As [`run_with_kills`], for the job of this folder.
+fn run_in_with_kills(folder: &Path, sets: &str, victims: &[(&str, usize)]) -> (Value, Value) {
     let replicas = "spec.roles.embeddingWorker.replicas=2,spec.roles.loader.replicas=2,spec.roles.denseWorker.replicas=2,\
-                    spec.roles.ps.replicas=2,spec.data.synthetic.rows=90000";
+                    spec.roles.ps.replicas=2";
     let common = ["run", "job.yaml", "--json", "--set", replicas, "--set", sets];
     let no_checkpoints = [&common[..], &["--set", "spec.checkpoint=null,spec.training.sync.lookAhead=0"]].concat();
-    let alone = events(&rectrain(folder.path(), &no_checkpoints)).pop().unwrap();
+    let alone = events(&rectrain(folder, &no_checkpoints)).pop().unwrap();
     // Without a barrier a worker that is not slow would train everything before all victims are
     // killed.
     let slow: &[&str] = match sets.contains("denseWorker.replicas=1") {
@@ -239,11 +245,11 @@ fn run_with_kills(sets: &str, victims: &[(&str, usize)]) -> (Value, Value) {
         false => &["--slow", "denseWorker-0=8x", "--slow", "denseWorker-1=8x"],
     };
     let arguments = [&common[..], &["--processes"], slow].concat();
-    let (mut child, lines) = training(folder.path(), &arguments);
+    let (mut child, lines) = training(folder, &arguments);
     let is_back =
         |event: &Value| ["rejoined", "serverKeptRows", "coordinatorTakenUp"].iter().any(|back| event["event"] == *back);
     // Replacements must use the manifest from the start of the run.
-    std::fs::write(folder.path().join("job.yaml"), "the next experiment").unwrap();
+    std::fs::write(folder.join("job.yaml"), "the next experiment").unwrap();
     let (kills, mut victims, mut events) = (victims.len(), victims.iter(), Vec::<Value>::new());
     let mut all_are_present = true;
     for line in lines {
@@ -330,6 +336,53 @@ fn in_des_killing_servers_and_workers_keeps_the_model_with_a_tower() {
         assert_eq!(last["parametersSha256"], alone["parametersSha256"], "{victims:?}");
         assert_eq!((&last["test"], &last["rows"]), (&alone["test"], &alone["rows"]), "{victims:?}");
     }
+}
+
+/// A job whose samples have twenty items. Parameter servers pool them.
+const LISTS: &str = "
+apiVersion: rectrain.dev/v1alpha1
+kind: RecTrainingJob
+metadata: {name: lists}
+spec:
+  model: {kind: wideDeep, embeddingDim: 4, hidden: [8]}
+  features: {sparse: [{name: user, dim: 2}, {name: items, multiValue: {separator: '|'}}]}
+  data: {train: {paths: [train.csv]}, test: {paths: [test.csv]}}
+  training: {globalBatchSize: 96, partialPooling: bySize}
+";
+
+fn folder_with_lists() -> tempfile::TempDir {
+    let folder = folder_with(LISTS);
+    for (name, rows) in [("train.csv", 0..90_000u64), ("test.csv", 90_000..90_500)] {
+        let mut text = String::from("label,user,items\n");
+        for row in rows {
+            let items: Vec<String> =
+                (0..20).map(|place| ((row * 7_919 + place * 104_729) % 9_973).to_string()).collect();
+            writeln!(text, "{},{},{}", u64::from(row * 31 % 101 < 25), row % 50, items.join("|")).unwrap();
+        }
+        std::fs::write(folder.path().join(name), text).unwrap();
+    }
+    folder
+}
+
+/// A replacement of a server does not have the ids of pieces, and requests them again.
+#[test]
+#[cfg(target_os = "linux")]
+fn pooling_on_servers_killing_servers_and_workers_keeps_the_model() {
+    let folder = folder_with_lists();
+    for victims in [KILLS_OF_SERVERS, KILLS_OF_DENSE_WORKERS] {
+        std::fs::write(folder.path().join("job.yaml"), LISTS).unwrap();
+        let (last, alone) = run_in_with_kills(folder.path(), "spec.training.mode=sync", &victims);
+        assert_eq!(last["parametersSha256"], alone["parametersSha256"], "{victims:?}");
+        assert_eq!((&last["test"], &last["rows"]), (&alone["test"], &alone["rows"]), "{victims:?}");
+    }
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn without_a_barrier_killed_servers_that_pool_lose_no_row() {
+    let folder = folder_with_lists();
+    let (last, alone) = run_in_with_kills(folder.path(), "spec.training.mode=gba", &KILLS_OF_SERVERS);
+    assert_eq!((&last["trainedRows"], &last["rows"]), (&alone["trainedRows"], &alone["rows"]), "{last}");
 }
 
 #[test]

@@ -9,6 +9,7 @@
 mod partial;
 mod parts;
 mod pieces;
+mod pooled;
 mod positions;
 mod replies;
 mod rows;
@@ -19,7 +20,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rectrain_kinds::Compression;
-use rectrain_pooling::PreparedIds;
+use rectrain_pooling::{BySize, PreparedIds};
 use rectrain_proto::v1;
 use rectrain_protocol::batch::BatchKey;
 use rectrain_protocol::blocking::blocking;
@@ -38,6 +39,7 @@ use tokio::sync::Semaphore;
 
 use crate::partial::SumGradients;
 use crate::pieces::{Piece, Pieces};
+use crate::pooled::GroupSums;
 use crate::rows::{Found, LookUp, LookedUp, RowGradients, Rows};
 use crate::sums::Sums;
 use crate::times::ForwardTimes;
@@ -125,7 +127,10 @@ impl EmbeddingWorker {
             // In training the servers report no missing keys.
             let look_ups = if missing.is_empty() { Vec::new() } else { ids.prepared.count_unseen(&missing, &layout) };
             let pooled = match found {
-                Found::Rows(rows) => ids.prepared.pool(&rows, &layout),
+                Found::Rows(rows, None) => ids.prepared.pool(&rows, &layout),
+                Found::Rows(rows, Some(GroupSums { groups, pooled })) => {
+                    groups.pool(&ids.prepared, &rows, &pooled, &layout)
+                }
                 Found::Sums(Sums { pooled, cells }) => {
                     ids.cells.keep(cells);
                     pooled
@@ -175,19 +180,27 @@ impl EmbeddingWorker {
         if request.partial {
             return self.backward_sums(key, request, piece, gradients).await;
         }
+        let placement = self.rows.placement().await?;
+        let by_size = self.rows.pooled_groups(key, &piece.prepared, &placement);
         let (layout, ids) = (Arc::clone(&self.layout), Arc::clone(&piece));
         let counted = Arc::clone(&self.counted);
         let scatter = move || -> Result<RowGradients, RoleError> {
-            let rows = ids.prepared.scatter(&gradients, &layout);
+            let (rows, sums) = match by_size {
+                None => (ids.prepared.scatter(&gradients, &layout), None),
+                Some(BySize { groups, .. }) => {
+                    let (rows, pooled) = groups.scatter(&ids.prepared, &gradients, &layout);
+                    (rows, Some(GroupSums { groups, pooled }))
+                }
+            };
             let examples = match counted.contains(&true) {
                 true => ids.prepared.examples(ids.labels()?, &counted, &layout),
                 false => vec![Vec::new(); counted.len()],
             };
-            Ok(RowGradients { rows, examples, moment: ids.moment })
+            Ok(RowGradients { rows, sums, examples, moment: ids.moment })
         };
         let gradients = self.work("scattering of gradients", scatter).await??;
         let started = Instant::now();
-        let reply = self.rows.update(key, &request, &piece.prepared, gradients).await?;
+        let reply = self.rows.update(key, &request, (&piece.prepared, &placement), gradients).await?;
         self.metrics.update.observe(started.elapsed().as_secs_f64());
         Ok(message::reply::<v1::Backward>(&reply, Vec::new()))
     }

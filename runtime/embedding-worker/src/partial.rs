@@ -40,7 +40,8 @@ impl Rows {
         let (operators, map_epoch) = (self.operators()?, placement.epoch().0);
         let parts = ServerIds::divide(prepared, &placement.map, &self.layout, operators.sums);
         let partial_samples = Some(prepared.samples() as u32);
-        let request = v1::Lookup { step, train: true, map_epoch, piece: Some(key.piece), partial_samples };
+        let request =
+            v1::Lookup { step, train: true, map_epoch, piece: Some(key.piece), partial_samples, pooled: None };
         let calls = placement.servers.iter().zip(&parts).enumerate().map(|(server, (channel, ids))| {
             self.timed(self.ask(channel, request, ids, operators), server_number(placement, server), true)
         });

@@ -7,26 +7,24 @@ use std::time::{Duration, Instant};
 use futures::future::try_join_all;
 use parking_lot::{Mutex, MutexGuard};
 use rectrain_embedding::Examples;
-use rectrain_kinds::Compression;
+use rectrain_kinds::{Compression, PartialPooling};
 use rectrain_modes::des::SubOperators;
 use rectrain_modes::migration::SlotMap;
-use rectrain_pooling::PreparedIds;
+use rectrain_pooling::{PreparedIds, ServerIds};
 use rectrain_proto::v1;
 use rectrain_protocol::batch::{BatchKey, BatchPosition};
-use rectrain_protocol::compression::TensorCodec;
 use rectrain_protocol::error::{RoleError, is_gone};
-use rectrain_protocol::examples;
 use rectrain_protocol::key_set::KeySet;
 use rectrain_protocol::layout::FeatureLayout;
 use rectrain_protocol::long_wait::reporting_wait;
-use rectrain_protocol::message;
 use rectrain_protocol::metrics::EmbeddingWorkerMetrics;
 use rectrain_protocol::placement::{Directory, Placement, is_stale};
 use rectrain_protocol::plan::JobPlan;
-use rectrain_wire::{Tensor, WireError};
+use rectrain_wire::WireError;
 use tokio::sync::{Notify, OnceCell};
 
 use crate::parts::{Answer, Asking};
+use crate::pooled::{GroupSums, pooled_piece};
 use crate::sums::Sums;
 use crate::times::ServerTime;
 
@@ -46,8 +44,8 @@ pub(crate) struct LookUp<'p> {
 
 /// What the parameter servers returned for a piece.
 pub(crate) enum Found {
-    /// By row group: `[keys, row dim]`.
-    Rows(Vec<Vec<f32>>),
+    /// By row group: `[keys, row dim]`. The groups that servers pooled have sums instead.
+    Rows(Vec<Vec<f32>>, Option<GroupSums>),
     /// In `des`: the sums of the partial results.
     Sums(Sums),
 }
@@ -68,8 +66,10 @@ pub(crate) struct LookedUp {
 
 /// The gradients of a piece's rows.
 pub(crate) struct RowGradients {
-    /// By row group: `[keys, row dim]`.
+    /// By row group: `[keys, row dim]`. Empty for a group that servers pool.
     pub(crate) rows: Vec<Vec<f32>>,
+    /// The gradients of the sums of the groups that servers pool.
+    pub(crate) sums: Option<GroupSums>,
     /// By row group: the examples of each key. Empty for a group whose policy needs none.
     pub(crate) examples: Vec<Vec<Examples>>,
     /// The latest event time of the piece's rows, in seconds since 1970. 0 without a clock.
@@ -83,7 +83,8 @@ pub(crate) struct Rows {
     pub(crate) layout: Arc<FeatureLayout>,
     /// By row group: whether gradients carry the examples of each key.
     pub(crate) counted: Vec<bool>,
-    compression: Compression,
+    pub(crate) compression: Compression,
+    pub(crate) partial_pooling: PartialPooling,
     pub(crate) patience: Duration,
     /// For the mode `des`.
     pub(crate) operators: Option<SubOperators>,
@@ -102,6 +103,7 @@ impl Rows {
             layout,
             counted: plan.counts_examples(),
             compression: plan.compression,
+            partial_pooling: plan.partial_pooling,
             patience: plan.patience(),
             operators: plan.sub_operators(),
             looks_ahead: plan.look_ahead() > 0,
@@ -144,7 +146,13 @@ impl Rows {
     }
 
     async fn look_up_at(&self, placement: &Placement, look_up: &LookUp<'_>) -> Result<LookedUp, RoleError> {
-        if look_up.partial { self.sums_at(placement, look_up).await } else { self.rows_at(placement, look_up).await }
+        if look_up.partial {
+            return self.sums_at(placement, look_up).await;
+        }
+        match self.pooled_groups(look_up.key, look_up.prepared, placement) {
+            Some(decision) => self.rows_and_sums_at(placement, look_up, decision).await,
+            None => self.rows_at(placement, look_up).await,
+        }
     }
 
     /// Sends the look-up to every parameter server, even if it has none of the keys. In a mode with
@@ -161,7 +169,7 @@ impl Rows {
         let train = matches!(key.position, BatchPosition::Train(_));
         let piece = (train && self.looks_ahead && step.is_some()).then_some(key.piece);
         let map_epoch = placement.epoch().0;
-        let request = v1::Lookup { step, train, map_epoch, piece, partial_samples: None };
+        let request = v1::Lookup { step, train, map_epoch, piece, partial_samples: None, pooled: None };
         let calls = placement.servers.iter().enumerate().map(|(server, channel)| {
             let keys = prepared.keys().iter().zip(&runs).map(|(keys, runs)| gather(keys, &runs[server], 1));
             let keys: Vec<Vec<u64>> = keys.collect();
@@ -179,14 +187,30 @@ impl Rows {
         let Some(of_servers) = rows.into_iter().collect::<Option<Vec<_>>>() else {
             return applied_already(applied, count, servers);
         };
+        let rows = self.merged(of_servers, &runs, prepared, |_group| true)?;
+        let missing = if train { Vec::new() } else { missing_keys(missing, &runs, prepared)? };
+        Ok(LookedUp { found: Some(Found::Rows(rows, None)), steps, is_applied, missing, servers })
+    }
+
+    /// Merges the rows of all servers, by row group of the piece. The groups that are not
+    /// `chosen` have none.
+    pub(crate) fn merged(
+        &self,
+        of_servers: Vec<Vec<Vec<f32>>>,
+        runs: &[Vec<Vec<Range<usize>>>],
+        prepared: &PreparedIds,
+        chosen: impl Fn(usize) -> bool,
+    ) -> Result<Vec<Vec<f32>>, RoleError> {
         let mut of_servers: Vec<_> = of_servers.into_iter().map(Vec::into_iter).collect();
         let mut rows = Vec::with_capacity(runs.len());
         for (group, dim) in self.layout.group_dims.iter().enumerate() {
             let parts = of_servers.iter_mut().map(|groups| groups.next().unwrap_or_default()).collect();
-            rows.push(merge(parts, &runs[group], prepared.keys()[group].len(), *dim)?);
+            rows.push(match chosen(group) {
+                true => merge(parts, &runs[group], prepared.keys()[group].len(), *dim)?,
+                false => Vec::new(),
+            });
         }
-        let missing = if train { Vec::new() } else { missing_keys(missing, &runs, prepared)? };
-        Ok(LookedUp { found: Some(Found::Rows(rows)), steps, is_applied, missing, servers })
+        Ok(rows)
     }
 
     /// Measures a look-up on one server. A long wait in training is reported to the coordinator.
@@ -215,7 +239,7 @@ impl Rows {
         Ok((answer, time))
     }
 
-    /// Sends the gradients of the rows to the servers that the rows came from.
+    /// Sends the gradients of the rows to the servers of this placement, which the rows came from.
     ///
     /// # Errors
     /// A server refuses the slot map. Another server may already have accepted its share, so the
@@ -225,36 +249,29 @@ impl Rows {
         &self,
         key: BatchKey,
         request: &v1::Backward,
-        prepared: &PreparedIds,
+        (prepared, placement): (&PreparedIds, &Placement),
         gradients: RowGradients,
     ) -> Result<v1::BackwardReply, RoleError> {
-        let RowGradients { rows, examples, moment } = gradients;
-        let placement = self.placement().await?;
         let (runs, map_epoch) = (runs(&placement.map, prepared), placement.epoch().0);
+        let pooled = gradients.sums.as_ref().map(|_sums| pooled_piece(key, prepared));
         let mut calls = Vec::with_capacity(placement.servers.len());
         for (server, channel) in placement.servers.iter().enumerate() {
             let push = request.push.as_ref().map(|push| token_push_to(push, server)).transpose()?;
-            let step = request.step.unwrap_or_default();
-            let update = v1::Update { step, piece: key.piece, push, map_epoch, moment, ..v1::Update::default() };
-            let (rows, examples, runs) = (&rows, &examples, &runs);
-            let tensors = move || {
-                let mut tensors = Vec::with_capacity(4 * rows.len());
-                for (group, dim) in self.layout.group_dims.iter().enumerate() {
-                    let own = &runs[group][server];
-                    tensors.push(Tensor::from(gather(&prepared.keys()[group], own, 1)));
-                    tensors.extend(self.compression.encode_gradients(gather(&rows[group], own, *dim), *dim)?);
-                    if self.counted[group] {
-                        tensors.push(Tensor::from(examples::encode(&gather(&examples[group], own, 1))));
-                    }
+            let (step, moment) = (request.step.unwrap_or_default(), gradients.moment);
+            let update =
+                v1::Update { step, piece: key.piece, push, map_epoch, moment, pooled, ..v1::Update::default() };
+            let (gradients, runs) = (&gradients, &runs);
+            let tensors = move || self.gradient_tensors(prepared, gradients, runs, server);
+            let ids = move || match &gradients.sums {
+                Some(GroupSums { groups, .. }) => {
+                    ServerIds::divide_groups(prepared, &placement.map, &self.layout, groups)[server].to_tensors()
                 }
-                Ok(tensors)
+                None => Vec::new(),
             };
-            // A server identifies gradients by step and piece, or by batch and token. A retry
-            // therefore changes nothing.
-            calls.push(message::call_server(channel, update, tensors));
+            calls.push(self.send_gradients(channel, update, tensors, ids));
         }
         let mut all = v1::BackwardReply::default();
-        for (reply, _tensors) in try_join_all(calls).await? {
+        for reply in try_join_all(calls).await? {
             self.metrics.missing_rows.inc_by(reply.missing_rows);
             all.outcome = all.outcome.max(reply.outcome);
             all.steps.push(reply.step);

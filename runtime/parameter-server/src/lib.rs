@@ -20,6 +20,7 @@ mod look_up_replies;
 mod memory_room;
 mod partial;
 mod partition;
+mod pooled;
 mod shared;
 mod slots;
 mod table_life;
@@ -40,6 +41,7 @@ use rectrain_modes::barrier::pulled::StepPiece;
 use rectrain_modes::migration::NotServed;
 use rectrain_modes::switch::Boundary;
 use rectrain_modes::{GlobalStep, Rank, TrainingMode};
+use rectrain_pooling::PooledGroups;
 use rectrain_proto::v1;
 use rectrain_protocol::blocking::blocking;
 use rectrain_protocol::compression::TensorCodec;
@@ -64,6 +66,7 @@ use self::kept::{Left, Standing};
 use self::look_up_replies::LookUpReplies;
 use self::memory_room::memory_room;
 use self::partial::PartialPieces;
+use self::pooled::PooledPieces;
 use self::shared::{Shared, TrackedStore, as_keys};
 use self::slots::Slots;
 use self::table_life::{TableLife, set_budget};
@@ -78,6 +81,8 @@ pub struct ParameterServer {
     replies: Arc<LookUpReplies>,
     /// In `des`: the pieces whose gradients have not arrived.
     partial: PartialPieces,
+    /// With partial pooling: the same in other modes.
+    pooled: PooledPieces,
     /// The address at which other roles reach the server.
     address: OnceLock<String>,
     /// Whether no mode has begun here and no rows were restored. Such a process may replace a dead
@@ -116,6 +121,7 @@ impl ParameterServer {
             replies: Arc::new(LookUpReplies::new(plan, Arc::clone(&half))),
             half,
             partial: PartialPieces::default(),
+            pooled: PooledPieces::of(plan),
             address: OnceLock::new(),
             is_new: AtomicBool::new(true),
             readiness: Readiness::default(),
@@ -229,6 +235,7 @@ impl ParameterServer {
         self.is_new.store(false, Ordering::Release);
         self.replies.clear();
         self.partial.clear();
+        self.pooled.clear();
         self.shared.first_layers.clear();
         self.half.set(half);
         *began = Some((mode, at));
@@ -246,6 +253,9 @@ impl ParameterServer {
         }
         if let Some(samples) = request.partial_samples {
             return self.look_up_partial(request, samples, tensors).await;
+        }
+        if let Some(piece) = request.pooled {
+            return self.look_up_pooled(request, piece, tensors).await;
         }
         let keys = Arc::new(self.keys_of("lookup", tensors)?);
         // A replacement whose slots were handed over begins with the first slot map, which a caller
@@ -286,9 +296,10 @@ impl ParameterServer {
     }
 
     async fn update(&self, request: v1::Update, tensors: Vec<Tensor>) -> Result<Frame, RoleError> {
-        let contribution = match request.partial_samples {
-            None => Some(self.gradients_of(tensors, request.moment)?),
-            Some(samples) => self.partial_gradients(&request, samples, tensors).await?,
+        let contribution = match (request.partial_samples, request.pooled) {
+            (Some(samples), _) => self.partial_gradients(&request, samples, tensors).await?,
+            (None, Some(piece)) => self.pooled_gradients(&request, piece, tensors).await?,
+            (None, None) => Some(self.gradients_of(&mut tensors.into_iter(), request.moment, None)?),
         };
         let Some(contribution) = contribution else {
             let reply = v1::UpdateReply { needs_ids: true, ..v1::UpdateReply::default() };
@@ -432,12 +443,17 @@ impl ParameterServer {
         tensors.into_iter().map(|tensor| Ok(as_keys(tensor.expect_u64("keys")?))).collect()
     }
 
-    fn gradients_of(&self, tensors: Vec<Tensor>, moment: u64) -> Result<Contribution, RoleError> {
-        let mut tensors = tensors.into_iter();
+    /// Reads the gradients of rows. The examples of the groups that this server pools come later.
+    fn gradients_of(
+        &self,
+        tensors: &mut impl Iterator<Item = Tensor>,
+        moment: u64,
+        pooled: Option<&PooledGroups>,
+    ) -> Result<Contribution, RoleError> {
         let mut contribution = Contribution { moment, ..Contribution::default() };
-        for (dim, counted) in self.shared.group_dims().iter().zip(&self.counted) {
-            let keys = message::next("update", &mut tensors)?.expect_u64("keys")?;
-            let values = self.compression.decode("update", &mut tensors, *dim)?;
+        for (group, (dim, counted)) in self.shared.group_dims().iter().zip(&self.counted).enumerate() {
+            let keys = message::next("update", tensors)?.expect_u64("keys")?;
+            let values = self.compression.decode("update", tensors, *dim)?;
             if values.len() != keys.len() * dim || !keys.is_sorted_by(|a, b| a < b) {
                 let reason = format!(
                     "{} keys (ascending) must come with {dim} gradients each, got {}",
@@ -446,8 +462,9 @@ impl ParameterServer {
                 );
                 return Err(RoleError::Inconsistent { message: "update", reason });
             }
-            contribution.examples.push(match counted {
-                true => read_examples(&mut tensors, keys.len())?,
+            let is_pooled = pooled.is_some_and(|groups| groups.contains(group));
+            contribution.examples.push(match *counted && !is_pooled {
+                true => read_examples(tensors, keys.len())?,
                 false => Vec::new(),
             });
             contribution.groups.push(SparseGradients { keys, values });

@@ -2,6 +2,8 @@
 //! each answered request again. It ends in the same state as a server that lives. In `sync`, a
 //! server repeats its lookup replies for the last step after it has applied that step.
 
+mod pooled;
+
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -989,7 +991,7 @@ async fn in_des_a_server_repeats_the_partial_results_of_the_last_step() {
     let map_epoch = tried.server.shared.slots.map().epoch().0;
     let look_up = async |piece: u32| {
         let (step, partial_samples) = (Some(0), Some(4));
-        let request = v1::Lookup { step, train: true, map_epoch, piece: Some(piece), partial_samples };
+        let request = v1::Lookup { step, train: true, map_epoch, piece: Some(piece), partial_samples, pooled: None };
         let tensors = numbered_piece(&tried.plan, piece).to_tensors();
         let frame = Frame { kind: v1::Lookup::KIND, meta: prost::Message::encode_to_vec(&request).into(), tensors };
         let reply = tried.server.service().call(&Peer::new("test", 0), frame).await.unwrap();
@@ -1023,7 +1025,7 @@ async fn in_des_a_replacement_takes_the_ids_with_the_gradients() {
         for piece in 0..tried.plan.pieces() {
             let ids = numbered_piece(&tried.plan, piece);
             let (piece, partial_samples) = (Some(piece), Some(4));
-            let request = v1::Lookup { step: Some(0), train: true, map_epoch, piece, partial_samples };
+            let request = v1::Lookup { step: Some(0), train: true, map_epoch, piece, partial_samples, pooled: None };
             let reply = tried.server.look_up(request, ids.to_tensors()).await.unwrap();
             assert_eq!(reply.tensors.len(), 3, "sums of both orders, and the vectors of no cells");
         }
@@ -1064,7 +1066,7 @@ impl Tried {
     async fn look_up_sums(&self, step: u64, piece: u32) -> Result<Vec<Tensor>, RoleError> {
         let map_epoch = self.server.shared.slots.map().epoch().0;
         let (step, partial_samples) = (Some(step), Some(4));
-        let request = v1::Lookup { step, train: true, map_epoch, piece: Some(piece), partial_samples };
+        let request = v1::Lookup { step, train: true, map_epoch, piece: Some(piece), partial_samples, pooled: None };
         let ids = numbered_piece(&self.plan, piece).to_tensors();
         Ok(self.server.look_up(request, ids).await?.tensors)
     }

@@ -132,11 +132,23 @@ impl PreparedIds {
     /// Pools looked-up rows. `rows[g]` is `[keys of group g, row dim of g]`.
     #[must_use]
     pub fn pool(&self, rows: &[Vec<f32>], layout: &FeatureLayout) -> Pooled {
+        self.pool_groups(rows, layout, |_group| true)
+    }
+
+    /// [`Self::pool`] of the features whose row groups are `chosen`. The columns of the others are
+    /// 0, and their rows may be absent.
+    pub(crate) fn pool_groups(
+        &self,
+        rows: &[Vec<f32>],
+        layout: &FeatureLayout,
+        chosen: impl Fn(usize) -> bool,
+    ) -> Pooled {
         let width = layout.embedding_width;
         let count = layout.features.len();
         let mut embeddings = vec![0.0; self.samples * width];
         let mut linear = vec![0.0; if layout.linear { self.samples * count } else { 0 }];
-        for (index, (feature, place)) in self.features.iter().zip(&layout.features).enumerate() {
+        let features = self.features.iter().zip(&layout.features).enumerate();
+        for (index, (feature, place)) in features.filter(|(_, (_, place))| chosen(place.group)) {
             let (row_dim, first) = (layout.group_dims[place.group], layout.first_embedding_column());
             feature.for_each(|row, sample, weight| {
                 let row = &rows[place.group][row * row_dim..(row + 1) * row_dim];
@@ -154,11 +166,24 @@ impl PreparedIds {
     /// rows. Each group's result is `[keys, row dim]`.
     #[must_use]
     pub fn scatter(&self, gradients: &Pooled, layout: &FeatureLayout) -> Vec<Vec<f32>> {
+        self.scatter_groups(gradients, layout, |_group| true)
+    }
+
+    /// [`Self::scatter`] to the rows of the `chosen` groups. The others get none.
+    pub(crate) fn scatter_groups(
+        &self,
+        gradients: &Pooled,
+        layout: &FeatureLayout,
+        chosen: impl Fn(usize) -> bool,
+    ) -> Vec<Vec<f32>> {
         let width = layout.embedding_width;
         let count = layout.features.len();
-        let mut rows: Vec<Vec<f32>> =
-            self.keys.iter().zip(&layout.group_dims).map(|(keys, dim)| vec![0.0; keys.len() * dim]).collect();
-        for (index, (feature, place)) in self.features.iter().zip(&layout.features).enumerate() {
+        let rows = |(group, (keys, dim)): (usize, (&Vec<u64>, &usize))| {
+            if chosen(group) { vec![0.0; keys.len() * dim] } else { Vec::new() }
+        };
+        let mut rows: Vec<Vec<f32>> = self.keys.iter().zip(&layout.group_dims).enumerate().map(rows).collect();
+        let features = self.features.iter().zip(&layout.features).enumerate();
+        for (index, (feature, place)) in features.filter(|(_, (_, place))| chosen(place.group)) {
             let (row_dim, first) = (layout.group_dims[place.group], layout.first_embedding_column());
             let group = &mut rows[place.group];
             feature.for_each(|row, sample, weight| {

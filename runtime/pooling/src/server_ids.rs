@@ -1,6 +1,6 @@
-//! The ids of a piece on one parameter server, in the mode `des`. The embedding worker divides the
-//! piece. Each server computes its partial results, and later the gradients of its rows, with the
-//! code that pools a whole piece.
+//! The ids of a piece on one parameter server, in the mode `des` and for partial pooling. The
+//! embedding worker divides the piece. Each server computes its partial results, and later the
+//! gradients of its rows, with the code that pools a whole piece.
 
 use rectrain_modes::des::cells::Cell;
 use rectrain_modes::des::{PooledGradients, Substitution};
@@ -11,6 +11,7 @@ use rectrain_protocol::message;
 use rectrain_wire::Tensor;
 use rectrain_wire::ids::UniqueIds;
 
+use crate::partial_pooling::PooledGroups;
 use crate::prepared_ids::{FeatureIds, PreparedIds, WeightedIds};
 use crate::server_results::ServerResults;
 
@@ -36,17 +37,35 @@ impl ServerIds {
         let mut parts = vec![Self { features: Vec::new(), cells: Vec::new() }; servers];
         for (number, (feature, place)) in (0u32..).zip(piece.features.iter().zip(&layout.features)) {
             let owners = &owners[place.group];
-            let owner = |position: usize| owners[feature.rows[position] as usize];
-            for (server, part) in (0u16..).zip(&mut parts) {
-                let unique = feature.unique.keeping(|position| owner(position) == server);
-                part.features.push(WeightedIds { unique, weights: feature.weights.clone() });
-            }
+            divide_feature(feature, owners, &mut parts);
             if servers > 1 && sums.is_some_and(|sums| sums.dim > 0) {
                 let cells = shared_cells(feature, owners, piece.samples(), servers);
                 for (part, samples) in parts.iter_mut().zip(cells) {
                     part.cells.extend(samples.into_iter().map(|sample| Cell { feature: number, sample }));
                 }
             }
+        }
+        parts
+    }
+
+    /// Divides the features whose row groups the servers pool. The parts fit the layout of these
+    /// groups.
+    #[must_use]
+    pub fn divide_groups(
+        piece: &PreparedIds,
+        map: &SlotMap,
+        layout: &FeatureLayout,
+        groups: &PooledGroups,
+    ) -> Vec<Self> {
+        let mut parts = vec![Self { features: Vec::new(), cells: Vec::new() }; map.servers().len()];
+        let of_group = |(group, keys): (usize, &Vec<u64>)| match groups.contains(group) {
+            true => owners(map, keys),
+            false => Vec::new(),
+        };
+        let owners: Vec<Vec<u16>> = piece.keys().iter().enumerate().map(of_group).collect();
+        let features = piece.features.iter().zip(&layout.features);
+        for (feature, place) in features.filter(|(_, place)| groups.contains(place.group)) {
+            divide_feature(feature, &owners[place.group], &mut parts);
         }
         parts
     }
@@ -180,14 +199,27 @@ impl PreparedServerIds {
         substitution.spread(&gradients.partial, &embeddings)
     }
 
-    /// Pools this server's rows.
-    pub(crate) fn pool(&self, rows: &[Vec<f32>], layout: &FeatureLayout) -> Pooled {
+    /// Pools this server's rows. `rows[g]` is `[keys of group g, row dim of g]`.
+    #[must_use]
+    pub fn pool(&self, rows: &[Vec<f32>], layout: &FeatureLayout) -> Pooled {
         self.ids.pool(rows, layout)
     }
 
-    /// Gradients of this server's rows, from the gradients of its pooled rows.
-    pub(crate) fn scatter(&self, gradients: &Pooled, layout: &FeatureLayout) -> Vec<Vec<f32>> {
+    /// Gradients of this server's rows, from the gradients of its pooled rows. Each group's result
+    /// is `[keys, row dim]`.
+    #[must_use]
+    pub fn scatter(&self, gradients: &Pooled, layout: &FeatureLayout) -> Vec<Vec<f32>> {
         self.ids.scatter(gradients, layout)
+    }
+}
+
+/// Adds a feature's ids to the parts of the servers that hold them. `owners` has the server of each
+/// key of the feature's group.
+fn divide_feature(feature: &FeatureIds, owners: &[u16], parts: &mut [ServerIds]) {
+    let owner = |position: usize| owners[feature.rows[position] as usize];
+    for (server, part) in (0u16..).zip(parts) {
+        let unique = feature.unique.keeping(|position| owner(position) == server);
+        part.features.push(WeightedIds { unique, weights: feature.weights.clone() });
     }
 }
 

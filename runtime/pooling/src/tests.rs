@@ -1,5 +1,6 @@
 //! The parts of a piece on several servers against the whole piece on one.
 
+mod pooled;
 mod tower;
 
 use rectrain_kinds::Pooling;

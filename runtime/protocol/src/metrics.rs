@@ -185,6 +185,8 @@ metrics! {
         service: seconds = metric_names::EMBEDDING_WORKER_SERVICE_SECONDS, "Time that a core then spent on this work.";
         unique_ids: counter = "rectrain_embedding_worker_unique_ids_total", "Distinct ids, summed over all batches.";
         batches_in_flight: gauge = "rectrain_embedding_worker_batches_in_flight", "Batches whose ids have arrived and whose gradients have not.";
+        pooled_groups: counter = "rectrain_embedding_worker_pooled_groups_total", "Tables of pieces that parameter servers pooled (spec.training.partialPooling: bySize).";
+        saved_bytes: counter = "rectrain_embedding_worker_saved_bytes_total", "Bytes that these tables saved between embedding workers and parameter servers, by the formula of the decision.";
         missing_rows: counter = "rectrain_embedding_worker_missing_rows_total", "Gradients whose row no longer existed when they arrived.";
     }
     /// Metrics of a parameter server.

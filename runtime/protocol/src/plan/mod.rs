@@ -20,7 +20,7 @@ use rectrain_dense::{
     ComputeDevice, DenseError, DenseOptimizer, GPU_SUPPORT, ModelConfig, Precision, Task, Tasks, Tower, TowerOptions,
 };
 use rectrain_embedding::StoreConfig;
-use rectrain_kinds::{Compression, FollowConfig, KafkaConfig, KeyDivisor, RegressionAction};
+use rectrain_kinds::{Compression, FollowConfig, KafkaConfig, KeyDivisor, PartialPooling, RegressionAction};
 use rectrain_modes::des::SubOperators;
 use rectrain_modes::migration::SlotMap;
 use rectrain_modes::{EvaluationPoints, Rank, StreamParts, StreamPlan, TrainingLength, TrainingMode, share_of_batch};
@@ -103,6 +103,8 @@ pub struct JobPlan {
     pub precision: Precision,
     /// How values are compressed in messages.
     pub compression: Compression,
+    /// Where the rows of features with several values are pooled.
+    pub partial_pooling: PartialPooling,
     /// Checkpoints; `None` if the job saves none.
     pub checkpoint: Option<CheckpointPlan>,
     /// Where the model is published; `None`: nowhere.

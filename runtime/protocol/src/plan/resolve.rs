@@ -73,6 +73,7 @@ impl JobPlan {
             dense_device: job.roles.device,
             precision: training.precision,
             compression: training.compression,
+            partial_pooling: training.partial_pooling,
             checkpoint: checkpoint(job),
             publish: publish(job),
             warm_start: warm_start(job),
