@@ -4,6 +4,7 @@
 //! the shared parameters ([`SharedReplica`]). Meanwhile the worker's own thread hands out batches,
 //! sends gradients of rows, and exchanges the replica.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
@@ -113,7 +114,10 @@ struct TrainingThread {
 impl TrainingThread {
     fn run(mut self, jobs: &Receiver<Job>) {
         while let Ok(Job { fetching, number, reply }) = jobs.recv() {
-            reply(self.train(fetching, number));
+            // Without an answer, the worker's own thread would wait for ever.
+            let trained = catch_unwind(AssertUnwindSafe(|| self.train(fetching, number)));
+            let panicked = |_panic| RoleError::Task { what: "a training thread", reason: "it panicked".to_owned() };
+            reply(trained.map_err(panicked).flatten());
         }
     }
 

@@ -37,6 +37,9 @@ const USAGE: &str = "usage: cargo xtask des [--quick] [--rows criteo,wide,lists]
 
 /// Columns of an embedding, as in the paper.
 const DIM: u32 = 8;
+/// Ids of each feature of [`Rows::Wide`], and the exponent of Zipf's law.
+const WIDE_VOCABULARY: u64 = 1_000_000_000;
+const WIDE_EXPONENT: f64 = 1.3;
 /// Units of the first layer of `dnn`. The ratios of the paper follow from this number.
 const UNITS: u32 = 256;
 /// The models of the full form.
@@ -196,8 +199,9 @@ impl Rows {
             }),
             (Self::Criteo, None) => json!({ "synthetic": { "rows": MANY, "testRows": 100 } }),
             (Self::Wide, _) => {
+                let (vocabulary, exponent) = (WIDE_VOCABULARY, WIDE_EXPONENT);
                 let synthetic =
-                    json!({ "rows": MANY, "testRows": 100, "vocabulary": 1_000_000_000, "zipfExponent": 1.3 });
+                    json!({ "rows": MANY, "testRows": 100, "vocabulary": vocabulary, "zipfExponent": exponent });
                 json!({ "synthetic": synthetic })
             }
             (Self::Lists, path) => json!({ "train": { "paths": [path] } }),

@@ -1,23 +1,26 @@
 //! `cargo xtask des --links RATES`: the throughput of whole jobs in `des` against `sync`, in
 //! processes whose links are limited (table 4 of Rong et al. 2020 has it for a cluster of four).
 //!
-//! Samples have 950 synthetic ids, as in the paper. `sync` has its default look-ahead. The modes
-//! run in turn, and each ratio compares the runs of one round. A job without a limit shows how much
-//! of a step is computing.
+//! Samples have 950 synthetic ids, as in the paper. They are in a file, because drawing them takes
+//! longer than reading them. `sync` has its default look-ahead. The modes run in turn, and each
+//! ratio compares the runs of one round. A job without a limit shows how much of a step is
+//! computing.
 
 use std::path::Path;
 
 use rectrain_harness::HarnessError;
 use rectrain_harness::arguments::{list, number, without_quick};
-use rectrain_harness::cargo::build_programs;
+use rectrain_harness::cargo::build_programs_and_examples;
+use rectrain_harness::command::{command, visible};
 use rectrain_harness::files::{make_folder, remove_folder, temporary_folder, write};
 use rectrain_harness::markdown::{table, thousands, verdict};
 use rectrain_harness::pace::{self, Paced};
 use rectrain_harness::rectrain::job;
 use rectrain_harness::statistics::{median, range};
+use rectrain_harness::workspace::built;
 use serde_json::{Value, json};
 
-use super::{DIM, MANY, Rows, UNITS};
+use super::{DIM, Rows, UNITS, WIDE_EXPONENT, WIDE_VOCABULARY};
 use crate::TrialError;
 
 const USAGE: &str =
@@ -69,10 +72,10 @@ struct Compared {
 /// Wrong arguments; a run that fails.
 pub(super) fn run(arguments: &[&str]) -> Result<(), TrialError> {
     let plan = parse(arguments)?;
-    build_programs()?;
+    build_programs_and_examples()?;
     let folder = temporary_folder("des-speed");
     make_folder(&folder)?;
-    let compared = compare_all(&plan, &folder);
+    let compared = write_rows(&plan, &folder).and_then(|()| compare_all(&plan, &folder));
     let removed = remove_folder(&folder);
     let compared = compared?;
     removed?;
@@ -125,6 +128,14 @@ fn known(name: &str) -> Result<&'static str, HarnessError> {
     found.map(|(known, _)| *known).ok_or(HarnessError::Usage(USAGE))
 }
 
+/// Writes the rows of all steps to `train.tsv`. The loader also reads some batches ahead.
+fn write_rows(plan: &Plan, folder: &Path) -> Result<(), TrialError> {
+    let rows = u64::from(plan.batch) * (plan.steps + 4);
+    let numbers = [rows, 1, WIDE_VOCABULARY, u64::from(Rows::Wide.features())].map(|number| number.to_string());
+    let mut example = command(built("examples/write_rows")?, [folder]);
+    Ok(visible(example.args(numbers).arg(WIDE_EXPONENT.to_string()))?)
+}
+
 fn compare_all(plan: &Plan, folder: &Path) -> Result<Vec<Compared>, TrialError> {
     let mut all = Vec::new();
     for link in &plan.links {
@@ -146,7 +157,7 @@ fn compare_all(plan: &Plan, folder: &Path) -> Result<Vec<Compared>, TrialError> 
 /// Trains a model in one mode.
 fn measure(plan: &Plan, link: &str, model: &str, mode: &str, folder: &Path) -> Result<Figures, TrialError> {
     let file = folder.join("job.json");
-    write(&file, manifest(plan, model, mode).to_string())?;
+    write(&file, manifest(plan, model, mode, &folder.join("train.tsv")).to_string())?;
     let mut job = job(&file.display().to_string(), &plan.sets)?;
     job.arg("--processes");
     if link != NO_LIMIT {
@@ -160,7 +171,7 @@ fn figures(paced: &Paced) -> Figures {
     Figures { samples_per_second: paced.samples_per_second, bytes_of_step: paced.bytes_of_step() }
 }
 
-fn manifest(plan: &Plan, kind: &str, mode: &str) -> Value {
+fn manifest(plan: &Plan, kind: &str, mode: &str, rows: &Path) -> Value {
     let mut model = json!({ "kind": kind });
     if kind != "lr" {
         model["embeddingDim"] = json!(DIM);
@@ -168,8 +179,6 @@ fn manifest(plan: &Plan, kind: &str, mode: &str) -> Value {
     if !["lr", "fm"].contains(&kind) {
         model["hidden"] = json!([UNITS]);
     }
-    let mut data = Rows::Wide.data(None);
-    data["synthetic"]["rows"] = json!(MANY);
     json!({
         "apiVersion": "rectrain.dev/v1alpha1",
         "kind": "RecTrainingJob",
@@ -177,7 +186,7 @@ fn manifest(plan: &Plan, kind: &str, mode: &str) -> Value {
         "spec": {
             "model": model,
             "features": { "sparse": [Rows::Wide.sparse()] },
-            "data": data,
+            "data": { "train": { "paths": [rows] } },
             "training": { "mode": mode, "globalBatchSize": plan.batch, "steps": plan.steps },
             "roles": { "ps": { "replicas": plan.servers } },
         },
@@ -270,12 +279,16 @@ mod tests {
     #[test]
     fn a_manifest_has_the_shape_of_the_paper() {
         let plan = parse(&["--links", "1Gbit"]).unwrap();
-        let spec = manifest(&plan, "deepfm", "des")["spec"].clone();
+        let spec = manifest(&plan, "deepfm", "des", Path::new("train.tsv"))["spec"].clone();
         assert_eq!(spec["model"], json!({ "kind": "deepfm", "embeddingDim": 8, "hidden": [256] }));
         assert_eq!(spec["features"]["sparse"], json!([{ "name": "C{1..950}" }]));
+        assert_eq!(spec["data"], json!({ "train": { "paths": ["train.tsv"] } }));
         assert_eq!(spec["training"], json!({ "mode": "des", "globalBatchSize": 8192, "steps": 8 }));
-        assert_eq!(manifest(&plan, "fm", "sync")["spec"]["model"], json!({ "kind": "fm", "embeddingDim": 8 }));
-        assert_eq!(manifest(&plan, "lr", "sync")["spec"]["model"], json!({ "kind": "lr" }));
+        assert_eq!(
+            manifest(&plan, "fm", "sync", Path::new("train.tsv"))["spec"]["model"],
+            json!({ "kind": "fm", "embeddingDim": 8 })
+        );
+        assert_eq!(manifest(&plan, "lr", "sync", Path::new("train.tsv"))["spec"]["model"], json!({ "kind": "lr" }));
     }
 
     #[test]
