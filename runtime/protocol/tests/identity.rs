@@ -640,6 +640,7 @@ const LEFT_OUT: &[(&str, &str)] = &[
     ("spec.training.optimizer.dense.weightDecay", "it shrinks the steps to come; no state depends on it"),
     ("spec.training.precision", "the products of the steps to come; parameters are fp32 in both"),
     ("spec.training.compression", "the form of messages; no message outlives a pause"),
+    ("spec.training.partialPooling", "the form of messages; no message outlives a pause"),
     ("spec.training.evaluation", "an evaluation changes no parameter"),
     ("spec.training.quality", "it measures predictions, and no parameter depends on them"),
     ("spec.training.divergenceFactor", "it says when training ends with an error, not what is trained"),
