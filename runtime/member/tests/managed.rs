@@ -3,6 +3,9 @@
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
+#[path = "common/manifest.rs"]
+mod manifest;
+
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
@@ -19,6 +22,8 @@ use rectrain_protocol::events::{EventFollower, EventLog, JobEvent, Summary};
 use rectrain_protocol::metrics::{CoordinatorMetrics, RoleMetrics};
 use rectrain_protocol::plan::JobPlan;
 use rectrain_random::mix;
+
+use crate::manifest::plan_of;
 
 const ROWS: u64 = 6_000;
 
@@ -67,13 +72,7 @@ spec:
         train.display(),
         test.display()
     );
-    let overridden = |change: &&str| rectrain_crds::Override {
-        kind: rectrain_crds::SetKind::Infer,
-        expression: (*change).to_owned(),
-    };
-    let overrides: Vec<_> = changes.iter().map(overridden).collect();
-    let manifest = rectrain_crds::load(&manifest, "test.yaml", &overrides).unwrap();
-    Arc::new(JobPlan::new(&manifest.resolved).unwrap())
+    Arc::new(plan_of(&manifest, changes))
 }
 
 /// Trains as run `run` until the job or `meanwhile` ends, which gets the coordinator and the

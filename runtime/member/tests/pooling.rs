@@ -2,6 +2,11 @@
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
+#[path = "common/manifest.rs"]
+mod manifest;
+#[path = "common/metrics.rs"]
+mod metrics;
+
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::ops::Range;
@@ -16,6 +21,9 @@ use rectrain_protocol::events::{EventLog, JobEvent, Summary};
 use rectrain_protocol::metrics::{CoordinatorMetrics, RoleMetrics};
 use rectrain_protocol::plan::JobPlan;
 use rectrain_random::mix;
+
+use crate::manifest::plan_of;
+use crate::metrics::values;
 
 const BY_SIZE: &str = "spec.training.partialPooling=bySize";
 const TRAIN_ROWS: u64 = 2_000;
@@ -53,12 +61,7 @@ spec:
         train.display(),
         test.display()
     );
-    let overridden = |change: &&str| rectrain_crds::Override {
-        kind: rectrain_crds::SetKind::Infer,
-        expression: (*change).to_owned(),
-    };
-    let overrides: Vec<_> = changes.iter().map(overridden).collect();
-    JobPlan::new(&rectrain_crds::load(&manifest, "test.yaml", &overrides).unwrap().resolved).unwrap()
+    plan_of(&manifest, changes)
 }
 
 /// The results of a job.
@@ -90,9 +93,7 @@ fn train(folder: &Path, changes: &[&str]) -> Trained {
 
 /// The sum of a metric over all replicas of its role.
 fn total(metrics: &RoleMetrics, name: &str) -> f64 {
-    let text = metrics.encode().unwrap();
-    let lines = text.lines().filter(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with('{')));
-    lines.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()
+    values(metrics, name).iter().sum()
 }
 
 /// Checks that a job in which servers pool has the bits of one in which they do not.

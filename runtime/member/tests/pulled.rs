@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
 mod common;
+#[path = "common/metrics.rs"]
+mod metrics;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,6 +15,7 @@ use rectrain_protocol::events::{EventLog, Summary};
 use rectrain_protocol::metrics::RoleMetrics;
 
 use crate::common::plan;
+use crate::metrics::values;
 
 /// Six pieces in a step, and masks that depend on the piece. The last batch of an epoch has only
 /// five pieces with rows.
@@ -40,13 +43,6 @@ fn pulled(changes: &[&str], slow: &[(u32, f64)]) -> Summary {
 fn result(summary: &Summary) -> (&str, u64, u64, u64, Option<f64>) {
     let auc = summary.test.as_ref().and_then(|test| test.auc);
     (&summary.parameters_sha256, summary.rows, summary.trained_rows, summary.samples, auc)
-}
-
-/// The metric of each replica of its role.
-fn counts(metrics: &RoleMetrics, name: &str) -> Vec<f64> {
-    let text = metrics.encode().unwrap();
-    let lines = text.lines().filter(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with('{')));
-    lines.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).collect()
 }
 
 /// With a piece for each global batch, the sum has one summand, as with one worker and a ring.
@@ -95,8 +91,8 @@ fn a_slow_worker_changes_no_bit_and_others_get_its_pieces() {
     assert_eq!((rows(&slow), rows(&expected)), (Some(4000), Some(4000)));
     let auc = |summary: &Summary| summary.window.as_ref().and_then(|window| window.auc);
     assert_eq!(auc(&slow), auc(&expected));
-    let pieces = counts(&metrics, "rectrain_dense_worker_pieces_total");
-    let twice: f64 = counts(&metrics, "rectrain_coordinator_pieces_pulled_twice_total").iter().sum();
+    let pieces = values(&metrics, "rectrain_dense_worker_pieces_total");
+    let twice: f64 = values(&metrics, "rectrain_coordinator_pieces_pulled_twice_total").iter().sum();
     // Two epochs of 21 steps with six pieces each.
     let (all, least) = (pieces.iter().sum::<f64>(), 2.0 * 21.0 * 6.0);
     assert!(all >= least && all <= least + twice, "{pieces:?}, {twice} twice");

@@ -4,6 +4,8 @@
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
 mod common;
+#[path = "common/metrics.rs"]
+mod metrics;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -28,7 +30,9 @@ use rectrain_protocol::plan::JobPlan;
 use rectrain_random::mix;
 use sha2::{Digest, Sha256};
 
+use crate::common::manifest::plan_of;
 use crate::common::plan;
+use crate::metrics::values;
 
 fn train(plan: JobPlan) -> Result<(Summary, Vec<JobEvent>), RoleError> {
     train_measured(plan, &RoleMetrics::new(Registry::new()).unwrap())
@@ -426,12 +430,7 @@ spec:
         train.display(),
         test.display()
     );
-    let overridden = |change: &&str| rectrain_crds::Override {
-        kind: rectrain_crds::SetKind::Infer,
-        expression: (*change).to_owned(),
-    };
-    let overrides: Vec<_> = changes.iter().map(overridden).collect();
-    JobPlan::new(&rectrain_crds::load(&manifest, "test.yaml", &overrides).unwrap().resolved).unwrap()
+    plan_of(&manifest, changes)
 }
 
 /// Several servers hold ids of one cell. They exchange its whole embedding.
@@ -597,9 +596,7 @@ fn a_switch_to_shadow_and_back_equals_a_plain_loop_to_the_bit() {
 
 /// The sum of a metric over all replicas of its role.
 fn total(metrics: &RoleMetrics, name: &str) -> f64 {
-    let text = metrics.encode().unwrap();
-    let lines = text.lines().filter(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with('{')));
-    lines.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()
+    values(metrics, name).iter().sum()
 }
 
 /// A job on which modes are compared by what they learn.

@@ -1,6 +1,10 @@
 //! Jobs for the tests.
 
+pub(crate) mod manifest;
+
 use rectrain_protocol::plan::JobPlan;
+
+use manifest::plan_of;
 
 /// A small job on synthetic clicks. `changes` are overrides as on the command line.
 pub(crate) fn plan(changes: &[&str]) -> JobPlan {
@@ -17,10 +21,5 @@ spec:
     synthetic: {rows: 2000, testRows: 500, vocabulary: 1000}
   training: {globalBatchSize: 96, epochs: 2}
 ";
-    let overrides: Vec<_> = changes
-        .iter()
-        .map(|change| rectrain_crds::Override { kind: rectrain_crds::SetKind::Infer, expression: (*change).to_owned() })
-        .collect();
-    let manifest = rectrain_crds::load(manifest, "test.yaml", &overrides).unwrap();
-    JobPlan::new(&manifest.resolved).unwrap()
+    plan_of(manifest, changes)
 }
