@@ -16,6 +16,7 @@ use rectrain_protocol::placement::Placement;
 use rectrain_wire::{Channel, Tensor};
 
 use crate::parts::Answer;
+use crate::pooled::send_gradients;
 use crate::rows::{Found, LookUp, LookedUp, Rows, applied_already, gather, runs, server_number};
 use crate::sums::{KeptCells, Sums, WholeCells};
 
@@ -118,7 +119,7 @@ impl Rows {
             let partial_samples = Some(prepared.samples() as u32);
             let update =
                 v1::Update { step, piece: key.piece, map_epoch, moment, partial_samples, ..v1::Update::default() };
-            calls.push(push(channel, update, tensors, ids));
+            calls.push(send_gradients(channel, update, move || Ok(tensors.clone()), || ids.to_tensors()));
         }
         let mut all = v1::BackwardReply::default();
         for reply in try_join_all(calls).await? {
@@ -138,21 +139,4 @@ impl Rows {
             || RoleError::Inconsistent { message: "forward", reason: "the model has no substitution".to_owned() };
         self.operators.ok_or_else(none)
     }
-}
-
-/// Sends a server the gradient of the sums. Sends the ids, too, if the server does not have them.
-async fn push(
-    channel: &Channel,
-    update: v1::Update,
-    tensors: Vec<Tensor>,
-    ids: &ServerIds,
-) -> Result<v1::UpdateReply, RoleError> {
-    // A server identifies gradients by step and piece. A retry therefore changes nothing.
-    let (reply, _) = message::call_server(channel, update.clone(), || Ok(tensors.clone())).await?;
-    if !reply.needs_ids {
-        return Ok(reply);
-    }
-    let with_ids = || Ok(tensors.iter().cloned().chain(ids.to_tensors()).collect());
-    let (reply, _) = message::call_server(channel, v1::Update { has_ids: true, ..update }, with_ids).await?;
-    Ok(reply)
 }

@@ -132,27 +132,25 @@ impl Rows {
         tensors.extend(counted.map(examples_of));
         Ok(tensors)
     }
+}
 
-    /// Sends a server its gradients. If it pools groups and has not retained their ids, it also
-    /// gets these.
-    ///
-    /// A server identifies gradients by step and piece, or by batch and token. A retry therefore
-    /// changes nothing.
-    pub(crate) async fn send_gradients(
-        &self,
-        channel: &Channel,
-        update: v1::Update,
-        tensors: impl Fn() -> Result<Vec<Tensor>, RoleError>,
-        ids: impl Fn() -> Vec<Tensor>,
-    ) -> Result<v1::UpdateReply, RoleError> {
-        let (reply, _) = message::call_server(channel, update.clone(), &tensors).await?;
-        if !reply.needs_ids {
-            return Ok(reply);
-        }
-        let with_ids = || Ok(tensors()?.into_iter().chain(ids()).collect());
-        let (reply, _) = message::call_server(channel, v1::Update { has_ids: true, ..update }, with_ids).await?;
-        Ok(reply)
+/// Sends a server its gradients. If it pools ids and has not retained them, it also gets these.
+///
+/// A server identifies gradients by step and piece, or by batch and token. So a retry changes
+/// nothing.
+pub(crate) async fn send_gradients(
+    channel: &Channel,
+    update: v1::Update,
+    tensors: impl Fn() -> Result<Vec<Tensor>, RoleError>,
+    ids: impl Fn() -> Vec<Tensor>,
+) -> Result<v1::UpdateReply, RoleError> {
+    let (reply, _) = message::call_server(channel, update.clone(), &tensors).await?;
+    if !reply.needs_ids {
+        return Ok(reply);
     }
+    let with_ids = || Ok(tensors()?.into_iter().chain(ids()).collect());
+    let (reply, _) = message::call_server(channel, v1::Update { has_ids: true, ..update }, with_ids).await?;
+    Ok(reply)
 }
 
 /// Names a piece with groups that servers pool.

@@ -24,7 +24,7 @@ use rectrain_wire::WireError;
 use tokio::sync::{Notify, OnceCell};
 
 use crate::parts::{Answer, Asking};
-use crate::pooled::{GroupSums, pooled_piece};
+use crate::pooled::{GroupSums, pooled_piece, send_gradients};
 use crate::sums::Sums;
 use crate::times::ServerTime;
 
@@ -268,7 +268,7 @@ impl Rows {
                 }
                 None => Vec::new(),
             };
-            calls.push(self.send_gradients(channel, update, tensors, ids));
+            calls.push(send_gradients(channel, update, tensors, ids));
         }
         let mut all = v1::BackwardReply::default();
         for reply in try_join_all(calls).await? {
