@@ -286,13 +286,19 @@ impl ParameterServer {
         let (LookedUp { rows, counts, missing }, deferred) = blocking("look-up", read).await??;
         self.shared.metrics.lookup.observe(started.elapsed().as_secs_f64());
         self.shared.metrics.count_look_up(counts);
+        let tensors = self.encode_rows(rows)?;
+        let deferred = if is_early { deferred.write() } else { Vec::new() };
+        let reply = v1::LookupReply { step, is_applied: false, missing, gate_seconds, deferred, is_early };
+        Ok(message::reply::<v1::Lookup>(&reply, tensors))
+    }
+
+    /// The tensors of a reply with rows by row group.
+    fn encode_rows(&self, rows: Vec<Vec<f32>>) -> Result<Vec<Tensor>, RoleError> {
         let mut tensors = Vec::with_capacity(2 * rows.len());
         for (rows, dim) in rows.into_iter().zip(self.shared.group_dims()) {
             tensors.extend(self.compression.encode(rows, *dim)?);
         }
-        let deferred = if is_early { deferred.write() } else { Vec::new() };
-        let reply = v1::LookupReply { step, is_applied: false, missing, gate_seconds, deferred, is_early };
-        Ok(message::reply::<v1::Lookup>(&reply, tensors))
+        Ok(tensors)
     }
 
     async fn update(&self, request: v1::Update, tensors: Vec<Tensor>) -> Result<Frame, RoleError> {

@@ -123,10 +123,7 @@ impl ParameterServer {
         let (rows, sums, counts, kept) = blocking("look-up", read).await??;
         self.shared.metrics.lookup.observe(started.elapsed().as_secs_f64());
         self.shared.metrics.count_look_up(counts);
-        let mut tensors = Vec::with_capacity(2 * rows.len() + 4);
-        for (rows, dim) in rows.into_iter().zip(self.shared.group_dims()) {
-            tensors.extend(self.compression.encode(rows, *dim)?);
-        }
+        let mut tensors = self.encode_rows(rows)?;
         let encode = |values, dim| self.compression.encode(values, dim);
         tensors.extend(encode_pooled(sums, kept.groups.layout().pooled_widths(), encode)?);
         self.pooled.keep(piece, kept);
