@@ -94,11 +94,10 @@ impl TrainingThreads {
     /// Gives a thread its next batch.
     ///
     /// # Errors
-    /// The thread has ended, because it panicked.
+    /// The thread has ended.
     pub(crate) fn train(&self, thread: usize, job: Job) -> Result<(), RoleError> {
-        let sent = self.jobs.get(thread).map(|jobs| jobs.send(job).is_ok());
         let ended = || RoleError::Task { what: "a training thread", reason: format!("thread {thread} has ended") };
-        sent.filter(|sent| *sent).map(drop).ok_or_else(ended)
+        self.jobs.get(thread).and_then(|jobs| jobs.send(job).ok()).ok_or_else(ended)
     }
 }
 

@@ -163,7 +163,6 @@ impl Replica {
     /// Makes the last exchange of the order. If the replica trained nothing in it, only a mean of
     /// all replicas needs this exchange. Then keeps the replica for the next order.
     pub(crate) fn finish(mut self, trainer: &mut Trainer) -> Result<(), RoleError> {
-        trainer.take_shared_replica()?;
         if self.has_trained || self.needs_all {
             let started = Instant::now();
             let call = self.begin_exchange(trainer, true)?;
@@ -269,7 +268,9 @@ impl Trainer {
 impl Replica {
     /// The calls that send each server its part of the present parameters.
     fn snapshot(&mut self, trainer: &mut Trainer, exchange: v1::Exchange) -> Result<Exchanging, RoleError> {
-        if let Some(threads) = &trainer.threads {
+        if exchange.last {
+            trainer.take_shared_replica()?;
+        } else if let Some(threads) = &trainer.threads {
             threads.replica.read(trainer.tower.parameters_mut()?);
         }
         let tower = &mut trainer.tower;
