@@ -62,8 +62,8 @@ fn sanitize(test: &str) -> Result<String, XtaskError> {
 /// The first report of a data race on the shared memory.
 fn first_race(printed: &str) -> Option<&str> {
     let accesses = |report: &str| report.split("  Location is").next().unwrap_or_default().to_owned();
-    let reports = printed.split("WARNING: ThreadSanitizer: data race").skip(1);
-    reports.into_iter().find(|report| accesses(report).contains(SHARED_MEMORY))
+    let mut reports = printed.split("WARNING: ThreadSanitizer: data race").skip(1);
+    reports.find(|report| accesses(report).contains(SHARED_MEMORY))
 }
 
 /// The folder of both builds.
